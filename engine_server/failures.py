@@ -1,0 +1,132 @@
+"""The ways a request can fail, as plain exceptions.
+
+Holds no gRPC: `status.py` has the one table that maps these to status codes. Raise them anywhere
+between the wire and the engine; every message names the field and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from enginewire import v1 as pb
+
+
+class EngineError(Exception):
+    """A request (or RPC) failed. `reason` is the machine-readable cause from the contract."""
+
+    reason: pb.ErrorReason.ValueType = pb.ERROR_REASON_INTERNAL
+    retryable: bool = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        retry_after: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """`field` is a path below GenerateRequest.request; `retry_after` is in seconds."""
+        super().__init__(message)
+        self.field = field
+        self.retry_after = retry_after
+        self.metadata = dict(metadata or {})
+
+
+class InvalidRequest(EngineError):
+    """A field has a value that no engine may accept."""
+
+    reason = pb.ERROR_REASON_INVALID_REQUEST
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and output do not fit into the context window."""
+
+    reason = pb.ERROR_REASON_CONTEXT_EXCEEDED
+
+
+class Unsupported(EngineError):
+    """The field is valid, but this engine does not advertise the capability."""
+
+    reason = pb.ERROR_REASON_UNSUPPORTED
+
+
+class ModelNotFound(EngineError):
+    """No model or adapter of that name is served here."""
+
+    reason = pb.ERROR_REASON_MODEL_NOT_FOUND
+
+
+class DuplicateRequest(EngineError):
+    """A live request already has this id."""
+
+    reason = pb.ERROR_REASON_DUPLICATE_ID
+
+
+class QueueFull(EngineError):
+    """The admission queue is at its limit."""
+
+    reason = pb.ERROR_REASON_QUEUE_FULL
+    retryable = True
+
+
+class KvExhausted(EngineError):
+    """The request alone needs more KV blocks than the engine has."""
+
+    reason = pb.ERROR_REASON_KV_EXHAUSTED
+
+
+class RequestTooLarge(EngineError):
+    """The message is over an advertised size limit."""
+
+    reason = pb.ERROR_REASON_TOO_LARGE
+
+
+class RoleMismatch(EngineError):
+    """The request belongs to another disaggregation role."""
+
+    reason = pb.ERROR_REASON_ROLE_MISMATCH
+
+
+class RevisionMismatch(EngineError):
+    """The client's contract revision is outside the supported range."""
+
+    reason = pb.ERROR_REASON_REVISION_MISMATCH
+
+
+class Draining(EngineError):
+    """The server is draining; another endpoint may take the request."""
+
+    reason = pb.ERROR_REASON_DRAINING
+    retryable = True
+
+
+class NotStarted(EngineError):
+    """The engine is still starting."""
+
+    reason = pb.ERROR_REASON_NOT_STARTED
+    retryable = True
+
+
+class EngineDead(EngineError):
+    """The engine died or was cleaned up; this process will not serve again."""
+
+    reason = pb.ERROR_REASON_ENGINE_DEAD
+    retryable = True
+
+
+class DeadlineExceeded(EngineError):
+    """The request's deadline passed before it finished."""
+
+    reason = pb.ERROR_REASON_DEADLINE_EXCEEDED
+
+
+class SlowConsumer(EngineError):
+    """The reader lagged behind by more than the stream buffer for too long."""
+
+    reason = pb.ERROR_REASON_SLOW_CONSUMER
+
+
+class StepFailed(EngineError):
+    """The engine failed while computing this request."""
+
+    reason = pb.ERROR_REASON_INTERNAL

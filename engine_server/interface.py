@@ -1,0 +1,169 @@
+"""What an engine promises to the shell, and what the shell promises back.
+
+Holds the `LLMEngine` and `StepEngine` protocols, the per-request `GenerateContext` and the
+values that cross between engine and shell. Knows nothing about gRPC, torch or any engine.
+
+Lifecycle: construct → `start` → many concurrent requests → `drain` → `cleanup`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from enginewire import v1 as pb
+
+from engine_server.failures import EngineError
+
+
+@dataclass(eq=False, slots=True)
+class GenerateContext:
+    """One accepted request as the engine sees it. Identity is the key: compare with `is`.
+
+    `deadline` is on the `time.monotonic()` clock, in seconds; None means no deadline.
+    `cancel_reason` is set once, before `LLMEngine.abort` is called.
+    """
+
+    request_id: str
+    deadline: float | None = None
+    cancel_reason: str | None = None
+    # Owned by the shell: where outputs of this request go. Engines pass it through unread.
+    sink: object | None = None
+    _cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def cancel(self, reason: str) -> None:
+        """Ask the engine to stop; the first reason wins. Call on the event loop only."""
+        if self.cancel_reason is None:
+            self.cancel_reason = reason
+            self._cancelled.set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once `cancel` was called. A plain read: safe from any thread."""
+        return self.cancel_reason is not None
+
+    async def wait_cancelled(self) -> None:
+        """Return when the request is cancelled."""
+        await self._cancelled.wait()
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """Everything one scheduler step produced, in one hand-over to the event loop.
+
+    The first four lists are columns of equal length: row i says that choice `indexes[i]` of
+    `contexts[i]` produced `token_ids[i]` as its output token number `positions[i]` (0-based).
+    A row that needs more than a token id (a finish, logprobs, text) travels in `outputs` instead,
+    never in both. Within a step the columns are delivered before `outputs`, then `failures`.
+    """
+
+    step: int
+    contexts: list[GenerateContext] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    outputs: list[tuple[GenerateContext, pb.LLMEngineOutput]] = field(default_factory=list)
+    failures: list[tuple[GenerateContext, EngineError]] = field(default_factory=list)
+
+
+StepListener = Callable[[StepOutputs], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """The files a backend needs to turn this engine's tokens into text: name → content."""
+
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsContext:
+    """What an engine may label its own metrics with. `registry` is a prometheus registry or None."""
+
+    model: str
+    registry: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsBindings:
+    """Data-parallel ranks the engine reports metrics for; stable for its lifetime."""
+
+    dp_ranks: Sequence[int] = ()
+
+
+@runtime_checkable
+class LLMEngine(Protocol):
+    """An engine that streams one async iterator per request. Enough for most adapters."""
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Load everything; on return `generate` must work. Raises on failure.
+
+        `worker_id` is opaque, unique among workers and stable for this engine's lifetime.
+        """
+        ...
+
+    def generate(
+        self, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> AsyncIterator[pb.LLMEngineOutput]:
+        """Yield outputs until every choice has had exactly one output with a finish_reason.
+
+        `completion_usage` rides on the last terminal of the request only. An engine that sees
+        `context.is_cancelled` ends with FINISH_REASON_CANCELLED. An `EngineError` raised before
+        the first output rejects the request; one raised later fails it. Resources are freed in
+        `finally`: closing the iterator is the only notice an engine is sure to get.
+        """
+        ...
+
+    async def abort(self, context: GenerateContext) -> None:
+        """Out-of-band notice that `context` was cancelled. Default: nothing."""
+        ...
+
+    async def drain(self) -> None:
+        """Finish engine-side work (pending KV transfers) before `cleanup`. Default: nothing."""
+        ...
+
+    async def cleanup(self) -> None:
+        """Release everything. Idempotent; safe after a failed or missing `start`."""
+        ...
+
+    async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
+        """Where KV events come from, one per data-parallel rank. Stable. Default: empty."""
+        ...
+
+    async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
+        """Bind engine metrics; called after `start`, may be called again. Default: no ranks."""
+        ...
+
+    def load(self) -> pb.Load:
+        """A snapshot of requests and KV blocks. Cheap, never blocks on the engine."""
+        ...
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer files to offer through GetTokenizer, or None."""
+        ...
+
+
+@runtime_checkable
+class StepEngine(LLMEngine, Protocol):
+    """An engine that batches: requests go in one by one, outputs come out once per step.
+
+    The shell prefers this interface: it costs one event-loop hand-over per step, not per token.
+    """
+
+    def set_step_listener(self, listener: StepListener) -> None:
+        """Register the receiver of `StepOutputs`. It is always called on the event loop."""
+        ...
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Accept a validated request, or raise `EngineError` to reject it. Never blocks.
+
+        After acceptance the engine delivers, through the listener, either one terminal output per
+        choice or one failure: never both, never neither, whatever happens to the request.
+        """
+        ...
+
+    def stalled_for(self) -> float:
+        """Seconds the current step has been running beyond its expected time; 0.0 when healthy."""
+        ...
