@@ -1,0 +1,148 @@
+"""Paged attention in plain torch: the KV tensors, and who attends to what in one step.
+
+The batch is flat: all new tokens of all sequences in one row of tensors. `plan_attention` splits
+it into groups once per step; every layer then runs the same groups. Decodes of similar length
+share a group, each prefill chunk is one of its own.
+
+Knows block tables and lengths; nothing about sequences, weights or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+MAX_PADDING = 1.5
+"""A decode group reads its longest context for every row: at most this times what a row needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence in the flat batch: `num_new` tokens at the end of `context` tokens."""
+
+    num_new: int
+    context: int
+    block_table: Seq[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Rows that attend together: S sequences with T new tokens each (S or T is 1).
+
+    `blocks` is [S, B]; the masks are additive and broadcast to [S, 1, T, context], keyed by the
+    sliding window of a layer (None: full attention).
+    """
+
+    rows: slice
+    num_new: int
+    context: int
+    blocks: Tensor
+    masks: dict[int | None, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Where this step writes (`slots`, [tokens]) and the groups that read."""
+
+    slots: Tensor
+    groups: list[AttentionGroup]
+
+
+class KvTensors:
+    """Keys and values per layer, each [blocks, block_size, kv_heads, head_dim]."""
+
+    def __init__(self, num_layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
+        """Zeros, not empty memory: a padded row reads blocks nobody wrote, and NaN × 0 is NaN."""
+        self.block_size = shape[1]
+        self.keys = [like.new_zeros(shape) for _ in range(num_layers)]
+        self.values = [like.new_zeros(shape) for _ in range(num_layers)]
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store [tokens, kv_heads, head_dim] at the flat token slots."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+
+    def read(self, layer: int, group: AttentionGroup) -> tuple[Tensor, Tensor]:
+        """Gather both as [S, kv_heads, context, head_dim]."""
+        keys = self.keys[layer][group.blocks].flatten(1, 2)[:, : group.context]
+        values = self.values[layer][group.blocks].flatten(1, 2)[:, : group.context]
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def plan_attention(
+    spans: Seq[Span], block_size: int, windows: frozenset[int | None], like: Tensor
+) -> AttentionPlan:
+    """Plan one step. `spans` come in batch order, single-token ones first and by context."""
+    slots = [
+        span.block_table[position // block_size] * block_size + position % block_size
+        for span in spans
+        for position in range(span.context - span.num_new, span.context)
+    ]
+    groups: list[AttentionGroup] = []
+    row = 0
+    for members in _group(spans):
+        groups.append(_build_group(members, row, block_size, windows, like))
+        row += sum(span.num_new for span in members)
+    return AttentionPlan(torch.tensor(slots, device=like.device), groups)
+
+
+def attend(query: Tensor, cache: KvTensors, layer: int, group: AttentionGroup, window: int | None) -> Tensor:
+    """Attention of one group: query and result are [S × T, heads, head_dim].
+
+    Query heads that share a KV head become queries (decode) or heads (prefill) of one batch entry
+    per KV head, so that keys and values are never repeated in memory.
+    """
+    keys, values = cache.read(layer, group)
+    tokens, heads, head_dim = query.shape
+    kv_heads = keys.shape[1]
+    mask = group.masks[window]
+    if group.num_new == 1:
+        folded = query.view(tokens, kv_heads, heads // kv_heads, head_dim)
+        return scaled_dot_product_attention(folded, keys, values, mask).reshape(query.shape)
+    folded = query.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
+    keys, values = keys.transpose(0, 1), values.transpose(0, 1)
+    shape = (-1, heads // kv_heads, -1, -1)
+    attended = scaled_dot_product_attention(folded, keys.expand(shape), values.expand(shape), mask)
+    return attended.permute(2, 0, 1, 3).reshape(query.shape)
+
+
+def _group(spans: Seq[Span]) -> list[Seq[Span]]:
+    groups: list[list[Span]] = []
+    for span in spans:
+        last = groups[-1] if groups else None
+        if last and span.num_new == last[0].num_new == 1 and span.context <= MAX_PADDING * last[0].context:
+            last.append(span)
+        else:
+            groups.append([span])
+    return list(groups)
+
+
+def _build_group(
+    spans: Seq[Span], first_row: int, block_size: int, windows: frozenset[int | None], like: Tensor
+) -> AttentionGroup:
+    context, num_new = spans[-1].context, spans[0].num_new
+    num_blocks = -(-context // block_size)
+    # Padding points at block 0: any block will do, the mask hides it.
+    table = [[*span.block_table[:num_blocks], *[0] * (num_blocks - len(span.block_table))] for span in spans]
+    lengths = torch.tensor([span.context for span in spans], device=like.device)
+    queries = lengths[:, None] - num_new + torch.arange(num_new, device=like.device)
+    return AttentionGroup(
+        rows=slice(first_row, first_row + num_new * len(spans)),
+        num_new=num_new,
+        context=context,
+        blocks=torch.tensor(table, device=like.device),
+        masks={window: _mask(queries, context, window, like) for window in windows},
+    )
+
+
+def _mask(queries: Tensor, context: int, window: int | None, like: Tensor) -> Tensor:
+    """0 where a query position [S, T] may look, -inf elsewhere: [S, 1, T, context]."""
+    keys = torch.arange(context, device=like.device)
+    hidden = keys > queries[..., None]
+    if window is not None:
+        hidden |= keys <= queries[..., None] - window
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None]

@@ -1,0 +1,140 @@
+"""`TorchEngine`: the engine as the shell sees it.
+
+Checks and queues requests on the event loop; the step thread does the work. Importing this
+module imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence as Seq
+
+from enginewire import v1 as pb
+
+from engine_server.failures import EngineDead, NotStarted
+from engine_server.interface import (
+    GenerateContext,
+    MetricsBindings,
+    MetricsContext,
+    StepListener,
+    Tokenizer,
+)
+from engine_server.torch_engine.advertised import engine_config, load_message
+from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+from engine_server.torch_engine.step_thread import LoadSnapshot, StepThread
+from engine_server.torch_engine.streams import Streams
+
+JOIN_TIMEOUT = 10.0
+"""Seconds to wait for the current step at cleanup; the thread is a daemon and ends with the process."""
+
+
+class TorchEngine:
+    """Continuous batching over one model. All methods belong to the event loop of `start`."""
+
+    def __init__(
+        self, options: TorchEngineOptions, progress: Callable[[str, float], None] | None = None
+    ) -> None:
+        """`progress` gets the phase (import, load, warm-up) and 0 to 1, on the step thread."""
+        self._options = options
+        self._progress = progress or (lambda phase, done: None)
+        self._streams = Streams()
+        self._thread: StepThread | None = None
+        self._reader: RequestReader | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._is_closed = False
+        self._num_submitted = 0
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Load and warm up the model; raises ModelLoadError. `worker_id` is not needed here."""
+        if self._thread or self._is_closed:
+            raise EngineDead("an engine starts once")
+        loop = asyncio.get_running_loop()
+        self._thread = StepThread(self._options, loop, self._streams, self._progress)
+        self._thread.start()
+        loaded = await self._thread.loaded
+        limits = RequestLimits(
+            vocab_size=loaded.config.vocab_size,
+            context_length=loaded.context_length,
+            kv_capacity=loaded.core.scheduler.pool.capacity,
+        )
+        self._reader = RequestReader(limits, loaded.defaults, self._options.seed)
+        self._tokenizer = loaded.tokenizer
+        return engine_config(self._options, loaded, limits)
+
+    def set_step_listener(self, listener: StepListener) -> None:
+        """Register who receives every step's outputs."""
+        self._streams.listener = listener
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Queue a request, or raise an EngineError."""
+        if self._is_closed or (self._thread and self._thread.is_dead):
+            raise EngineDead("the engine is closed")
+        if self._reader is None or self._thread is None:
+            raise NotStarted("the engine is still starting")
+        accepted = self._reader.read(request, context, time.monotonic())
+        self._num_submitted += 1
+        self._thread.post(lambda core: core.add(accepted))
+
+    async def generate(
+        self, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> AsyncIterator[pb.LLMEngineOutput]:
+        """`submit` as a stream of its own. Closing it early frees the request."""
+        self._streams.open(context)
+        watch = asyncio.create_task(self._abort_when_cancelled(context))
+        try:
+            self.submit(request, context)
+            async for output in self._streams.read(context, _num_unfinished(request)):
+                yield output
+        finally:
+            watch.cancel()
+            self._streams.close(context)
+            await self.abort(context)
+
+    async def abort(self, context: GenerateContext) -> None:
+        """End a request within a step; its choices end as cancelled. Idempotent."""
+        if self._thread:
+            self._thread.post(lambda core: core.abort(context))
+
+    async def drain(self) -> None:
+        """Nothing is pending outside of requests."""
+
+    async def cleanup(self) -> None:
+        """Cancel what is live, end the step thread, forget the model."""
+        self._is_closed = True
+        if self._thread:
+            self._thread.stop()
+            if await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT):
+                self._thread = None
+        self._reader = None
+
+    async def kv_event_sources(self) -> Seq[pb.KvEventSource]:
+        """None: there is no prefix cache."""
+        return []
+
+    async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
+        """The engine has no metrics of its own beside `load`."""
+        return MetricsBindings()
+
+    def load(self) -> pb.Load:
+        """The load after the last step."""
+        snapshot = self._thread.snapshot if self._thread else LoadSnapshot()
+        return load_message(snapshot, self._num_submitted)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer files of the model folder."""
+        return self._tokenizer
+
+    def stalled_for(self) -> float:
+        """Seconds the current step is over its allowance; infinite once the engine has died."""
+        return self._thread.stalled_for() if self._thread else 0.0
+
+    async def _abort_when_cancelled(self, context: GenerateContext) -> None:
+        await context.wait_cancelled()
+        await self.abort(context)
+
+
+def _num_unfinished(request: pb.PreprocessedRequest) -> int:
+    choices = request.sampling_options.n if request.sampling_options.HasField("n") else 1
+    return choices - sum(choice.finished for choice in request.resume.choices)

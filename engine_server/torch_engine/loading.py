@@ -1,0 +1,145 @@
+"""From options to a warm engine core. Runs on the step thread, the only one that enters torch.
+
+Chooses device, dtype and cache size where the options leave them open. Knows nothing about event
+loops or protobuf.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine_server.interface import GenerateContext, Tokenizer
+from engine_server.torch_engine.attention import KvTensors
+from engine_server.torch_engine.checkpoint import open_checkpoint
+from engine_server.torch_engine.core import EngineCore
+from engine_server.torch_engine.generation_config import GenerationDefaults, read_generation_defaults
+from engine_server.torch_engine.kv_cache import BlockPool
+from engine_server.torch_engine.model import Model, build_model
+from engine_server.torch_engine.model_config import ModelConfig, read_model_config
+from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
+from engine_server.torch_engine.model_runner import ModelRunner
+from engine_server.torch_engine.model_source import resolve_model
+from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.scheduler import Scheduler
+from engine_server.torch_engine.sequence import Request, Sequence
+
+CPU_CACHE_BYTES = 2 * 2**30
+CUDA_CACHE_SHARE = 0.8
+"""The rest is for activations and the allocator's slack."""
+CPU_STEP_TOKENS = 512
+CUDA_STEP_TOKENS = 4096
+"""Tokens per step when not given: on a CPU a longer step would make every stream wait too long."""
+WARM_UP_TOKENS = 64
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """Everything that is known once the model is warm. `slowest_step` is an estimate in seconds."""
+
+    core: EngineCore
+    config: ModelConfig
+    defaults: GenerationDefaults
+    tokenizer: Tokenizer | None
+    context_length: int
+    slowest_step: float
+
+
+def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
+    """Load, allocate and warm up; raises ModelLoadError. `progress` gets a phase and 0 to 1."""
+    torch.set_num_threads(options.num_threads or len(os.sched_getaffinity(0)))
+    progress("load", 0.0)
+    folder = ModelFolder.open(resolve_model(options.model))
+    config = read_model_config(folder)
+    device = choose_device(options)
+    dtype = choose_dtype(options, config, device)
+    with open_checkpoint(folder, dtype, device) as weights:
+        model = build_model(config, weights, device, lambda done: progress("load", done))
+    pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
+    context_length = choose_context(options, config, pool)
+    core = EngineCore(_scheduler(options, pool, device), _runner(model, pool))
+    progress("warm-up", 0.0)
+    slowest_step = _warm_up(core, context_length)
+    progress("warm-up", 1.0)
+    defaults = read_generation_defaults(folder, config.vocab_size)
+    return LoadedEngine(core, config, defaults, folder.tokenizer(), context_length, slowest_step)
+
+
+def choose_device(options: TorchEngineOptions) -> torch.device:
+    """`auto` takes CUDA when there is one; raises ModelLoadError when CUDA is asked for in vain."""
+    available = torch.cuda.is_available()
+    if options.device == "cuda" and not available:
+        raise ModelLoadError("device cuda: no CUDA device is available")
+    return torch.device("cuda" if available and options.device != "cpu" else "cpu")
+
+
+def choose_dtype(options: TorchEngineOptions, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """`auto` is the dtype of the weights, except float16 on a CPU, where float32 is faster."""
+    name = config.dtype if options.dtype == "auto" else options.dtype
+    if options.dtype == "auto" and name == "float16" and device.type == "cpu":
+        name = "float32"
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), "the names were checked by options and config"
+    return dtype
+
+
+def num_blocks(
+    options: TorchEngineOptions, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> int:
+    """As many blocks as fit into the cache memory, but no more than all sequences can use."""
+    if options.num_kv_blocks is not None:
+        return options.num_kv_blocks
+    memory = options.kv_cache_memory_bytes
+    if memory is None and device.type == "cuda":
+        memory = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    fitting = (memory or CPU_CACHE_BYTES) // (per_token * options.block_size)
+    context = options.max_model_len or config.max_position
+    usable = options.max_num_seqs * -(-context // options.block_size)
+    return max(min(fitting, usable), 1)
+
+
+def choose_context(options: TorchEngineOptions, config: ModelConfig, pool: BlockPool) -> int:
+    """The model's window, or less where the options or the cache hold less; in tokens."""
+    if options.max_model_len is None:
+        return min(config.max_position, pool.capacity)
+    if options.max_model_len > config.max_position:
+        limit = config.max_position
+        raise ModelLoadError(f"max_model_len {options.max_model_len} is above the model's {limit} positions")
+    return options.max_model_len
+
+
+def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.device) -> Scheduler:
+    default = CUDA_STEP_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
+    step_tokens = options.max_num_batched_tokens or max(default, options.max_num_seqs)
+    return Scheduler(pool, options.max_num_seqs, step_tokens)
+
+
+def _runner(model: Model, pool: BlockPool) -> ModelRunner:
+    config = model.config
+    shape = (pool.num_blocks, pool.block_size, config.num_kv_heads, config.head_dim)
+    return ModelRunner(model, KvTensors(config.num_layers, shape, like=model.embedding))
+
+
+def _warm_up(core: EngineCore, context_length: int) -> float:
+    """Run one real request to its end; returns the estimated seconds of a step with a full budget."""
+    length = min(WARM_UP_TOKENS, context_length, core.scheduler.pool.capacity) - 2
+    stop = StopRules(max_total_tokens=max(length, 1) + 2)
+    sampling = SamplingParams(seed=0, top_k=2)
+    context = GenerateContext("warm-up")
+    request = Request(context, [0] * max(length, 1), sampling, stop, urgency=(0, 0.0, 0))
+    request.sequences = [Sequence(request, 0)]
+    core.add(request)
+    started = time.monotonic()
+    while core.has_work:
+        core.step()
+        core.take_outputs()
+    core.reset_counters()
+    return (time.monotonic() - started) / max(length, 1) * core.scheduler.max_num_batched_tokens

@@ -1,0 +1,97 @@
+"""What changes logits before a token is chosen: token rules first, then penalties.
+
+Rows that ask for nothing are not touched. Knows nothing about temperature or random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from engine_server.torch_engine.sequence import Sequence
+
+BANNED = float("-inf")
+
+
+def apply_rules(logits: Tensor, sequences: Seq[Sequence]) -> bool:
+    """Change `logits` [rows, vocab] in place; True if any row was touched."""
+    ruled = [row for row, sequence in enumerate(sequences) if _has_rules(sequence)]
+    for row in ruled:
+        _apply_token_rules(logits[row], sequences[row])
+    penalised = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.has_penalties]
+    if penalised:
+        _penalise_repetition(logits, sequences, penalised)
+        _penalise_occurrence(logits, sequences, penalised)
+    return bool(ruled or penalised)
+
+
+def _has_rules(sequence: Sequence) -> bool:
+    return sequence.must_not_end or sequence.request.sampling.has_token_rules
+
+
+def _apply_token_rules(logits: Tensor, sequence: Sequence) -> None:
+    sampling = sequence.request.sampling
+    if sampling.allowed_token_ids:
+        allowed = list(sampling.allowed_token_ids)
+        kept = logits[allowed]
+        logits.fill_(BANNED)
+        logits[allowed] = kept
+    banned = _banned_ids(sequence)
+    if banned:
+        logits[banned] = BANNED
+    if sampling.logit_bias:
+        ids, values = zip(*sampling.logit_bias, strict=True)
+        logits[list(ids)] += torch.tensor(values, device=logits.device)
+
+
+def _banned_ids(sequence: Sequence) -> list[int]:
+    """Ids that would end the choice too early or complete a bad word."""
+    banned = list(sequence.request.stop.ending_ids) if sequence.must_not_end else []
+    words = sequence.request.sampling.bad_words
+    longest = max((len(word) for word in words), default=1) - 1
+    tail = sequence.token_ids[len(sequence.token_ids) - min(longest, sequence.num_output_tokens) :]
+    for *start, last in words:
+        if not start or tail[-len(start) :] == start:
+            banned.append(last)
+    return banned
+
+
+def _penalise_repetition(logits: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """Divide positive and multiply negative logits of every token in prompt or output."""
+    places: list[int] = []
+    ids: list[int] = []
+    penalties: list[float] = []
+    for row in rows:
+        penalty = sequences[row].request.sampling.repetition_penalty
+        if penalty != 1.0:
+            seen = [*sequences[row].request.unique_prompt_ids, *sequences[row].output_counts]
+            places += [row] * len(seen)
+            ids += seen
+            penalties += [penalty] * len(seen)
+    if ids:
+        at = _at(logits, places, ids)
+        values, penalty_of = logits[at], torch.tensor(penalties, device=logits.device)
+        # An id in both prompt and output is written twice with the same value.
+        logits[at] = torch.where(values > 0, values / penalty_of, values * penalty_of)
+
+
+def _penalise_occurrence(logits: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:
+    """Subtract the presence penalty once and the frequency penalty per occurrence in the output."""
+    places: list[int] = []
+    ids: list[int] = []
+    amounts: list[float] = []
+    for row in rows:
+        sampling, counts = sequences[row].request.sampling, sequences[row].output_counts
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            places += [row] * len(counts)
+            ids += counts
+            amounts += [sampling.presence_penalty + sampling.frequency_penalty * n for n in counts.values()]
+    if ids:
+        at = _at(logits, places, ids)
+        logits[at] -= torch.tensor(amounts, device=logits.device)
+
+
+def _at(logits: Tensor, rows: list[int], ids: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.tensor(rows, device=logits.device), torch.tensor(ids, device=logits.device)

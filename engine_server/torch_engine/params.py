@@ -1,0 +1,69 @@
+"""What one request asks of sampling and stopping, as checked plain values.
+
+Knows nothing about protobuf, torch or sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token. Every default means "off".
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep everything. The repetition penalty
+    counts prompt and output, presence and frequency only output. `logit_bias` maps token id to
+    an addend; `bad_words` are token sequences that never appear in the output.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when no random number is needed."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when earlier tokens change the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def has_filters(self) -> bool:
+        """True when the unlikely tail is cut off before sampling."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def has_token_rules(self) -> bool:
+        """True when single tokens are biased, banned or the only ones allowed."""
+        return bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When a choice ends. Token counts are output tokens.
+
+    `max_total_tokens` bounds prompt plus output: the context window or `max_tokens`, whichever
+    ends first. Below `min_tokens` neither an EOS nor a stop id can be chosen.
+    """
+
+    max_total_tokens: int
+    min_tokens: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def ending_ids(self) -> frozenset[int]:
+        """Every token id that ends a choice."""
+        return self.eos_token_ids | self.stop_token_ids

@@ -1,0 +1,172 @@
+"""From the wire's request to the engine's: defaults filled in, everything checked that could hurt.
+
+The shell validates first, from the engine's advertised limits; the checks here only make sure
+that nothing a caller sends can break a batch. Knows nothing about torch or queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from random import Random
+
+from enginewire import v1 as pb
+
+from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted
+from engine_server.interface import GenerateContext
+from engine_server.torch_engine.generation_config import GenerationDefaults
+from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.sequence import LogprobsWanted, Request, Sequence, Urgency
+
+MIN_TEMPERATURE = 0.01
+"""Below it a division can overflow; the distribution is greedy by then anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a request may ask for. `kv_capacity` is how many tokens the whole cache holds."""
+
+    vocab_size: int
+    context_length: int
+    kv_capacity: int
+    max_n: int = 64
+    max_logprobs: int = 64
+
+
+class RequestReader:
+    """Turns messages into `Request`s; draws the seeds that callers leave out."""
+
+    def __init__(self, limits: RequestLimits, defaults: GenerationDefaults, seed: int | None) -> None:
+        self._limits = limits
+        self._defaults = defaults
+        self._random = Random(seed)
+        self._serial = 0
+
+    def read(self, message: pb.PreprocessedRequest, context: GenerateContext, now: float) -> Request:
+        """Raise InvalidRequest, ContextExceeded or KvExhausted for what can never run."""
+        prompt = list(message.token_ids)
+        if not prompt:
+            raise InvalidRequest("token_ids: must not be empty", field="token_ids")
+        self._check_ids(prompt, "token_ids")
+        self._serial += 1
+        request = Request(
+            context=context,
+            prompt_token_ids=prompt,
+            sampling=self._sampling(message.sampling_options),
+            stop=self._stop(message, len(prompt)),
+            urgency=self._urgency(message.routing, now),
+            logprobs=self._logprobs(message.output_options),
+        )
+        request.sequences = self._sequences(message, request)
+        return request
+
+    def _sampling(self, options: pb.SamplingOptions) -> SamplingParams:
+        default = self._defaults
+        bias = tuple((entry.token_id, entry.bias) for entry in options.logit_bias)
+        words = tuple(tuple(word.token_ids) for word in options.bad_words_token_ids if word.token_ids)
+        allowed = tuple(dict.fromkeys(options.allowed_token_ids))
+        self._check_ids((token for token, _ in bias), "sampling_options.logit_bias")
+        self._check_ids((token for word in words for token in word), "sampling_options.bad_words_token_ids")
+        self._check_ids(allowed, "sampling_options.allowed_token_ids")
+        _check("sampling_options.logit_bias", all(isfinite(value) for _, value in bias), "must be finite")
+        return SamplingParams(
+            seed=options.seed if options.HasField("seed") else self._random.getrandbits(64),
+            temperature=_temperature(_number(options, "temperature", default.temperature, 0.0, 100.0)),
+            top_k=max(int(_number(options, "top_k", default.top_k, -1, self._limits.vocab_size)), 0),
+            top_p=_number(options, "top_p", default.top_p, 1e-6, 1.0),
+            min_p=_number(options, "min_p", default.min_p, 0.0, 1.0),
+            repetition_penalty=_number(options, "repetition_penalty", default.repetition_penalty, 1e-6, 10.0),
+            presence_penalty=_number(options, "presence_penalty", 0.0, -2.0, 2.0),
+            frequency_penalty=_number(options, "frequency_penalty", 0.0, -2.0, 2.0),
+            logit_bias=bias,
+            allowed_token_ids=allowed,
+            bad_words=words,
+        )
+
+    def _stop(self, message: pb.PreprocessedRequest, num_prompt: int) -> StopRules:
+        stop, limits = message.stop_conditions, self._limits
+        eos = {*(message.eos_token_ids or self._defaults.eos_token_ids), *stop.stop_token_ids_hidden}
+        stops = {*stop.stop_token_ids, *stop.stop_token_ids_visible}
+        self._check_ids(eos | stops, "stop_conditions")
+        max_tokens = stop.max_tokens if stop.HasField("max_tokens") else 1 if message.is_probe else None
+        _check("stop_conditions.max_tokens", max_tokens != 0, "must be at least 1")
+        fits = max_tokens is None or stop.min_tokens <= max_tokens
+        _check("stop_conditions.min_tokens", fits, "must not be above max_tokens")
+        return StopRules(
+            max_total_tokens=self._max_total(num_prompt, max_tokens),
+            min_tokens=min(stop.min_tokens, limits.context_length),
+            eos_token_ids=frozenset() if stop.ignore_eos else frozenset(eos),
+            stop_token_ids=frozenset(stops),
+        )
+
+    def _max_total(self, num_prompt: int, max_tokens: int | None) -> int:
+        """The last token of a choice is never computed, so it needs no place in the cache."""
+        context, places = self._limits.context_length, self._limits.kv_capacity + 1
+        if num_prompt >= context:
+            raise ContextExceeded(
+                f"token_ids: {num_prompt} tokens leave no room in a context of {context}", field="token_ids"
+            )
+        wanted = context if max_tokens is None else min(num_prompt + max_tokens, context)
+        # Without max_tokens the caller takes what there is: the cache is then the end of the context.
+        if num_prompt >= places or (max_tokens is not None and wanted > places):
+            raise KvExhausted(f"the request needs {wanted - 1} tokens of KV cache, there are {places - 1}")
+        return min(wanted, places)
+
+    def _logprobs(self, options: pb.OutputOptions) -> LogprobsWanted | None:
+        if not options.HasField("logprobs") and not options.logprob_token_ids:
+            return None
+        limit = min(self._limits.max_logprobs, self._limits.vocab_size)
+        _check("output_options.logprobs", options.logprobs <= limit, f"must be at most {limit}")
+        self._check_ids(options.logprob_token_ids, "output_options.logprob_token_ids")
+        return LogprobsWanted(options.logprobs, tuple(options.logprob_token_ids))
+
+    def _urgency(self, routing: pb.RoutingHints, now: float) -> Urgency:
+        _check("routing.priority_jump", isfinite(routing.priority_jump), "must be finite")
+        return routing.priority, now - routing.priority_jump, self._serial
+
+    def _sequences(self, message: pb.PreprocessedRequest, request: Request) -> list[Sequence]:
+        options = message.sampling_options
+        n = options.n if options.HasField("n") else 1
+        limit = self._limits.max_n
+        _check("sampling_options.n", 1 <= n <= limit, f"must be from 1 to {limit}")
+        resumed = {choice.index: choice for choice in message.resume.choices}
+        fits = len(resumed) == len(message.resume.choices) and all(index < n for index in resumed)
+        _check("resume.choices", fits, "must name each choice below n at most once")
+        sequences = [self._sequence(request, i, resumed.get(i)) for i in range(n)]
+        _check("resume.choices", any(not s.is_finished for s in sequences), "must leave a choice to generate")
+        return sequences
+
+    def _sequence(self, request: Request, index: int, resumed: pb.ResumedChoice | None) -> Sequence:
+        if resumed is None:
+            return Sequence(request, index)
+        generated = list(resumed.generated_token_ids)
+        self._check_ids(generated, "resume.choices.generated_token_ids")
+        total = len(request.prompt_token_ids) + len(generated)
+        fits = resumed.finished or total <= request.stop.max_total_tokens
+        _check("resume.choices.generated_token_ids", fits, "must not be longer than the output may be")
+        sequence = Sequence(request, index, generated)
+        sequence.cum_log_prob = resumed.cum_log_probs
+        sequence.is_finished = resumed.finished
+        return sequence
+
+    def _check_ids(self, ids: Iterable[int], field: str) -> None:
+        in_range = max(ids, default=0) < self._limits.vocab_size
+        _check(field, in_range, "must hold ids below the vocabulary size")
+
+
+def _number(options: pb.SamplingOptions, name: str, default: float, low: float, high: float) -> float:
+    if not options.HasField(name):  # type: ignore[arg-type]  # a plain str where the stub lists literals
+        return default
+    value: float = getattr(options, name)
+    _check(f"sampling_options.{name}", low <= value <= high, f"must be from {low:g} to {high:g}")
+    return value
+
+
+def _temperature(value: float) -> float:
+    return value if value == 0.0 else max(value, MIN_TEMPERATURE)
+
+
+def _check(field: str, passed: bool, rule: str) -> None:
+    if not passed:
+        raise InvalidRequest(f"{field}: {rule}", field=field)

@@ -1,0 +1,120 @@
+"""One request and its choices while they wait and run.
+
+Knows nothing about torch, protobuf or how a scheduler decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine_server.interface import GenerateContext
+from engine_server.torch_engine.params import SamplingParams, StopRules
+
+
+class Finish(Enum):
+    """Why a choice ended by itself."""
+
+    EOS = auto()
+    STOP = auto()
+    LENGTH = auto()
+
+
+Urgency = tuple[float, float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsWanted:
+    """Per output token: `top_n` alternatives, and the log-probabilities of `token_ids`."""
+
+    top_n: int
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What all choices of one request share.
+
+    `urgency` orders requests, smallest first: the priority class, the effective arrival time in
+    seconds and a serial number.
+    """
+
+    context: GenerateContext
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stop: StopRules
+    urgency: Urgency
+    logprobs: LogprobsWanted | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    unique_prompt_ids: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        repeats = self.sampling.repetition_penalty != 1.0
+        self.unique_prompt_ids = sorted(set(self.prompt_token_ids)) if repeats else []
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Choices that have not had their terminal yet."""
+        return [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens of all choices, resumed ones included."""
+        return sum(sequence.num_output_tokens for sequence in self.sequences)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One choice: its tokens, how many of them are in the KV cache, and where.
+
+    `resumed` are output tokens that an earlier engine already delivered.
+    """
+
+    request: Request
+    index: int
+    resumed: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(init=False)
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    cum_log_prob: float = 0.0
+    is_finished: bool = False
+    output_counts: Counter[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = self.request.prompt_token_ids + self.resumed
+        self.output_counts = Counter(self.resumed)
+
+    @property
+    def urgency(self) -> tuple[Urgency, int]:
+        """The request's order, then the choice's."""
+        return self.request.urgency, self.index
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, resumed ones included."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens whose keys and values are not in the cache yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def must_not_end(self) -> bool:
+        """True while `min_tokens` forbids EOS and stop ids as the next token."""
+        return self.num_output_tokens < self.request.stop.min_tokens
+
+    def append(self, token_id: int) -> None:
+        """Add one sampled token."""
+        self.token_ids.append(token_id)
+        if self.request.sampling.has_penalties:
+            self.output_counts[token_id] += 1
+
+    def finish(self) -> Finish | None:
+        """Why this choice is over, or None while it may go on."""
+        stop = self.request.stop
+        last = self.token_ids[-1] if self.num_output_tokens else None
+        if self.num_output_tokens > stop.min_tokens and last in stop.ending_ids:
+            return Finish.EOS if last in stop.eos_token_ids else Finish.STOP
+        return Finish.LENGTH if len(self.token_ids) >= stop.max_total_tokens else None

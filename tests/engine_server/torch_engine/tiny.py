@@ -1,0 +1,126 @@
+"""Tiny random models, a request builder, and a core that is driven step by step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from enginewire import v1 as pb
+from transformers.models.llama import LlamaConfig
+from transformers.models.mistral import MistralConfig
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen3 import Qwen3Config
+
+from engine_server.failures import EngineError
+from engine_server.interface import GenerateContext, StepOutputs
+from engine_server.torch_engine.core import EngineCore
+from engine_server.torch_engine.loading import LoadedEngine
+from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+
+VOCAB = 199
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Wide weights keep the best two logits apart, so that rounding cannot swap them.
+    "initializer_range": 0.4,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True),
+    "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True, **QWEN_WINDOW),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=24),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=9),
+}
+FAMILIES = tuple(CONFIGS)
+
+
+@dataclass
+class Answer:
+    """Everything one request delivered."""
+
+    outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
+    tokens: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    error: EngineError | None = None
+
+    @property
+    def terminals(self) -> list[pb.LLMEngineOutput]:
+        return [out for out in self.outputs if out.finish_reason != pb.FINISH_REASON_UNSPECIFIED]
+
+    @property
+    def logprobs(self) -> list[pb.Logprobs]:
+        return [out.logprobs for out in self.outputs if out.HasField("logprobs")]
+
+
+class CoreUnderTest:
+    """A loaded engine driven step by step in this thread."""
+
+    def __init__(self, loaded: LoadedEngine, seed: int = 0) -> None:
+        self.loaded = loaded
+        self.core: EngineCore = loaded.core
+        capacity = loaded.core.scheduler.pool.capacity
+        limits = RequestLimits(loaded.config.vocab_size, loaded.context_length, capacity)
+        self.reader = RequestReader(limits, loaded.defaults, seed)
+        self.answers: dict[GenerateContext, Answer] = {}
+        self._serial = 0
+
+    def add(self, request: pb.PreprocessedRequest, deadline: float | None = None) -> GenerateContext:
+        self._serial += 1
+        context = GenerateContext(f"r{self._serial}", deadline)
+        self.answers[context] = Answer()
+        self.core.add(self.reader.read(request, context, now=float(self._serial)))
+        return context
+
+    def step(self) -> None:
+        self.core.step()
+        self._collect(self.core.take_outputs())
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+        assert self.core.scheduler.pool.num_used == 0
+        assert not self.core.live_contexts()
+
+    def answer(self, request: pb.PreprocessedRequest) -> Answer:
+        context = self.add(request)
+        self.run()
+        return self.answers[context]
+
+    def _collect(self, step: StepOutputs) -> None:
+        columns = zip(step.contexts, step.indexes, step.positions, step.token_ids, strict=True)
+        for context, index, position, token in columns:
+            tokens = self.answers[context].tokens[index]
+            assert position == len(tokens)
+            tokens.append(token)
+        for context, output in step.outputs:
+            answer = self.answers[context]
+            if output.token_ids and output.index in answer.tokens:
+                assert output.first_output_position == len(answer.tokens[output.index])
+            answer.tokens[output.index] += output.token_ids
+            answer.outputs.append(output)
+        for context, error in step.failures:
+            self.answers[context].error = error
+
+
+def greedy(prompt: Seq[int], max_tokens: int, n: int = 1) -> pb.PreprocessedRequest:
+    """A greedy request that ignores EOS."""
+    return pb.PreprocessedRequest(
+        token_ids=prompt,
+        sampling_options=pb.SamplingOptions(temperature=0.0, n=n),
+        stop_conditions=pb.StopConditions(max_tokens=max_tokens, ignore_eos=True),
+    )
