@@ -1,0 +1,215 @@
+"""The Decoder: token ids of one choice in, text and the reason to stop out.
+
+Sans-IO. Holds the order in which stop conditions are looked at; the text comes from a detokenizer,
+the stop strings from a matcher. Knows nothing about engines, streams or messages.
+
+The rule for each token, in this order:
+1. It counts. Stop conditions apply once `num_generated >= min_tokens`: the token that reaches the
+   floor may stop. A stop string counts when it ENDS in such a token, wherever it began.
+2. A hidden id (end of sequence, system or caller) shows no text, below the floor neither; it stops.
+3. A skipped special token whose text is one of the stop strings stops, and shows no text.
+4. Its text passes the matcher, which withholds what could still become a stop string.
+5. A visible id stops after its text.
+6. max_tokens stops.
+At any end, bytes that wait for the rest of a character become U+FFFD, then withheld text is decided:
+a stop string found there wins, because it ended before the token that brought the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from backend_client.stop_conditions import (
+    EosTokenDetected,
+    HiddenStopSequenceDetected,
+    HiddenStopTokenDetected,
+    MaxTokensLimit,
+    StopConditions,
+    StopTrigger,
+    VisibleStopSequenceDetected,
+    VisibleStopTokenDetected,
+)
+from backend_client.stop_matcher import StopMatcher
+from backend_client.vocabulary import Vocabulary
+
+NO_LIMIT = 1 << 62
+
+
+class DecodeResult(NamedTuple):
+    """What one call made of its token ids.
+
+    `token_ids` are the ids that count, up to and including the one that stopped: logprobs rows beyond
+    them are to be cut. `tokens` has the own text of each of them, when asked for. `text` may belong
+    to earlier ids, and may lack text that is withheld.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    tokens: list[str] | None = None
+    stop_trigger: StopTrigger | None = None
+
+
+class Decoder:
+    """One choice of one request. Not shared between threads."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_hidden",
+        "_include_stop",
+        "_is_finished",
+        "_matcher",
+        "_max_tokens",
+        "_min_tokens",
+        "_token_text",
+        "_visible",
+        "_watched",
+        "num_generated",
+        "stop_trigger",
+    )
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        conditions: StopConditions,
+        *,
+        skip_special_tokens: bool = True,
+        with_tokens: bool = False,
+    ) -> None:
+        """`with_tokens`: fill DecodeResult.tokens."""
+        self.num_generated = 0
+        self.stop_trigger: StopTrigger | None = None
+        self._include_stop = conditions.include_stop_str_in_output
+        self._detokenizer = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._is_finished = False
+        self._max_tokens = conditions.max_tokens or NO_LIMIT
+        self._min_tokens = conditions.min_tokens
+        self._token_text = vocabulary.token_text if with_tokens else None
+        self._matcher: StopMatcher | None = None
+        if conditions.stop:
+            self._matcher = StopMatcher(conditions.stop, visible=conditions.include_stop_str_in_output)
+        self._visible = conditions.stop_token_ids_visible
+        self._hidden = hidden_triggers(conditions, vocabulary.special_ids if skip_special_tokens else {})
+        self._watched = self._visible | self._hidden.keys()
+
+    @property
+    def is_finished(self) -> bool:
+        """True after a stop or `finish`: further ids are dropped."""
+        return self._is_finished
+
+    @property
+    def withheld(self) -> str:
+        """Text that may still become a hidden stop string."""
+        return self._matcher.withheld if self._matcher else ""
+
+    def process(self, token_ids: Sequence[int]) -> DecodeResult:
+        """Take the next ids of the choice; after the end: nothing. Raises DecodeError."""
+        if self._is_finished:
+            return DecodeResult("", [], [] if self._token_text else None, self.stop_trigger)
+        if self._is_plain(token_ids):
+            text, num_kept = self._take(token_ids)
+        else:
+            text, num_kept = self._walk(token_ids)
+        kept = token_ids if num_kept == len(token_ids) else token_ids[:num_kept]
+        tokens = [self._token_text(token_id) for token_id in kept] if self._token_text else None
+        return DecodeResult(text, kept, tokens, self.stop_trigger)
+
+    def finish(self) -> DecodeResult:
+        """No further ids will come: flush what is held. Withheld text may turn out to be a stop."""
+        text = "" if self._is_finished else self._end(None)
+        return DecodeResult(text, [], [] if self._token_text else None, self.stop_trigger)
+
+    def _is_plain(self, token_ids: Sequence[int]) -> bool:
+        """No id of these can stop by itself, and all are on the same side of the floor."""
+        before, after = self.num_generated, self.num_generated + len(token_ids)
+        return (
+            after < self._max_tokens
+            and (before + 1 >= self._min_tokens or after < self._min_tokens)
+            and self._watched.isdisjoint(token_ids)
+        )
+
+    def _take(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Plain ids at once: their text, and how many count."""
+        pieces = self._detokenizer.feed(token_ids)
+        text = "".join(pieces)
+        num_kept = len(pieces)
+        self.num_generated += num_kept
+        if self._matcher is None:
+            return text, num_kept
+        self._matcher.armed = self.num_generated >= self._min_tokens
+        text = self._matcher.feed(text)
+        if self._matcher.match is not None:
+            num_kept = count_until(pieces, self._matcher.match.decided_at)
+            self.num_generated -= len(pieces) - num_kept
+            self._stop_at_match()
+        return text, num_kept
+
+    def _walk(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Ids one by one: their text, and how many count."""
+        texts = []
+        for num_kept, token_id in enumerate(token_ids, 1):
+            texts.append(self._step(token_id))
+            if self._is_finished:
+                return "".join(texts), num_kept
+        return "".join(texts), len(token_ids)
+
+    def _step(self, token_id: int) -> str:
+        armed = self.num_generated + 1 >= self._min_tokens
+        if (trigger := self._hidden.get(token_id)) is not None:
+            self.num_generated += 1
+            return self._end(trigger) if armed else ""
+        text, _ = self._take([token_id])
+        if self._is_finished:
+            return text
+        if armed and token_id in self._visible:
+            return text + self._end(VisibleStopTokenDetected(token_id))
+        if self.num_generated >= self._max_tokens:
+            return text + self._end(MaxTokensLimit())
+        return text
+
+    def _end(self, trigger: StopTrigger | None) -> str:
+        """Flush; a stop string that was complete already wins over `trigger`."""
+        self._is_finished = True
+        self.stop_trigger = trigger
+        text = self._detokenizer.flush()
+        if self._matcher is None:
+            return text
+        self._matcher.armed = self.num_generated >= self._min_tokens
+        text = self._matcher.feed(text) + self._matcher.finish()
+        if self._matcher.match is not None:
+            self._stop_at_match()
+        return text
+
+    def _stop_at_match(self) -> None:
+        assert self._matcher is not None
+        assert self._matcher.match is not None
+        self._is_finished = True
+        self.stop_trigger = sequence_trigger(self._matcher.match.stop, self._include_stop)
+
+
+def hidden_triggers(conditions: StopConditions, skipped: Mapping[str, int]) -> dict[int, StopTrigger]:
+    """What each id means whose text is never shown: the system's before the caller's before strings.
+
+    `skipped` maps the text of each skipped special token to its id.
+    """
+    triggers: dict[int, StopTrigger] = {}
+    for stop in conditions.stop:
+        if stop in skipped:
+            triggers[skipped[stop]] = sequence_trigger(stop, conditions.include_stop_str_in_output)
+    triggers |= {token_id: HiddenStopTokenDetected(token_id) for token_id in conditions.stop_token_ids}
+    triggers |= {token_id: EosTokenDetected(token_id) for token_id in conditions.system_token_ids}
+    return triggers
+
+
+def sequence_trigger(stop: str, visible: bool) -> StopTrigger:
+    """The trigger of a stop string."""
+    return VisibleStopSequenceDetected(stop) if visible else HiddenStopSequenceDetected(stop)
+
+
+def count_until(pieces: list[str], num_characters: int) -> int:
+    """How many pieces, from the first, hold the first `num_characters` characters."""
+    for count, piece in enumerate(pieces, 1):
+        num_characters -= len(piece)
+        if num_characters <= 0:
+            return count
+    return len(pieces)

@@ -1,0 +1,183 @@
+import pytest
+from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer
+
+from backend_client.detokenizer import DecodeError, Detokenizer, WindowDetokenizer, WindowTable
+from backend_client.vocabulary import TableKind, Vocabulary
+from tests.backend_client import toy_tokenizers as toy
+
+FAMILIES = toy.every_family()
+VOCABULARIES = {name: Vocabulary(tokenizer) for name, tokenizer in FAMILIES.items()}
+EXACT = [name for name, vocabulary in VOCABULARIES.items() if vocabulary.kind is not TableKind.BYTE_FALLBACK]
+LLAMA = FAMILIES["byte fallback"]
+SPOKEN = st.text(
+    alphabet=st.sampled_from("ab theING.,\n日本é👩\u200d👧🇯🇵\ufffd\U0001f3fd<>|")
+    | st.characters(codec="utf-8"),
+    max_size=40,
+)
+
+
+def ids_of(name: str) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, VOCABULARIES[name].size + 3), max_size=30)
+
+
+def stream(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
+    return [*(detokenizer.step(token_id) for token_id in ids), detokenizer.flush()]
+
+
+def byte_ids(data: bytes, tokenizer: Tokenizer = LLAMA) -> list[int]:
+    """One id per byte, in either spelling of a byte."""
+    vocab = tokenizer.get_vocab()
+    return [vocab.get(f"<0x{byte:02X}>") or vocab[byte_character(byte)] for byte in data]
+
+
+def byte_character(byte: int) -> str:
+    """The character a byte-level vocabulary writes for a byte."""
+    others = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+    return chr(0x100 + others.index(byte)) if byte in others else chr(byte)
+
+
+def fallback_oracle(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """What decode gives, but a byte run keeps the characters that came before its first bad byte."""
+    pieces: list[str | bytes] = []
+    for token_id in ids:
+        piece = tokenizer.id_to_token(token_id)
+        if piece is None or (skip and piece in ("<s>", "</s>")):
+            continue
+        if len(piece) == 6 and piece.startswith("<0x"):
+            byte = bytes.fromhex(piece[3:5])
+            if pieces and isinstance(pieces[-1], bytes):
+                pieces[-1] += byte
+            else:
+                pieces.append(byte)
+        else:
+            pieces.append(piece.replace("▁", " "))
+    return "".join(piece if isinstance(piece, str) else run_text(piece) for piece in pieces)
+
+
+def run_text(run: bytes) -> str:
+    try:
+        return run.decode()
+    except UnicodeDecodeError as error:
+        return run[: error.start].decode() + "\ufffd" * (len(run) - error.start)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("skip", [False, True])
+def test_any_ids_give_what_decode_gives(name: str, skip: bool) -> None:
+    @settings(max_examples=150)
+    @given(ids_of(name))
+    def check(ids: list[int]) -> None:
+        pieces = stream(VOCABULARIES[name].detokenizer(skip_special_tokens=skip), ids)
+        assert "".join(pieces) == FAMILIES[name].decode(ids, skip_special_tokens=skip)
+
+    check()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_text_survives_encoding_and_streaming(name: str) -> None:
+    @settings(max_examples=150)
+    @given(SPOKEN)
+    def check(text: str) -> None:
+        ids = FAMILIES[name].encode(text, add_special_tokens=False).ids
+        pieces = stream(VOCABULARIES[name].detokenizer(), ids)
+        assert "".join(pieces) == FAMILIES[name].decode(ids)
+        assert pieces[-1] == "" or FAMILIES[name].decode(ids).endswith("\ufffd")
+
+    check()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_feeding_a_chunk_equals_single_steps(name: str) -> None:
+    @settings(max_examples=60)
+    @given(ids_of(name), ids_of(name))
+    def check(first: list[int], second: list[int]) -> None:
+        chunked = VOCABULARIES[name].detokenizer()
+        stepped = VOCABULARIES[name].detokenizer()
+        assert chunked.feed(first) + chunked.feed(second) == [stepped.step(i) for i in first + second]
+
+    check()
+
+
+@pytest.mark.parametrize("strip", [0, 1])
+@given(data=st.data(), skip=st.booleans())
+def test_byte_fallback_equals_decode_whenever_byte_runs_are_characters(
+    strip: int, data: st.DataObject, skip: bool
+) -> None:
+    tokenizer = toy.byte_fallback(strip)
+    ordinary = st.integers(259, tokenizer.get_vocab_size() - 1).map(lambda token_id: [token_id])
+    special = st.sampled_from([[1], [2]])
+    character = st.characters(codec="utf-8").map(lambda text: byte_ids(text.encode()))
+    ids = sum(data.draw(st.lists(ordinary | special | character, max_size=20)), [])
+    detokenizer = Vocabulary(tokenizer).detokenizer(skip_special_tokens=skip)
+    assert "".join(stream(detokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=300)
+@given(ids_of("byte fallback") | st.binary(max_size=20).map(byte_ids), st.booleans())
+def test_byte_fallback_keeps_what_was_shown_and_follows_decode_in_the_rest(
+    ids: list[int], skip: bool
+) -> None:
+    detokenizer = Vocabulary(LLAMA).detokenizer(skip_special_tokens=skip)
+    text = fallback_oracle(LLAMA, ids, skip)
+    assert "".join(stream(detokenizer, ids)) == text.removeprefix(" ")
+
+
+@given(st.binary(max_size=24))
+def test_invalid_bytes_are_replaced_exactly_as_decode_does(data: bytes) -> None:
+    tokenizer = toy.byte_level()
+    ids = byte_ids(data, tokenizer)
+    pieces = stream(VOCABULARIES["byte level"].detokenizer(), ids)
+    assert "".join(pieces) == data.decode(errors="replace") == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback", "odd byte level"])
+def test_a_character_appears_with_its_last_byte_and_not_before(name: str) -> None:
+    tokenizer = FAMILIES[name]
+    ids = byte_ids("🙈".encode(), tokenizer)
+    detokenizer = VOCABULARIES[name].detokenizer()
+    detokenizer.step(tokenizer.token_to_id("a"))
+    assert [detokenizer.step(token_id) for token_id in ids] == ["", "", "", "🙈"]
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback", "odd byte level"])
+def test_flush_shows_bytes_that_never_complete(name: str) -> None:
+    tokenizer = FAMILIES[name]
+    ids = byte_ids("🙈".encode()[:3], tokenizer)
+    detokenizer = VOCABULARIES[name].detokenizer()
+    assert [detokenizer.step(token_id) for token_id in ids] == ["", "", ""]
+    assert detokenizer.flush() == tokenizer.decode(ids)
+    assert detokenizer.flush() == ""
+
+
+@pytest.mark.parametrize("name", ["byte level", "byte fallback", "odd byte level"])
+def test_a_long_run_of_invalid_bytes_is_shown_as_it_comes(name: str) -> None:
+    tokenizer = FAMILIES[name]
+    [bad] = byte_ids(b"\x80", tokenizer)
+    detokenizer = VOCABULARIES[name].detokenizer()
+    shown = 0
+    for place in range(1, 2001):
+        shown += len(detokenizer.step(bad))
+        assert shown >= place - WindowDetokenizer.PENDING
+    assert shown + len(detokenizer.flush()) == 2000
+
+
+def test_the_window_stays_small_whatever_the_ids() -> None:
+    tokenizer = toy.odd_byte_level()
+    detokenizer = WindowDetokenizer(WindowTable(tokenizer, range(tokenizer.get_vocab_size())))
+    for place in range(3000):
+        detokenizer.step(place * 7919 % 420)
+        assert len(detokenizer._ids) <= WindowDetokenizer.WINDOW + WindowDetokenizer.PENDING
+
+
+def test_the_window_never_takes_back_what_the_library_stream_trips_over() -> None:
+    tokenizer = toy.byte_fallback()
+    detokenizer = WindowDetokenizer(WindowTable(tokenizer, range(tokenizer.get_vocab_size())))
+    ids = [*byte_ids("日".encode() + b"\xff"), tokenizer.token_to_id("a")]
+    assert "".join(stream(detokenizer, ids)) == "日" + "\ufffd" * 3 + "a"
+
+
+def test_an_id_the_tokenizer_cannot_take_is_a_decode_error() -> None:
+    tokenizer = toy.word_piece()
+    with pytest.raises(DecodeError, match="^decode error: "):
+        WindowDetokenizer(WindowTable(tokenizer, {-1})).step(-1)

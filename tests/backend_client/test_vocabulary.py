@@ -1,0 +1,68 @@
+import pytest
+from tokenizers import Tokenizer, decoders
+
+from backend_client.vocabulary import TableKind, Vocabulary
+from tests.backend_client import toy_tokenizers as toy
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "kind"),
+    [
+        (toy.byte_level(), TableKind.BYTE_LEVEL),
+        (toy.byte_fallback(), TableKind.BYTE_FALLBACK),
+        (toy.byte_fallback(0), TableKind.BYTE_FALLBACK),
+        (toy.word_piece(), TableKind.WINDOW),
+        (toy.unigram(), TableKind.WINDOW),
+        (toy.odd_byte_level(), TableKind.WINDOW),
+    ],
+)
+def test_each_family_gets_its_table(tokenizer: Tokenizer, kind: TableKind) -> None:
+    assert Vocabulary(tokenizer).kind is kind
+
+
+def test_a_sequence_of_only_a_byte_level_decoder_gets_the_table() -> None:
+    tokenizer = Tokenizer.from_str(toy.byte_level().to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
+    assert Vocabulary(tokenizer).kind is TableKind.BYTE_LEVEL
+
+
+def test_a_table_that_disagrees_with_the_tokenizer_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend_client.detokenizer.BYTE_OF_CHARACTER", {chr(i): 65 for i in range(700)})
+    assert Vocabulary(toy.byte_level()).kind is TableKind.WINDOW
+
+
+def test_a_tokenizer_without_a_decoder_uses_the_window() -> None:
+    tokenizer = Tokenizer.from_str(toy.word_piece().to_str())
+    tokenizer.decoder = None
+    vocabulary = Vocabulary(tokenizer)
+    assert vocabulary.kind is TableKind.WINDOW
+    ids = tokenizer.encode("the fox jumps").ids
+    stream = vocabulary.detokenizer()
+    assert "".join([*stream.feed(ids), stream.flush()]) == tokenizer.decode(ids)
+
+
+def test_special_ids_are_known_by_their_text() -> None:
+    assert Vocabulary(toy.byte_level()).special_ids == {text: i for i, text in enumerate(toy.SPECIAL)}
+
+
+@pytest.mark.parametrize("name", toy.every_family())
+def test_token_texts_of_ordinary_text_join_to_the_text(name: str) -> None:
+    tokenizer = toy.every_family()[name]
+    vocabulary = Vocabulary(tokenizer)
+    ids = tokenizer.encode("the stream").ids
+    joined = "".join(vocabulary.token_text(token_id) for token_id in ids)
+    assert joined.removeprefix(" ") == tokenizer.decode(ids).removeprefix(" ")
+
+
+def test_token_text_of_a_part_of_a_character_is_a_replacement_character() -> None:
+    tokenizer = toy.byte_level()
+    ids = tokenizer.encode("🙈").ids
+    assert {Vocabulary(tokenizer).token_text(token_id) for token_id in ids} == {"\ufffd"}
+
+
+def test_token_text_of_a_special_token_is_its_name_although_it_is_skipped() -> None:
+    assert Vocabulary(toy.byte_level()).token_text(0) == "<|eos|>"
+
+
+def test_token_text_of_an_unknown_id_is_empty() -> None:
+    assert Vocabulary(toy.byte_level()).token_text(10_000) == ""

@@ -1,0 +1,85 @@
+"""Small tokenizers of every family, built in memory."""
+
+from functools import cache
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. stream streams streaming",
+    "こんにちは世界。東京は日本の首都です。",
+    "def add(a, b):\n    return a + b\n\n",
+    "family 👩‍👩‍👧‍👦 flag 🇯🇵 thumbs 👍🏽 café naïve",
+] * 4
+SPECIAL = ["<|eos|>", "<|im_end|>", "<｜end▁of turn｜>"]
+
+
+@cache
+def byte_level() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens(["an added token", "Ġodd"])
+    return tokenizer
+
+
+@cache
+def byte_fallback(strip: int = 1) -> Tokenizer:
+    """Llama-2's decoder: ▁ for space, <0xNN> for bytes outside the vocabulary."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "▁▁", *"abcdefghijklmnopqrstuvwxyz.,é日本", "▁the", "▁a", "ing", "▁stream", "st", "op"]
+    vocab = {piece: place for place, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", strip, 0)] if strip else steps)
+    return tokenizer
+
+
+@cache
+def word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[UNK]", "[PAD]", "[SEP]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+@cache
+def unigram() -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+@cache
+def odd_byte_level() -> Tokenizer:
+    """Byte-level BPE behind a decoder that the table does not know."""
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("lazy", "busy"), decoders.ByteLevel()])
+    return tokenizer
+
+
+def every_family() -> dict[str, Tokenizer]:
+    return {
+        "byte level": byte_level(),
+        "byte fallback": byte_fallback(),
+        "byte fallback, nothing stripped": byte_fallback(0),
+        "word piece": word_piece(),
+        "unigram": unigram(),
+        "odd byte level": odd_byte_level(),
+    }
