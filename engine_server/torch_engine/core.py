@@ -91,6 +91,13 @@ class EngineCore:
         for context in self.live_contexts():
             self.abort(context)
 
+    def hand_back_waiting(self, error: EngineError) -> None:
+        """Fail the requests that wait and have produced nothing; the others go on."""
+        waiting = set(self.scheduler.waiting)
+        for request in list(self._live.values()):
+            if request.is_fresh and waiting.issuperset(request.unfinished):
+                self.fail(request, error)
+
     def live_contexts(self) -> list[GenerateContext]:
         """The requests that have not ended."""
         return list(self._live)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence as Seq
 
 from enginewire import v1 as pb
 
-from engine_server.failures import EngineDead, NotStarted
+from engine_server.failures import Draining, EngineDead, NotStarted
 from engine_server.interface import (
     GenerateContext,
     MetricsBindings,
@@ -23,7 +23,7 @@ from engine_server.interface import (
 from engine_server.torch_engine.advertised import engine_config, load_message
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
-from engine_server.torch_engine.step_thread import LoadSnapshot, StepThread
+from engine_server.torch_engine.step_thread import StepThread
 from engine_server.torch_engine.streams import Streams
 
 JOIN_TIMEOUT = 10.0
@@ -98,7 +98,9 @@ class TorchEngine:
             self._thread.post(lambda core: core.abort(context))
 
     async def drain(self) -> None:
-        """Nothing is pending outside of requests."""
+        """Hand requests that have produced nothing yet back as Draining failures."""
+        if self._thread:
+            self._thread.post(lambda core: core.hand_back_waiting(Draining("the engine is draining")))
 
     async def cleanup(self) -> None:
         """Cancel what is live, end the step thread, forget the model."""
@@ -119,8 +121,7 @@ class TorchEngine:
 
     def load(self) -> pb.Load:
         """The load after the last step."""
-        snapshot = self._thread.snapshot if self._thread else LoadSnapshot()
-        return load_message(snapshot, self._num_submitted)
+        return load_message(self._thread.snapshot, self._num_submitted) if self._thread else pb.Load()
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer files of the model folder."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine_server.torch_engine.logits_rules import apply_rules
 from engine_server.torch_engine.logprobs import RowLogprobs, read_logprobs
@@ -99,7 +100,8 @@ def cut_tail(probs: Tensor, params: Seq[SamplingParams]) -> Tensor:
     cumulative = ordered.cumsum(dim=-1)
     last = torch.tensor(top_k, device=probs.device).clamp(max=ordered.shape[-1])[:, None] - 1
     mass = torch.where(limited, cumulative.gather(-1, last), torch.ones_like(top_p))
-    in_nucleus = ((cumulative - ordered) < top_p * mass).sum(-1, keepdim=True).clamp(min=1) - 1
+    before = pad(cumulative[:, :-1], (1, 0))
+    in_nucleus = (before < top_p * mass).sum(-1, keepdim=True).clamp(min=1) - 1
     threshold = ordered.gather(-1, torch.minimum(last, in_nucleus))
     threshold = torch.where(limited | (top_p < 1.0), threshold, torch.zeros_like(threshold))
     threshold = threshold.maximum(min_p * ordered[:, :1])

@@ -9,7 +9,7 @@ Knows nothing about torch, threads, protobuf or the meaning of a token.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -72,7 +72,7 @@ class Scheduler:
         """Forget a sequence that ended, wherever it is, and free its blocks."""
         sequence.is_finished = True
         queue = self.running if sequence in self.running else self.waiting
-        queue.remove(sequence)
+        del queue[bisect_left(queue, sequence.urgency, key=_by_urgency)]
         self._free(sequence)
         if not sequence.request.unfinished:
             self._deadlines.pop(sequence.request, None)

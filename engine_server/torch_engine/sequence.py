@@ -59,6 +59,11 @@ class Request:
         return [sequence for sequence in self.sequences if not sequence.is_finished]
 
     @property
+    def is_fresh(self) -> bool:
+        """True while no choice has produced a token here."""
+        return all(sequence.num_output_tokens == len(sequence.resumed) for sequence in self.sequences)
+
+    @property
     def num_output_tokens(self) -> int:
         """Output tokens of all choices, resumed ones included."""
         return sum(sequence.num_output_tokens for sequence in self.sequences)

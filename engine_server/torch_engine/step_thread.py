@@ -150,6 +150,7 @@ class StepThread:
     def _die(self, core: EngineCore) -> None:
         self.is_dead = True
         self._take_commands(core, wait=False)
+        self.snapshot = LoadSnapshot(requests_added=core.counters.requests_added)
         failures = [(context, EngineDead("the engine died")) for context in core.live_contexts()]
         self._deliver(StepOutputs(core.counters.steps, failures=list(failures)))
 
