@@ -1,0 +1,307 @@
+"""A step engine without a model: same scheduling, accounting and failures, invented tokens.
+
+`MockerEngine` queues requests, reserves KV blocks, prefills in chunks and emits one token per running
+sequence and step, all on the event loop. What the tokens are: `mocker_model`. Needs neither torch
+nor any file; knows nothing about gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence as Seq
+
+from enginewire import v1 as pb
+
+from engine_server.failures import DeadlineExceeded, Draining, EngineDead, EngineError, NotStarted, StepFailed
+from engine_server.interface import (
+    GenerateContext,
+    MetricsBindings,
+    MetricsContext,
+    StepListener,
+    StepOutputs,
+    Tokenizer,
+)
+from engine_server.mocker_options import Fault, MockerOptions
+from engine_server.mocker_requests import RequestReader, engine_config
+from engine_server.mocker_sequence import Request, Sequence
+from engine_server.mocker_tokenizer import byte_tokenizer
+from engine_server.step_streams import StepStreams
+
+STALL_GRACE_SECONDS = 1.0
+"""A step that begins later than this after its time has stalled: the event loop itself may be busy."""
+
+
+class MockerEngine:
+    """An engine for tests, demonstrations and load generators. Lives on the event loop of `start`."""
+
+    def __init__(self, options: MockerOptions | None = None) -> None:
+        self._options = options or MockerOptions()
+        self._fault = Fault.parse(self._options.fault) if self._options.fault else None
+        self._streams = StepStreams()
+        self._reader: RequestReader | None = None
+        self._is_closed = False
+        self._live: dict[GenerateContext, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._cancelled: list[GenerateContext] = []
+        self._load = pb.Load(kv_blocks_total=self._options.num_kv_blocks)
+        self._earliest_deadline = math.inf
+        self._next_tokens_at = 0.0
+        self._timer: asyncio.Handle | None = None
+        self._due = math.inf
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Nothing to load. `worker_id` is not needed here."""
+        if self._reader or self._is_closed:
+            raise EngineDead("an engine starts once")
+        self._reader = RequestReader(self._options)
+        return engine_config(self._options)
+
+    def set_step_listener(self, listener: StepListener) -> None:
+        """Register who receives every step's outputs."""
+        self._streams.listener = listener
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Queue a request, or raise an EngineError."""
+        if self._is_closed:
+            raise EngineDead("the engine is closed")
+        if self._reader is None:
+            raise NotStarted("the engine is still starting")
+        accepted = self._reader.read(request, context)
+        self._live[context] = accepted
+        self._waiting.append(accepted)
+        self._load.waiting += 1
+        self._load.waiting_tokens += accepted.prompt_tokens
+        self._earliest_deadline = min(self._earliest_deadline, _deadline(context))
+        self._schedule_step(0.0)
+
+    async def generate(
+        self, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> AsyncIterator[pb.LLMEngineOutput]:
+        """`submit` as a stream of its own. Closing it early frees the request."""
+        self._streams.open(context)
+        watch = asyncio.create_task(self._abort_when_cancelled(context))
+        try:
+            self.submit(request, context)
+            async for output in self._streams.read(context, len(self._live[context].sequences)):
+                yield output
+        finally:
+            watch.cancel()
+            self._streams.close(context)
+            await self.abort(context)
+
+    async def abort(self, context: GenerateContext) -> None:
+        """End a request at once; its choices end as cancelled. Idempotent."""
+        if context in self._live:
+            self._cancelled.append(context)
+            self._schedule_step(0.0)
+
+    async def drain(self) -> None:
+        """Hand back what waits."""
+        outputs = StepOutputs(self._load.step)
+        for request in list(self._waiting):
+            self._fail(request, Draining("the server is draining"), outputs)
+        self._streams(outputs)
+
+    async def cleanup(self) -> None:
+        """Cancel what is live and stop stepping. Idempotent."""
+        self._is_closed = True
+        self._unschedule()
+        outputs = StepOutputs(self._load.step)
+        for request in list(self._live.values()):
+            self._cancel(request, outputs)
+        self._streams(outputs)
+        self._reader = None
+
+    async def kv_event_sources(self) -> Seq[pb.KvEventSource]:
+        """None: there is no prefix cache."""
+        return []
+
+    async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
+        """The engine has no metrics of its own beside `load`."""
+        return MetricsBindings()
+
+    def load(self) -> pb.Load:
+        """The load right now."""
+        load = pb.Load()
+        load.CopyFrom(self._load)
+        load.running = len(self._prefilling) + len(self._decoding)
+        return load
+
+    def tokenizer(self) -> Tokenizer | None:
+        """One token per byte."""
+        return byte_tokenizer()
+
+    def stalled_for(self) -> float:
+        """Seconds the next step is late, beyond a grace for a busy event loop."""
+        late = time.monotonic() - self._due - STALL_GRACE_SECONDS
+        return max(late, 0.0)
+
+    async def _abort_when_cancelled(self, context: GenerateContext) -> None:
+        await context.wait_cancelled()
+        await self.abort(context)
+
+    def _schedule_step(self, delay: float) -> None:
+        """Step after `delay` seconds; a step that is already due earlier stays."""
+        due = time.monotonic() + delay
+        if self._is_closed or self._due <= due:
+            return
+        self._unschedule()
+        self._due = due
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(delay, self._step) if delay > 0 else loop.call_soon(self._step)
+
+    def _unschedule(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer, self._due = None, math.inf
+
+    def _step(self) -> None:
+        if self._fault and self._fault.kind == "stall" and self._load.step + 1 >= int(self._fault.where):
+            return
+        self._due = math.inf
+        now = time.monotonic()
+        outputs = StepOutputs(self._load.step)
+        self._reap(now, outputs)
+        self._admit(now)
+        if now >= self._next_tokens_at and (self._prefilling or self._decoding):
+            self._compute(now, outputs)
+        self._streams(outputs)
+        self._plan_next_step(now)
+
+    def _plan_next_step(self, now: float) -> None:
+        if not self._live:
+            return
+        at = min((sequence.ready_at for sequence in self._prefilling), default=math.inf)
+        if self._decoding or not self._prefilling:
+            at = now
+        at = min(max(at, self._next_tokens_at), self._earliest_deadline)
+        self._schedule_step(max(at - now, 0.0))
+
+    def _reap(self, now: float, outputs: StepOutputs) -> None:
+        """End what was cancelled or is too late, wherever it is."""
+        for context in self._cancelled:
+            if context in self._live:
+                self._cancel(self._live[context], outputs)
+        self._cancelled.clear()
+        if now < self._earliest_deadline:
+            return
+        for request in [request for context, request in self._live.items() if _deadline(context) <= now]:
+            self._fail(request, DeadlineExceeded("the deadline passed"), outputs)
+        self._earliest_deadline = min(map(_deadline, self._live), default=math.inf)
+
+    def _admit(self, now: float) -> None:
+        """Start waiting requests in order, as long as sequences and blocks are free."""
+        while self._waiting:
+            request = self._waiting[0]
+            sequences = request.sequences
+            num_running = len(self._prefilling) + len(self._decoding)
+            blocks = request.blocks_per_sequence * len(sequences)
+            if num_running + len(sequences) > self._options.max_num_seqs:
+                return
+            if self._load.kv_blocks_used + blocks > self._options.num_kv_blocks:
+                return
+            self._leave_queue(request)
+            request.is_running = True
+            self._load.kv_blocks_used += blocks
+            for sequence in sequences:
+                sequence.ready_at = now + self._options.ttft_ms / 1000
+            self._prefilling += sequences
+
+    def _compute(self, now: float, outputs: StepOutputs) -> None:
+        self._load.step += 1
+        outputs.step = self._load.step
+        self._next_tokens_at = now + self._options.itl_ms / 1000
+        if self._fault:
+            self._fail_on_purpose(self._fault, outputs)
+        self._prefill(now)
+        self._decode(outputs)
+
+    def _prefill(self, now: float) -> None:
+        budget = self._options.max_num_batched_tokens - len(self._decoding)
+        for sequence in self._prefilling:
+            computed = min(budget, sequence.num_prefill_tokens - sequence.num_computed_tokens)
+            sequence.num_computed_tokens += computed
+            budget -= computed
+        done = [s for s in self._prefilling if s.is_prefilled and s.ready_at <= now]
+        if done:
+            self._prefilling = [s for s in self._prefilling if s not in done]
+            self._decoding += done
+
+    def _decode(self, outputs: StepOutputs) -> None:
+        """One token per sequence. The loop is the hot path: nothing but appends for bare tokens."""
+        contexts, indexes = outputs.contexts.append, outputs.indexes.append
+        positions, token_ids = outputs.positions.append, outputs.token_ids.append
+        paused = []
+        for sequence in self._decoding:
+            position = sequence.position
+            if position < sequence.pause_at:
+                contexts(sequence.context)
+                indexes(sequence.index)
+                positions(position)
+                token_ids(sequence.ahead[position - sequence.ahead_begin])
+                sequence.position = position + 1
+            else:
+                paused.append(sequence)
+        self._load.tokens_generated += len(outputs.token_ids)
+        for sequence in paused:
+            self._emit(sequence, outputs)
+
+    def _emit(self, sequence: Sequence, outputs: StepOutputs) -> None:
+        if sequence.is_out_of_tokens:
+            sequence.look_ahead()
+        output = sequence.output()
+        self._load.tokens_generated += len(output.token_ids)
+        outputs.outputs.append((sequence.context, output))
+        if sequence.is_finished:
+            self._decoding.remove(sequence)
+            self._release(sequence.request, 1)
+
+    def _cancel(self, request: Request, outputs: StepOutputs) -> None:
+        sequences = self._take_out(request)
+        for sequence in sequences:
+            output = sequence.empty_output()
+            sequence.finish(output, pb.FINISH_REASON_CANCELLED)
+            outputs.outputs.append((request.context, output))
+        self._release(request, len(sequences))
+
+    def _fail(self, request: Request, failure: EngineError, outputs: StepOutputs) -> None:
+        sequences = self._take_out(request)
+        request.sequences.clear()
+        outputs.failures.append((request.context, failure))
+        self._release(request, len(sequences))
+
+    def _take_out(self, request: Request) -> list[Sequence]:
+        """Remove the request from queue and batch; returns its unfinished choices."""
+        if request.is_running:
+            self._prefilling = [s for s in self._prefilling if s.request is not request]
+            self._decoding = [s for s in self._decoding if s.request is not request]
+        else:
+            self._leave_queue(request)
+        return list(request.sequences)
+
+    def _leave_queue(self, request: Request) -> None:
+        self._waiting.remove(request)
+        self._load.waiting -= 1
+        self._load.waiting_tokens -= request.prompt_tokens
+
+    def _release(self, request: Request, num_sequences: int) -> None:
+        if request.is_running:
+            self._load.kv_blocks_used -= request.blocks_per_sequence * num_sequences
+        if not request.sequences:
+            del self._live[request.context]
+            self._load.requests_finished += not request.is_probe
+
+    def _fail_on_purpose(self, fault: Fault, outputs: StepOutputs) -> None:
+        for request in [request for request in self._live.values() if request.is_running]:
+            hit = fault.kind == "forward" and fault.where == request.context.request_id
+            if hit or (fault.kind == "step" and int(fault.where) == self._load.step):
+                self._fail(request, StepFailed("a fault was asked for"), outputs)
+
+
+def _deadline(context: GenerateContext) -> float:
+    return math.inf if context.deadline is None else context.deadline
