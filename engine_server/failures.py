@@ -114,6 +114,13 @@ class EngineDead(EngineError):
     retryable = True
 
 
+class Stuck(EngineError):
+    """The engine's step loop makes no progress."""
+
+    reason = pb.ERROR_REASON_STUCK
+    retryable = True
+
+
 class DeadlineExceeded(EngineError):
     """The request's deadline passed before it finished."""
 

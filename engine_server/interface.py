@@ -121,7 +121,11 @@ class LLMEngine(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Finish engine-side work (pending KV transfers) before `cleanup`. Default: nothing."""
+        """Called once when a drain stops admission, while running requests go on.
+
+        Hand requests that are still waiting back as `Draining` failures, so that their callers move
+        on, and finish engine-side work such as pending KV transfers. Do not wait for running requests.
+        """
         ...
 
     async def cleanup(self) -> None:

@@ -346,7 +346,7 @@ class HandleEvent(_message.Message):
     """The request."""
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """The request was accepted. Sent once, before any row or output of the handle."""
+        """The request was accepted. Sent once, not later than in the frame with the first row or output of the handle."""
 
     @_builtins.property
     def output(self) -> _output_pb2.LLMEngineOutput:

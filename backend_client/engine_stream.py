@@ -1,0 +1,126 @@
+"""One request's outputs between the connection's reader and its consumer.
+
+The reader appends without waiting; the consumer takes everything that is there. Tokens that follow each
+other become one chunk, so a consumer that lags does less work per token. Knows nothing about gRPC or text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from enginewire import v1 as pb
+
+from backend_client.failure import RequestFailed, failed
+
+# A consumer this many tokens behind is not coming back: nothing but a bug or a stall gets there.
+MAX_WAITING_TOKENS = 1 << 18
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Consecutive tokens of one choice; with `output`, that message's tokens and everything beside them."""
+
+    index: int
+    first_output_position: int
+    token_ids: list[int]
+    output: pb.LLMEngineOutput | None = None
+
+
+class EngineStream:
+    """Outputs of one request, in engine order. One consumer."""
+
+    __slots__ = (
+        "_chunks",
+        "_last",
+        "_on_abort",
+        "_ready",
+        "_waiting_tokens",
+        "accepted",
+        "ended",
+        "failure",
+        "is_woken",
+        "request_id",
+    )
+
+    def __init__(self, request_id: str, on_abort: Callable[[str], None]) -> None:
+        """`on_abort(reason)` tells the engine that nobody wants the rest."""
+        self.request_id = request_id
+        self.accepted: pb.Accepted | None = None
+        self.ended = False
+        self.failure: RequestFailed | None = None
+        # Set by the reader when a wake-up is due, so that each frame wakes a consumer at most once.
+        self.is_woken = False
+        self._chunks: list[Chunk] = []
+        self._last: Chunk | None = None
+        self._waiting_tokens = 0
+        self._ready = asyncio.Event()
+        self._on_abort = on_abort
+
+    def tokens(self, index: int, position: int, token_ids: list[int]) -> None:
+        """Tokens of one choice."""
+        last = self._last
+        if (
+            last is not None
+            and last.index == index
+            and last.first_output_position + len(last.token_ids) == position
+        ):
+            last.token_ids += token_ids
+        else:
+            self._last = Chunk(index, position, token_ids)
+            self._chunks.append(self._last)
+        self._waiting_tokens += len(token_ids)
+        if self._waiting_tokens > MAX_WAITING_TOKENS:
+            self._give_up()
+
+    def output(self, output: pb.LLMEngineOutput) -> None:
+        """An output that is more than token ids."""
+        self._last = None
+        self._chunks.append(Chunk(output.index, output.first_output_position, list(output.token_ids), output))
+
+    def end(self, failure: RequestFailed | None = None) -> None:
+        """Nothing follows."""
+        if not self.ended:
+            self.ended = True
+            self.failure = failure
+
+    def wake(self) -> None:
+        """Let the consumer run."""
+        self.is_woken = False
+        self._ready.set()
+
+    async def read(self) -> list[Chunk]:
+        """Everything that has arrived, at least one chunk; [] at the end.
+
+        Raises RequestFailed once everything before the failure was taken.
+        """
+        while not self._chunks:
+            if self.failure is not None:
+                raise self.failure
+            if self.ended:
+                return []
+            self._ready.clear()
+            await self._ready.wait()
+        chunks, self._chunks, self._last = self._chunks, [], None
+        self._waiting_tokens = 0
+        return chunks
+
+    def abort(self, reason: str) -> None:
+        """Nobody wants the rest: tell the engine, once."""
+        if not self.ended:
+            self.end()
+            self._on_abort(reason)
+
+    def _give_up(self) -> None:
+        if self.ended:
+            return
+        self._on_abort("slow consumer")
+        self.end(
+            failed(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                pb.ERROR_REASON_SLOW_CONSUMER,
+                f"{self.request_id}: the consumer is {self._waiting_tokens} tokens behind",
+            )
+        )

@@ -1,0 +1,238 @@
+"""Which requests are in the engine: bounded admission, live requests, their ends.
+
+`RequestTable` is the only door between RPCs and the engine. Requests go in through `submit`, outputs
+come back through `deliver` once per step and go on to each request's sink. Knows nothing about gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from enginewire import v1 as pb
+
+from engine_server.delivery import Sink
+from engine_server.failures import (
+    DuplicateRequest,
+    EngineError,
+    NotStarted,
+    QueueFull,
+    SlowConsumer,
+)
+from engine_server.interface import GenerateContext, StepEngine, StepOutputs
+from engine_server.validation import check_generate
+
+# An abort may overtake its request by a network round trip, not by minutes.
+REMEMBER_ABORTS_SECONDS = 10.0
+REMEMBERED_IDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How much may wait beyond what runs: requests, and prompt tokens."""
+
+    requests: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Live:
+    """A request in the engine. `open_choices` had no terminal output yet."""
+
+    context: GenerateContext
+    sink: Sink
+    open_choices: int
+
+
+class RequestTable:
+    """The live requests of one engine."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.limits = limits
+        self.step = 0
+        self.closed: Callable[[], EngineError] | None = lambda: NotStarted("the engine is still starting")
+        self._engine: StepEngine | None = None
+        self._config = pb.EngineConfig()
+        self._live: dict[str, Live] = {}
+        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._early_aborts: OrderedDict[str, float] = OrderedDict()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def open(self, engine: StepEngine, config: pb.EngineConfig) -> None:
+        """Admit requests to `engine` from now on."""
+        engine.set_step_listener(self.deliver)
+        self._engine, self._config, self.closed = engine, config, None
+
+    def close(self, failure: Callable[[], EngineError]) -> None:
+        """Refuse new requests from now on; `failure` makes the refusal."""
+        self.closed = failure
+
+    async def submit(
+        self, request: pb.GenerateRequest, sink: Sink, deadline: float | None
+    ) -> GenerateContext:
+        """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
+
+        `deadline` is on the time.monotonic() clock.
+        """
+        engine = self._open_engine()
+        check_generate(request, self._config)
+        if request.request_id in self._live:
+            raise DuplicateRequest(f"request_id: {request.request_id} is live", field="request_id")
+        self._check_room(engine, len(request.request.token_ids))
+        context = GenerateContext(request.request_id, deadline=deadline)
+        context.sink = live = Live(context, sink, _open_choices(request.request))
+        engine.submit(request.request, context)
+        self._live[request.request_id] = live
+        self._idle.clear()
+        if self._early_aborts.pop(request.request_id, 0.0) > time.monotonic():
+            await self.abort(context, "aborted before it arrived")
+        return context
+
+    def deliver(self, outputs: StepOutputs) -> None:
+        """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
+        self.step = outputs.step
+        for context, index, position, token_id in zip(
+            outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids, strict=True
+        ):
+            # The hottest line of the shell: attribute access only, no cast and no lookup per token.
+            context.sink.sink.token(index, position, token_id)  # type: ignore[union-attr]  # a Live
+        for context, output in outputs.outputs:
+            self._output(_live(context), output)
+        for context, failure in outputs.failures:
+            self._fail(_live(context), failure)
+
+    async def abort(self, context: GenerateContext, reason: str) -> None:
+        """Ask the engine to end one request. Its terminal output or failure still comes."""
+        if self._live.get(context.request_id) is not context.sink or context.is_cancelled:
+            return
+        context.cancel(reason)
+        assert self._engine is not None, "a live request implies an engine"
+        await self._engine.abort(context)
+
+    async def abort_id(self, request_id: str, reason: str) -> pb.AbortOutcome.ValueType:
+        """Abort by exact id; remembers an id that has not arrived yet."""
+        live = self._live.get(request_id)
+        if live is not None:
+            await self.abort(live.context, reason)
+            return pb.ABORT_OUTCOME_ABORTED
+        if request_id in self._finished:
+            return pb.ABORT_OUTCOME_FINISHED
+        self._early_aborts[request_id] = time.monotonic() + REMEMBER_ABORTS_SECONDS
+        _trim(self._early_aborts)
+        return pb.ABORT_OUTCOME_UNKNOWN
+
+    async def abort_all(self, reason: str) -> list[str]:
+        """Abort every live request; returns their ids."""
+        contexts = [live.context for live in self._live.values()]
+        for context in contexts:
+            await self.abort(context, reason)
+        return [context.request_id for context in contexts]
+
+    def fail_all(self, failure: Callable[[], EngineError]) -> None:
+        """End every live request with a failure, without the engine's help."""
+        for live in list(self._live.values()):
+            self._fail(live, failure())
+
+    async def abort_slow(self) -> None:
+        """Abort requests whose reader has lagged too far behind."""
+        now = time.monotonic()
+        for live in [live for live in self._live.values() if live.sink.is_slow(now)]:
+            live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
+            live.sink = _Discard()
+            await self.abort(live.context, "slow consumer")
+
+    @property
+    def live_count(self) -> int:
+        """Requests in the engine."""
+        return len(self._live)
+
+    async def wait_idle(self) -> None:
+        """Return when no request is in the engine."""
+        await self._idle.wait()
+
+    def _open_engine(self) -> StepEngine:
+        if self.closed is not None:
+            raise self.closed()
+        assert self._engine is not None, "an open table has an engine"
+        return self._engine
+
+    def _check_room(self, engine: StepEngine, prompt_tokens: int) -> None:
+        running_limit = self._config.max_num_seqs or 1
+        room = running_limit + self.limits.requests
+        if len(self._live) >= room:
+            raise _queue_full("requests", len(self._live) - running_limit, self.limits.requests)
+        waiting_tokens = engine.load().waiting_tokens
+        if len(self._live) >= running_limit and waiting_tokens + prompt_tokens > self.limits.tokens:
+            raise _queue_full("tokens", waiting_tokens, self.limits.tokens)
+
+    def _output(self, live: Live, output: pb.LLMEngineOutput) -> None:
+        live.sink.output(output)
+        if output.finish_reason:
+            live.open_choices -= 1
+            if live.open_choices == 0:
+                live.sink.finish()
+                self._remove(live)
+
+    def _fail(self, live: Live, failure: EngineError) -> None:
+        live.sink.fail(failure)
+        self._remove(live)
+
+    def _remove(self, live: Live) -> None:
+        request_id = live.context.request_id
+        if self._live.get(request_id) is live:
+            del self._live[request_id]
+            self._finished[request_id] = None
+            _trim(self._finished)
+        if not self._live:
+            self._idle.set()
+
+
+class _Discard:
+    """The sink of a request whose reader was given up."""
+
+    def token(self, index: int, position: int, token_id: int) -> None:
+        """Drop it."""
+
+    def output(self, output: pb.LLMEngineOutput) -> None:
+        """Drop it."""
+
+    def fail(self, failure: EngineError) -> None:
+        """Drop it."""
+
+    def finish(self) -> None:
+        """Nobody is waiting."""
+
+    def is_slow(self, now: float) -> bool:
+        """Never again."""
+        return False
+
+
+def _live(context: GenerateContext) -> Live:
+    assert isinstance(context.sink, Live), "every context in the engine was made by submit"
+    return context.sink
+
+
+def _open_choices(request: pb.PreprocessedRequest) -> int:
+    finished = sum(choice.finished for choice in request.resume.choices)
+    return max(1, request.sampling_options.n) - finished
+
+
+def _queue_full(what: str, depth: int, limit: int) -> QueueFull:
+    return QueueFull(
+        f"the queue is full: {depth} {what} waiting, allowed {limit}",
+        retry_after=1.0,
+        metadata={"queue_depth": str(depth), "limit": str(limit)},
+    )
+
+
+Value = TypeVar("Value")
+
+
+def _trim(remembered: OrderedDict[str, Value]) -> None:
+    while len(remembered) > REMEMBERED_IDS:
+        remembered.popitem(last=False)

@@ -1,0 +1,100 @@
+"""Which engine `--engine` names. Imports an engine only when it was chosen.
+
+`torch` and `mocker` are ours; `module:Class` is any class of yours that is an `LLMEngine` or a
+`StepEngine` and whose constructor takes the `ServerOptions`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from engine_server.config import ServerOptions
+from engine_server.interface import LLMEngine, StepEngine
+from engine_server.iterator_driver import IteratorDriver
+
+log = logging.getLogger(__name__)
+
+
+class EngineUnavailable(Exception):
+    """The options name no engine that can be served; the message says why."""
+
+
+def make_engine(options: ServerOptions) -> StepEngine:
+    """Construct the engine that the options name. Nothing is loaded yet."""
+    try:
+        engine = OURS.get(options.engine, _custom)(options)
+    except ModuleNotFoundError as error:
+        hint = ": pip install 'enginewire[engine]'" if options.engine in OURS else ""
+        raise EngineUnavailable(f"--engine {options.engine}: no module named {error.name}{hint}") from error
+    except (OSError, ValueError) as error:
+        raise EngineUnavailable(f"--engine {options.engine}: {error}") from error
+    if isinstance(engine, StepEngine):
+        return engine
+    if isinstance(engine, LLMEngine):
+        return IteratorDriver(engine)
+    raise EngineUnavailable(f"--engine {options.engine}: not an LLMEngine (see engine_server/interface.py)")
+
+
+def _torch(options: ServerOptions) -> StepEngine:
+    from engine_server.torch_engine.engine import TorchEngine
+    from engine_server.torch_engine.options import TorchEngineOptions
+
+    return TorchEngine(
+        TorchEngineOptions(
+            model=options.model,
+            device=options.device,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+            block_size=options.block_size,
+            num_kv_blocks=options.num_gpu_blocks_override,
+            kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            seed=options.seed,
+        ),
+        progress=_log_progress,
+    )
+
+
+def _mocker(options: ServerOptions) -> StepEngine:
+    from engine_server.mocker_engine import MockerEngine
+    from engine_server.mocker_options import MockerOptions, script_from_json
+
+    given: dict[str, Any] = {
+        "context_length": options.max_model_len,
+        "num_kv_blocks": options.num_gpu_blocks_override,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "script": script_from_json(options.mocker_script.read_text()) if options.mocker_script else None,
+    }
+    chosen = MockerOptions(
+        block_size=options.block_size,
+        max_num_seqs=options.max_num_seqs,
+        ttft_ms=options.mocker_ttft_ms,
+        itl_ms=options.mocker_itl_ms,
+        seed=options.seed,
+        fault=options.mocker_fault,
+    )
+    return MockerEngine(
+        replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    )
+
+
+def _log_progress(phase: str, done: float) -> None:
+    log.info("%s %d %%", phase, round(done * 100))
+
+
+def _custom(options: ServerOptions) -> object:
+    module_name, _, attribute = options.engine.partition(":")
+    if not attribute:
+        raise EngineUnavailable(f"--engine {options.engine}: allowed torch, mocker or module:Class")
+    factory = getattr(importlib.import_module(module_name), attribute, None)
+    if factory is None:
+        raise EngineUnavailable(f"--engine {options.engine}: {module_name} has no {attribute}")
+    return factory(options)
+
+
+OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {"torch": _torch, "mocker": _mocker}

@@ -1,0 +1,177 @@
+"""The life of the server: starting, ready, draining, stopped, dead; and the one drain.
+
+Holds the state that health, GetLoad and admission agree on. Knows nothing about gRPC or sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from enginewire import v1 as pb
+
+from engine_server.admission import RequestTable
+from engine_server.failures import Draining, EngineDead, NotStarted, Stuck
+from engine_server.interface import StepEngine
+
+# Engines answer an abort within a step; a step that takes longer than this is not worth waiting for.
+CANCEL_GRACE_SECONDS = 2.0
+PROGRESS_SECONDS = 0.1
+DEFAULT_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPlan:
+    """How long running requests and late arrivals have, in seconds."""
+
+    deadline: float
+    admission_grace: float
+
+
+class Lifecycle:
+    """State of one server and its engine."""
+
+    def __init__(self, engine: StepEngine, requests: RequestTable, default_plan: DrainPlan) -> None:
+        self.engine = engine
+        self.requests = requests
+        self.default_plan = default_plan
+        self.state: pb.EngineState.ValueType = pb.ENGINE_STATE_STARTING
+        self.config: pb.EngineConfig | None = None
+        self.drain_state: pb.DrainState.ValueType = pb.DRAIN_STATE_UNSPECIFIED
+        self._state_changed = asyncio.Condition()
+        self._drain: asyncio.Task[None] | None = None
+        self._drain_deadline = float("inf")
+        self._deadline_moved = asyncio.Event()
+        self._cleanup = asyncio.Lock()
+        self._started = asyncio.Event()
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Start the engine, then admit requests, unless a drain or cleanup came first."""
+        try:
+            self.config = await self.engine.start(worker_id)
+        finally:
+            self._started.set()
+        if self.state == pb.ENGINE_STATE_STARTING:
+            self.requests.open(self.engine, self.config)
+            await self._become(pb.ENGINE_STATE_READY)
+        return self.config
+
+    def engine_config(self) -> pb.EngineConfig:
+        """What the engine said at start. Raises NotStarted before that."""
+        if self.config is None:
+            raise NotStarted("the engine is still starting", retry_after=DEFAULT_RETRY_SECONDS)
+        return self.config
+
+    def load(self) -> pb.Load:
+        """The engine's load with the server's state."""
+        load = pb.Load() if self.config is None else self.engine.load()
+        load.state = self.state
+        return load
+
+    async def wait_state_change(self, seen: pb.EngineState.ValueType) -> pb.EngineState.ValueType:
+        """The state as soon as it differs from `seen`."""
+        async with self._state_changed:
+            await self._state_changed.wait_for(lambda: self.state != seen)
+            return self.state
+
+    async def drain(self, plan: DrainPlan | None = None) -> AsyncIterator[pb.DrainResponse]:
+        """Begin or join the one drain; yields progress, last a final state."""
+        drain = self.begin_drain(plan or self.default_plan)
+        last: pb.DrainResponse | None = None
+        while not drain.done():
+            progress = self._progress()
+            if progress != last:
+                yield progress
+                last = progress
+            await asyncio.wait([drain], timeout=PROGRESS_SECONDS)
+        await drain
+        yield self._progress()
+
+    def begin_drain(self, plan: DrainPlan) -> asyncio.Task[None]:
+        """The running drain, or a new one. Of two deadlines the earlier wins."""
+        deadline = time.monotonic() + plan.deadline
+        if deadline < self._drain_deadline:
+            self._drain_deadline = deadline
+            self._deadline_moved.set()
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._run_drain(plan), name="drain")
+        return self._drain
+
+    async def cleanup(self, *, abort_in_flight: bool) -> bool:
+        """Release the engine once; returns True when that had happened before."""
+        async with self._cleanup:
+            if self.state == pb.ENGINE_STATE_STOPPED:
+                return True
+            self.requests.close(lambda: EngineDead("the engine was cleaned up"))
+            # A cleanup may not run beside a start.
+            if self.state == pb.ENGINE_STATE_STARTING:
+                await self._become(pb.ENGINE_STATE_DRAINING)
+            await self._empty(abort_in_flight)
+            await self.engine.cleanup()
+            await self._become(pb.ENGINE_STATE_STOPPED)
+            return False
+
+    async def declare_dead(self, seconds: float) -> None:
+        """The step loop is stuck: nothing more comes from the engine."""
+        self.requests.close(lambda: EngineDead("the engine is dead"))
+        await self._become(pb.ENGINE_STATE_DEAD)
+        self.requests.fail_all(lambda: Stuck(f"the engine made no progress for {seconds:.0f} s"))
+
+    async def _run_drain(self, plan: DrainPlan) -> None:
+        self.drain_state = pb.DRAIN_STATE_GRACE
+        if self.state != pb.ENGINE_STATE_STOPPED:
+            await self._become(pb.ENGINE_STATE_DRAINING)
+        await asyncio.sleep(min(plan.admission_grace, plan.deadline))
+        self.drain_state = pb.DRAIN_STATE_DRAINING
+        if self.state == pb.ENGINE_STATE_DRAINING:
+            self.requests.close(_draining)
+            await self.engine.drain()
+        finished = await self._idle_before_deadline()
+        if not finished:
+            await self._empty(abort_in_flight=True)
+        self.drain_state = pb.DRAIN_STATE_DRAINED if finished else pb.DRAIN_STATE_TIMED_OUT
+
+    async def _idle_before_deadline(self) -> bool:
+        """True when the last request ended before the deadline, which a second drain may move forward."""
+        idle = asyncio.ensure_future(self.requests.wait_idle())
+        try:
+            while not idle.done() and (left := self._drain_deadline - time.monotonic()) > 0:
+                self._deadline_moved.clear()
+                moved = asyncio.ensure_future(self._deadline_moved.wait())
+                await asyncio.wait([idle, moved], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                moved.cancel()
+            return idle.done() or self.requests.live_count == 0
+        finally:
+            idle.cancel()
+
+    async def _empty(self, abort_in_flight: bool) -> None:
+        """Return when no request is in the engine; those that do not react to an abort are failed."""
+        if not abort_in_flight:
+            await self.requests.wait_idle()
+            return
+        await self.requests.abort_all("server shutdown")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_GRACE_SECONDS):
+                await self.requests.wait_idle()
+        self.requests.fail_all(_draining)
+
+    async def _become(self, state: pb.EngineState.ValueType) -> None:
+        async with self._state_changed:
+            self.state = state
+            self._state_changed.notify_all()
+
+    def _progress(self) -> pb.DrainResponse:
+        load = self.load()
+        return pb.DrainResponse(
+            state=self.drain_state or pb.DRAIN_STATE_GRACE,
+            running=load.running,
+            waiting=load.waiting,
+            pending_transfers=load.pending_transfers,
+        )
+
+
+def _draining() -> Draining:
+    return Draining("the server is draining", retry_after=DEFAULT_RETRY_SECONDS)

@@ -1,0 +1,106 @@
+"""Registers a servicer under raw-bytes handlers: parse, call, serialize, map errors, in one place.
+
+grpc.aio would answer UNKNOWN with the exception's text to malformed bytes and to anything a handler
+raises. Here bytes are parsed inside the handler and every failure goes through `status`. Knows nothing
+about what the RPCs do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NoReturn, cast
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from engine_server import status
+from engine_server.failures import InvalidRequest
+
+Call = grpc.aio.ServicerContext[bytes, bytes]
+Unary = Callable[[Message, Call], Awaitable[Message]]
+Streaming = Callable[[Message, Call], AsyncIterator[Message]]
+Multiplexed = Callable[[AsyncIterator[Message], Call], AsyncIterator[Message]]
+
+
+def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+    """Handlers for every method of `service`, served by the methods of `servicer` of the same name."""
+    return grpc.method_handlers_generic_handler(
+        service.full_name, {method.name: _handler(method, servicer) for method in service.methods}
+    )
+
+
+def _handler(method: MethodDescriptor, servicer: object) -> grpc.RpcMethodHandler[bytes, bytes]:
+    behaviour = getattr(servicer, method.name)
+    parse = _parser(method)
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(_stream_stream(behaviour, parse))  # type: ignore[arg-type]  # aio handlers are untyped in the stubs
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(_unary_stream(behaviour, parse))  # type: ignore[arg-type]
+    return grpc.unary_unary_rpc_method_handler(_unary_unary(behaviour, parse))  # type: ignore[arg-type]
+
+
+def _parser(method: MethodDescriptor) -> Callable[[bytes], Message]:
+    message_class = message_factory.GetMessageClass(method.input_type)
+
+    def parse(data: bytes) -> Message:
+        try:
+            return cast(Message, message_class.FromString(data))
+        except DecodeError as error:
+            raise InvalidRequest("request: malformed protobuf") from error
+
+    return parse
+
+
+def _unary_unary(
+    behaviour: Unary, parse: Callable[[bytes], Message]
+) -> Callable[[bytes, Call], Awaitable[bytes]]:
+    async def handle(data: bytes, call: Call) -> bytes:
+        try:
+            return (await behaviour(parse(data), call)).SerializeToString()
+        except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
+            await _fail(call, error)
+
+    return handle
+
+
+def _unary_stream(
+    behaviour: Streaming, parse: Callable[[bytes], Message]
+) -> Callable[[bytes, Call], AsyncIterator[bytes]]:
+    async def handle(data: bytes, call: Call) -> AsyncIterator[bytes]:
+        try:
+            async for message in behaviour(parse(data), call):
+                yield message.SerializeToString()
+        except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
+            await _fail(call, error)
+
+    return handle
+
+
+def _stream_stream(
+    behaviour: Multiplexed, parse: Callable[[bytes], Message]
+) -> Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]:
+    async def handle(frames: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        try:
+            async for message in behaviour(_parsed(frames, parse), call):
+                yield message.SerializeToString()
+        except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
+            await _fail(call, error)
+
+    return handle
+
+
+async def _parsed(frames: AsyncIterator[bytes], parse: Callable[[bytes], Message]) -> AsyncIterator[Message]:
+    async for frame in frames:
+        yield parse(frame)
+
+
+async def _fail(call: Call, error: Exception) -> NoReturn:
+    if isinstance(error, (grpc.aio.AbortError, asyncio.CancelledError)):
+        raise error
+    failure = status.as_failure(error)
+    await call.abort(
+        status.code_of(failure.reason), str(failure)[: status.MAX_MESSAGE_CHARS], status.trailers(failure)
+    )

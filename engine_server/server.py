@@ -1,0 +1,262 @@
+"""The gRPC server around one engine: listen, start, serve, drain, stop.
+
+`EngineServer.run` reads top-down as the life of the process. Knows nothing about the RPCs' content
+and nothing about any particular engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import grpc
+from enginewire import __version__, v1 as pb
+from enginewire.v1 import discovery_service_pb2, engine_service_pb2
+
+from engine_server.admission import QueueLimits, RequestTable
+from engine_server.config import ServerOptions
+from engine_server.delivery import BufferLimits
+from engine_server.discovery import DiscoveryServicer, Identity
+from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
+from engine_server.interface import StepEngine
+from engine_server.lifecycle import DrainPlan, Lifecycle
+from engine_server.rpc import handlers
+from engine_server.servicer import EngineServicer
+from engine_server.sockets import AddressError, UnixSocket, check_port_is_free
+
+log = logging.getLogger(__name__)
+
+ENGINE_SERVICE = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"]
+DISCOVERY_SERVICE = discovery_service_pb2.DESCRIPTOR.services_by_name["DiscoveryService"]
+
+EXIT_OK: Final = 0
+EXIT_START_FAILED: Final = 1
+EXIT_ENGINE_DEAD: Final = 70
+EXIT_ADDRESS: Final = 98
+# Last words of streams that are being ended; everything else has ended before.
+STOP_GRACE_SECONDS: Final = 0.5
+SLOW_CHECK_SECONDS: Final = 1.0
+MIN_KEEPALIVE_MS: Final = 1_000
+
+
+class EngineServer:
+    """One engine behind one listening address."""
+
+    def __init__(self, engine: StepEngine, options: ServerOptions) -> None:
+        self.options = options
+        self.identity = Identity(
+            engine_name=f"enginewire-{options.engine}",
+            engine_version=__version__,
+            instance_id=options.instance_id or secrets.token_hex(8),
+            lifetime_id=secrets.token_hex(8),
+        )
+        limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
+        plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
+        self.lifecycle = Lifecycle(engine, RequestTable(limits), plan)
+        self.target = ""
+        self._server: grpc.aio.Server | None = None
+        self._socket: UnixSocket | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._died = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal or the engine's death; returns the exit code."""
+        try:
+            await self.listen()
+        except AddressError as error:
+            log.error("cannot listen: %s", error)
+            return EXIT_ADDRESS
+        with _signals() as stop:
+            try:
+                if not await self._start_unless_stopped(stop):
+                    return EXIT_OK
+                await self._serve_until(stop)
+                if self._died.is_set():
+                    return EXIT_ENGINE_DEAD
+                return await self._drain_until(stop)
+            except EngineStartFailed as error:
+                log.error("the engine failed to start: %s", error)
+                return EXIT_START_FAILED
+            finally:
+                await self.stop()
+
+    async def listen(self) -> None:
+        """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
+        self._server = grpc.aio.server(options=_channel_options(self.options))
+        self._server.add_generic_rpc_handlers(self._handlers())
+        if self.options.reflection:
+            _add_reflection(self._server)
+        self.target = self._bind(self._server)
+        await self._server.start()
+        log.info("listening on %s", self.target)
+
+    async def start(self) -> pb.EngineConfig:
+        """Start the engine; requests are admitted when this returns."""
+        config = await self.lifecycle.start(worker_id=secrets.randbits(63))
+        self._advertise_shell(config)
+        self._background = [
+            asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
+            asyncio.create_task(self._watch_steps(), name="watchdog"),
+        ]
+        return config
+
+    async def stop(self) -> None:
+        """Release the engine and the address. Idempotent."""
+        for task in self._background:
+            task.cancel()
+        if not self._died.is_set():
+            await self.lifecycle.cleanup(abort_in_flight=True)
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_SECONDS)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def _start_unless_stopped(self, stop: asyncio.Queue[signal.Signals]) -> bool:
+        """True when the engine is up; False when a signal came first."""
+        starting = asyncio.create_task(self.start(), name="start")
+        stopped = asyncio.create_task(stop.get())
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():
+            starting.cancel()
+            return False
+        if (error := starting.exception()) is not None:
+            raise EngineStartFailed(str(error)) from error
+        config = starting.result()
+        log.info("ready: %s, %d KV blocks, %s", config.model, config.total_kv_blocks, self.target)
+        return True
+
+    async def _serve_until(self, stop: asyncio.Queue[signal.Signals]) -> None:
+        stopped = asyncio.create_task(stop.get())
+        died = asyncio.create_task(self._died.wait())
+        await asyncio.wait([stopped, died], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        died.cancel()
+
+    async def _drain_until(self, stop: asyncio.Queue[signal.Signals]) -> int:
+        """Drain; a second signal ends it at once with 128 + its number."""
+        log.info("draining")
+        drained = self.lifecycle.begin_drain(self.lifecycle.default_plan)
+        again = asyncio.create_task(stop.get())
+        await asyncio.wait([drained, again], return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            log.warning("second signal: ending at once")
+            return 128 + again.result()
+        again.cancel()
+        load = self.lifecycle.load()
+        log.info(
+            "drained: %d of %d KV blocks free",
+            load.kv_blocks_total - load.kv_blocks_used,
+            load.kv_blocks_total,
+        )
+        return EXIT_OK
+
+    def _advertise_shell(self, config: pb.EngineConfig) -> None:
+        """Add what every engine gains by running in this server."""
+        names = self.options.served_model_name
+        if names:
+            config.served_model_name = names[0]
+            config.aliases.extend(names[1:])
+        config.capabilities.multiplexed = True
+        config.limits.max_request_bytes = self.options.max_message_bytes
+        config.limits.max_num_queued_reqs = self.options.max_num_queued_reqs
+        config.limits.max_num_queued_tokens = self.options.max_num_queued_tokens
+        config.limits.max_stream_buffer_tokens = self.options.stream_buffer_tokens
+        config.limits.min_keepalive_interval_ms = MIN_KEEPALIVE_MS
+
+    async def _watch_slow_readers(self) -> None:
+        while True:
+            await asyncio.sleep(SLOW_CHECK_SECONDS)
+            await self.lifecycle.requests.abort_slow()
+
+    async def _watch_steps(self) -> None:
+        """Turn a step that never ends into NOT_SERVING and the end of the process."""
+        limit = self.options.watchdog_timeout
+        while limit > 0:
+            await asyncio.sleep(min(1.0, limit / 4))
+            stalled = self.lifecycle.engine.stalled_for()
+            if stalled > limit:
+                log.critical("no progress for %.1f s; stacks follow", stalled)
+                faulthandler.dump_traceback(sys.stderr)
+                await self.lifecycle.declare_dead(stalled)
+                self._died.set()
+                return
+
+    def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        buffers = BufferLimits(self.options.stream_buffer_tokens, self.options.slow_consumer_timeout)
+        engine = EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id)
+        discovery = DiscoveryServicer(self.lifecycle, self.identity)
+        names = frozenset({ENGINE_SERVICE.full_name, DISCOVERY_SERVICE.full_name})
+        return (
+            handlers(ENGINE_SERVICE, engine),
+            handlers(DISCOVERY_SERVICE, discovery),
+            handlers(HEALTH_SERVICE, HealthServicer(self.lifecycle, names)),
+        )
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        if self.options.port is None:
+            self._socket = UnixSocket(self.options.uds)
+            with self._socket.private():
+                server.add_insecure_port(self._socket.target)
+            return self._socket.target
+        host, port = self.options.host, self.options.port
+        check_port_is_free(host, port)
+        bracketed = f"[{host}]" if ":" in host else host
+        try:
+            return f"{bracketed}:{server.add_insecure_port(f'{bracketed}:{port}')}"
+        except RuntimeError as error:
+            raise AddressError(f"{bracketed}:{port}: address already in use or not available") from error
+
+
+class EngineStartFailed(Exception):
+    """The engine's `start` raised; the message is one line for the operator."""
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Queue[signal.Signals]]:
+    """SIGTERM and SIGINT as items of a queue."""
+    arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, arrived.put_nowait, number)
+    try:
+        yield arrived
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
+    return [
+        # Two servers on one port would share its connections without any error.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", options.max_message_bytes),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.max_concurrent_streams", options.max_concurrent_streams),
+        # A wedged client is noticed within 15 s; without ping_timeout it would take a minute.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        # A client's own keepalive must never cut a long prefill.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_KEEPALIVE_MS),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+    ]
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    names = (ENGINE_SERVICE.full_name, DISCOVERY_SERVICE.full_name, HEALTH_SERVICE.full_name)
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
