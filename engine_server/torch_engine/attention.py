@@ -26,7 +26,7 @@ class Span:
 
     num_new: int
     context: int
-    block_table: Seq[int]
+    block_table: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,19 @@ class KvTensors:
     """Keys and values per layer, each [blocks, block_size, kv_heads, head_dim]."""
 
     def __init__(self, num_layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
-        """Zeros, not empty memory: a padded row reads blocks nobody wrote, and NaN × 0 is NaN."""
         self.block_size = shape[1]
-        self.keys = [like.new_zeros(shape) for _ in range(num_layers)]
-        self.values = [like.new_zeros(shape) for _ in range(num_layers)]
+        self._storage = like.new_empty((num_layers, 2, *shape))
+        self.keys = list(self._storage[:, 0])
+        self.values = list(self._storage[:, 1])
+
+    def clear(self, blocks: Seq[int]) -> None:
+        """Zero blocks that change hands.
+
+        Attention reads whole blocks and hides the rest behind a mask, but a NaN that another
+        request left there would come through: NaN × 0 is NaN.
+        """
+        if blocks:
+            self._storage.index_fill_(2, torch.tensor(blocks, device=self._storage.device), 0.0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [tokens, kv_heads, head_dim] at the flat token slots."""
@@ -126,8 +135,7 @@ def _build_group(
 ) -> AttentionGroup:
     context, num_new = spans[-1].context, spans[0].num_new
     num_blocks = -(-context // block_size)
-    # Padding points at block 0: any block will do, the mask hides it.
-    table = [[*span.block_table[:num_blocks], *[0] * (num_blocks - len(span.block_table))] for span in spans]
+    table = [_padded(span.block_table, num_blocks) for span in spans]
     lengths = torch.tensor([span.context for span in spans], device=like.device)
     queries = lengths[:, None] - num_new + torch.arange(num_new, device=like.device)
     return AttentionGroup(
@@ -137,6 +145,11 @@ def _build_group(
         blocks=torch.tensor(table, device=like.device),
         masks={window: _mask(queries, context, window, like) for window in windows},
     )
+
+
+def _padded(table: list[int], num_blocks: int) -> list[int]:
+    """Padding repeats the sequence's own block: the mask hides numbers, but not another's NaN."""
+    return [*table[:num_blocks], *table[:1] * (num_blocks - len(table))]
 
 
 def _mask(queries: Tensor, context: int, window: int | None, like: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class ModelRunner:
 
         `batch` must be in `batch_order`, and so are the rows.
         """
+        self.cache.clear([block for grant in batch for block in grant.new_blocks])
         spans = [_span(grant) for grant in batch]
         like = self.model.embedding
         plan = plan_attention(spans, self.cache.block_size, self._windows, like)

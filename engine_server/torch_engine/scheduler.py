@@ -10,6 +10,7 @@ Knows nothing about torch, threads, protobuf or the meaning of a token.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -21,10 +22,11 @@ _by_urgency = attrgetter("urgency")
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A sequence and how many of its pending tokens this step computes."""
+    """A sequence, how many of its pending tokens this step computes, and the blocks it just got."""
 
     sequence: Sequence
     num_tokens: int
+    new_blocks: Seq[int]
 
     @property
     def samples(self) -> bool:
@@ -95,7 +97,7 @@ class Scheduler:
             num_tokens = 1 if pending == 1 else min(pending, budget)
             if num_tokens > 0 and self._make_room(sequence, num_tokens):
                 budget -= num_tokens if pending > 1 else 0
-                granted.append(Scheduled(sequence, num_tokens))
+                granted.append(self._grant(sequence, num_tokens))
         return granted, len(self.running) < num_running
 
     def _schedule_waiting(self, budget: int) -> list[Scheduled]:
@@ -107,9 +109,8 @@ class Scheduler:
             self.waiting.pop(0)
             insort(self.running, sequence, key=_by_urgency)
             num_tokens = min(sequence.num_pending_tokens, budget)
-            self._allocate(sequence, num_tokens)
             budget -= num_tokens
-            granted.append(Scheduled(sequence, num_tokens))
+            granted.append(self._grant(sequence, num_tokens))
         return granted
 
     def _fits(self, sequence: Sequence) -> bool:
@@ -125,16 +126,16 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self._allocate(sequence, num_tokens)
         return True
 
     def _blocks_missing(self, sequence: Sequence, num_tokens: int) -> int:
         total = self.pool.blocks_for(sequence.num_computed_tokens + num_tokens)
-        return total - len(sequence.block_table)
+        return max(total - len(sequence.block_table), 0)
 
-    def _allocate(self, sequence: Sequence, num_tokens: int) -> None:
-        missing = self._blocks_missing(sequence, num_tokens)
-        sequence.block_table += self.pool.allocate(max(missing, 0))
+    def _grant(self, sequence: Sequence, num_tokens: int) -> Scheduled:
+        new_blocks = self.pool.allocate(self._blocks_missing(sequence, num_tokens))
+        sequence.block_table += new_blocks
+        return Scheduled(sequence, num_tokens, new_blocks)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1

@@ -57,6 +57,7 @@ class Answer:
     outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
     tokens: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     error: EngineError | None = None
+    num_resumed: dict[int, int] = field(default_factory=dict)
 
     @property
     def terminals(self) -> list[pb.LLMEngineOutput]:
@@ -82,7 +83,8 @@ class CoreUnderTest:
     def add(self, request: pb.PreprocessedRequest, deadline: float | None = None) -> GenerateContext:
         self._serial += 1
         context = GenerateContext(f"r{self._serial}", deadline)
-        self.answers[context] = Answer()
+        resumed = {choice.index: len(choice.generated_token_ids) for choice in request.resume.choices}
+        self.answers[context] = Answer(num_resumed=resumed)
         self.core.add(self.reader.read(request, context, now=float(self._serial)))
         return context
 
@@ -105,16 +107,19 @@ class CoreUnderTest:
         columns = zip(step.contexts, step.indexes, step.positions, step.token_ids, strict=True)
         for context, index, position, token in columns:
             tokens = self.answers[context].tokens[index]
-            assert position == len(tokens)
+            assert position == self._num_known(context, index)
             tokens.append(token)
         for context, output in step.outputs:
             answer = self.answers[context]
-            if output.token_ids and output.index in answer.tokens:
-                assert output.first_output_position == len(answer.tokens[output.index])
+            assert output.first_output_position == self._num_known(context, output.index)
             answer.tokens[output.index] += output.token_ids
             answer.outputs.append(output)
         for context, error in step.failures:
             self.answers[context].error = error
+
+    def _num_known(self, context: GenerateContext, index: int) -> int:
+        answer = self.answers[context]
+        return answer.num_resumed.get(index, 0) + len(answer.tokens[index])
 
 
 def greedy(prompt: Seq[int], max_tokens: int, n: int = 1) -> pb.PreprocessedRequest:
