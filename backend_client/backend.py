@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
-from enginewire import v1 as pb
 
 from backend_client.annotated import Annotated, BackendOutput, Failure
 from backend_client.engine_client import EngineClient
@@ -23,6 +22,7 @@ from backend_client.failure import RequestFailed, failed
 from backend_client.request_decoder import ProtocolViolation, RequestDecoder
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
+from enginewire import v1 as pb
 
 # How long past its deadline a request may wait for the engine's own word on it.
 DEADLINE_SLACK_SECONDS: Final = 0.5

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Final, Self
 
 import grpc
-from enginewire import v1 as pb
 
 from backend_client.engine_stream import EngineStream
 from backend_client.failure import RequestFailed, failed, from_rpc_error
 from backend_client.multiplexed import MultiplexedConnection
+from enginewire import v1 as pb
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
-from enginewire import v1 as pb
 
 from backend_client.failure import RequestFailed, failed
+from enginewire import v1 as pb
 
 # A consumer this many tokens behind is not coming back: nothing but a bug or a stall gets there.
 MAX_WAITING_TOKENS = 1 << 18

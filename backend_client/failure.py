@@ -7,6 +7,7 @@ about streams or text.
 from __future__ import annotations
 
 import grpc
+
 from enginewire import v1 as pb
 
 DETAILS_KEY = "grpc-status-details-bin"

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 
 import grpc
-from enginewire import v1 as pb
 from google.protobuf.duration_pb2 import Duration
 
 from backend_client.engine_stream import EngineStream
 from backend_client.failure import RequestFailed, failed, from_rpc_error, from_status
+from enginewire import v1 as pb
 
 # While frames follow each other faster than this, consumers are woken once per interval instead of
 # once per frame: waking costs more than decoding. Slower engines never wait.

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from enginewire import v1 as pb
-
 from engine_server.delivery import Sink
 from engine_server.failures import (
     DuplicateRequest,
@@ -25,6 +23,7 @@ from engine_server.failures import (
 )
 from engine_server.interface import GenerateContext, StepEngine, StepOutputs
 from engine_server.validation import check_generate
+from enginewire import v1 as pb
 
 # An abort may overtake its request by a network round trip, not by minutes.
 REMEMBER_ABORTS_SECONDS = 10.0

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from enginewire import v1 as pb
-
 from engine_server.failures import InvalidRequest
+from enginewire import v1 as pb
 
 # metadata key → (field of RoutingHints, its type, what is allowed)
 KEYS: Final[Mapping[str, tuple[str, Callable[[str], int | str], str]]] = {

@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from enginewire import v1 as pb
-
 from engine_server import status
 from engine_server.failures import EngineError
+from enginewire import v1 as pb
 
 
 class Sink(Protocol):

@@ -7,11 +7,10 @@ import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 
-from enginewire import v1 as pb
-
 from engine_server.failures import InvalidRequest, ModelNotFound
 from engine_server.lifecycle import Lifecycle
 from engine_server.rpc import Call
+from enginewire import v1 as pb
 
 CHUNK_BYTES = 1 << 20
 DEFAULT_INTERVAL_MS = 100
@@ -20,7 +19,7 @@ SHORTEST_INTERVAL_MS = 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this server is. `instance_id` outlives a restart when it was configured; the lifetime never does."""
+    """Who this server is. A configured `instance_id` outlives a restart, the lifetime never does."""
 
     engine_name: str
     engine_version: str

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import grpc
-from enginewire import v1 as pb
 from grpc_health.v1 import health_pb2
 
 from engine_server.lifecycle import Lifecycle
 from engine_server.rpc import Call
+from enginewire import v1 as pb
 
 SERVICE = cast(ServiceDescriptor, health_pb2.DESCRIPTOR.services_by_name["Health"])
 SERVING = health_pb2.HealthCheckResponse.SERVING

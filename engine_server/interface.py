@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from enginewire import v1 as pb
-
 from engine_server.failures import EngineError
+from enginewire import v1 as pb
 
 
 @dataclass(eq=False, slots=True)

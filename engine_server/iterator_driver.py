@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from enginewire import v1 as pb
-
 from engine_server.failures import DeadlineExceeded, EngineError, StepFailed
 from engine_server.interface import (
     GenerateContext,
@@ -22,6 +20,7 @@ from engine_server.interface import (
     Tokenizer,
 )
 from engine_server.status import as_failure
+from enginewire import v1 as pb
 
 
 class IteratorDriver:

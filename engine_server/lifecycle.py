@@ -11,11 +11,10 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from enginewire import v1 as pb
-
 from engine_server.admission import RequestTable
 from engine_server.failures import Draining, EngineDead, NotStarted, Stuck
 from engine_server.interface import StepEngine
+from enginewire import v1 as pb
 
 # Engines answer an abort within a step; a step that takes longer than this is not worth waiting for.
 CANCEL_GRACE_SECONDS = 2.0

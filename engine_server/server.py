@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import grpc
-from enginewire import __version__, v1 as pb
-from enginewire.v1 import discovery_service_pb2, engine_service_pb2
 
 from engine_server.admission import QueueLimits, RequestTable
 from engine_server.config import ServerOptions
@@ -30,6 +28,8 @@ from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.rpc import handlers
 from engine_server.servicer import EngineServicer
 from engine_server.sockets import AddressError, UnixSocket, check_port_is_free
+from enginewire import __version__, v1 as pb
+from enginewire.v1 import discovery_service_pb2, engine_service_pb2
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 
-from enginewire import v1 as pb
 from google.protobuf.duration_pb2 import Duration
 
 from engine_server.admission import RequestTable
@@ -22,6 +21,7 @@ from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.rpc import Call
 from engine_server.status import as_failure
 from engine_server.validation import check_request_id
+from enginewire import v1 as pb
 
 LIFETIME_KEY = "enginewire-lifetime-id"
 

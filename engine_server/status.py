@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import Final
 
 import grpc
-from enginewire import v1 as pb
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from engine_server.failures import EngineError, StepFailed
+from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
 

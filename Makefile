@@ -1,0 +1,66 @@
+# Everything a developer types. `make help` lists it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The machine's own Python tools stay out of the way: buf finds its plugins in the virtual environment.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
+
+.DEFAULT_GOAL := help
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+demo: $(VENV)/.demo  ## Stream three answers from a real model through two processes
+	$(BIN)/enginewire demo
+
+test: $(VENV)/.dev  ## Run every test, in parallel
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
+
+check: lint types imports proto-check test  ## Everything a change is judged by
+
+lint: $(VENV)/.dev  ## Style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## mypy --strict
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev  ## Who may import whom
+	$(BIN)/lint-imports --config .ci/importlinter.toml --no-cache
+
+proto-check: $(VENV)/.dev  ## buf lint, format, breaking; stubs are current
+	buf lint
+	buf format --diff --exit-code
+	buf breaking --against .ci/baseline/enginewire_v1.binpb
+	.ci/check_stubs
+
+stubs: $(VENV)/.dev  ## Generate the Python stubs again
+	buf generate
+
+format: $(VENV)/.dev  ## Put code and proto files into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	buf format --write
+
+clean:  ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+JOBS ?= auto
+
+# Stamp files: an install is repeated only when what it depends on has changed.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
+	$(PIP) torch
+	$(PIP) --editable '.[engine,backend]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+.PHONY: help demo test check lint types imports proto-check stubs format clean
