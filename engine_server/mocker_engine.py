@@ -13,8 +13,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence as Seq
 
-from enginewire import v1 as pb
-
 from engine_server.failures import DeadlineExceeded, Draining, EngineDead, EngineError, NotStarted, StepFailed
 from engine_server.interface import (
     GenerateContext,
@@ -29,6 +27,7 @@ from engine_server.mocker_requests import RequestReader, engine_config
 from engine_server.mocker_sequence import Request, Sequence
 from engine_server.mocker_tokenizer import byte_tokenizer
 from engine_server.step_streams import StepStreams
+from enginewire import v1 as pb
 
 STALL_GRACE_SECONDS = 1.0
 """A step that begins later than this after its time has stalled: the event loop itself may be busy."""
