@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer
@@ -108,7 +110,7 @@ def test_byte_fallback_equals_decode_whenever_byte_runs_are_characters(
     ordinary = st.integers(259, tokenizer.get_vocab_size() - 1).map(lambda token_id: [token_id])
     special = st.sampled_from([[1], [2]])
     character = st.characters(codec="utf-8").map(lambda text: byte_ids(text.encode()))
-    ids = sum(data.draw(st.lists(ordinary | special | character, max_size=20)), [])
+    ids = [*itertools.chain(*data.draw(st.lists(ordinary | special | character, max_size=20)))]
     detokenizer = Vocabulary(tokenizer).detokenizer(skip_special_tokens=skip)
     assert "".join(stream(detokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
@@ -179,5 +181,5 @@ def test_the_window_never_takes_back_what_the_library_stream_trips_over() -> Non
 
 def test_an_id_the_tokenizer_cannot_take_is_a_decode_error() -> None:
     tokenizer = toy.word_piece()
-    with pytest.raises(DecodeError, match="^decode error: "):
+    with pytest.raises(DecodeError, match=r"^decode error: "):
         WindowDetokenizer(WindowTable(tokenizer, {-1})).step(-1)

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -9,7 +11,7 @@ STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, ma
 
 def cut(text: str, places: list[int]) -> list[str]:
     edges = [0, *sorted({place for place in places if place < len(text)}), len(text)]
-    return [text[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [text[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def offline(text: str, stops: list[str], floor: int = 0) -> tuple[int, str] | None:

@@ -1,0 +1,266 @@
+import pytest
+
+from backend_client.annotated import BackendOutput
+from backend_client.request_decoder import ProtocolViolation, RequestDecoder
+from backend_client.stop_conditions import StopConditions
+from backend_client.vocabulary import Vocabulary
+from enginewire import v1 as pb
+from tests.backend_client import toy_tokenizers as toy
+
+BYTE_LEVEL = toy.byte_level()
+VOCABULARY = Vocabulary(BYTE_LEVEL)
+EOS = 0
+
+
+def spell(text: str) -> list[int]:
+    """One id per character."""
+    return [BYTE_LEVEL.token_to_id(character) for character in text]
+
+
+def request(n: int = 1, *, stop: tuple[str, ...] = (), max_tokens: int | None = None) -> RequestDecoder:
+    conditions = StopConditions(stop=stop, max_tokens=max_tokens, eos_token_ids=frozenset({EOS}))
+    return RequestDecoder(
+        VOCABULARY, conditions, num_choices=n, num_prompt_tokens=5, vocab_size=VOCABULARY.size
+    )
+
+
+def output(spelled: str, position: int = 0, *, index: int = 0, **fields: object) -> pb.LLMEngineOutput:
+    return pb.LLMEngineOutput(
+        token_ids=spell(spelled),
+        first_output_position=position,
+        index=index,
+        **fields,  # type: ignore[arg-type]  # the message checks its own fields
+    )
+
+
+def taken(decoder: RequestDecoder, message: pb.LLMEngineOutput) -> BackendOutput:
+    result = decoder.process(message)
+    assert result is not None
+    return result
+
+
+def usage(completion: int, prompt: int = 5) -> pb.CompletionUsage:
+    return pb.CompletionUsage(
+        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
+    )
+
+
+def test_rows_and_outputs_give_the_same() -> None:
+    rows, messages = request(stop=("cd",)), request(stop=("cd",))
+    for position, character in enumerate("abcd"):
+        row = rows.process_tokens(0, position, spell(character))
+        assert row == messages.process(output(character, position))
+    assert rows.is_finished
+
+
+def test_row_8_each_choice_has_its_own_decoder_and_one_terminal() -> None:
+    decoder = request(n=2, stop=("b",))
+    assert taken(decoder, output("ab", index=0)).finish_reason == pb.FINISH_REASON_STOP
+    assert not decoder.is_finished
+    other = taken(decoder, output("ac", index=1))
+    assert (other.text, other.is_terminal) == ("ac", False)
+    last = taken(decoder, output("d", 2, index=1, finish_reason=pb.FINISH_REASON_LENGTH))
+    assert (last.text, last.finish_reason) == ("d", pb.FINISH_REASON_LENGTH)
+    assert decoder.is_finished
+
+
+@pytest.mark.parametrize("reason", [pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CANCELLED])
+def test_row_10_an_engine_failure_wins_over_a_stop_in_the_same_chunk(
+    reason: pb.FinishReason.ValueType,
+) -> None:
+    end = taken(request(stop=("b",)), output("abc", finish_reason=reason, error_message="boom"))
+    assert (end.finish_reason, end.stop_reason, end.text, end.error_message) == (reason, None, "a", "boom")
+
+
+def test_row_10_length_with_a_stop_in_the_text_becomes_stop() -> None:
+    end = taken(request(stop=("b",)), output("ab", finish_reason=pb.FINISH_REASON_LENGTH))
+    assert (end.finish_reason, end.stop_reason, end.text) == (pb.FINISH_REASON_STOP, "b", "a")
+
+
+def test_row_11_withheld_text_is_flushed_when_the_engine_finishes() -> None:
+    decoder = request(stop=("bcd",))
+    assert taken(decoder, output("abc")).text == "a"
+    end = taken(decoder, pb.LLMEngineOutput(first_output_position=3, finish_reason=pb.FINISH_REASON_LENGTH))
+    assert (end.text, end.token_ids, end.finish_reason) == ("bc", [], pb.FINISH_REASON_LENGTH)
+
+
+def test_row_12_usage_is_counted_up_to_a_local_stop() -> None:
+    decoder = request(stop=("b",))
+    end = taken(decoder, output("abcd"))
+    assert end.completion_usage == usage(2)
+    assert decoder.needs_abort
+
+
+def test_row_12_details_of_the_engines_usage_are_kept() -> None:
+    sent = usage(1)
+    sent.prompt_tokens_details.cached_tokens = 4
+    end = taken(request(), output("a", finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=sent))
+    assert end.completion_usage == sent
+
+
+def test_usage_rides_on_the_last_terminal_only() -> None:
+    decoder = request(n=2)
+    first = taken(decoder, output("a", finish_reason=pb.FINISH_REASON_LENGTH))
+    last = taken(decoder, output("ab", index=1, finish_reason=pb.FINISH_REASON_EOS))
+    assert (first.completion_usage, last.completion_usage) == (None, usage(3))
+
+
+def test_an_engine_that_finished_needs_no_abort() -> None:
+    decoder = request(stop=("b",))
+    taken(decoder, output("ab", finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=usage(2)))
+    assert decoder.is_finished
+    assert not decoder.needs_abort
+
+
+def test_stale_tokens_after_a_local_stop_are_dropped() -> None:
+    decoder = request(n=2, stop=("b",))
+    taken(decoder, output("ab"))
+    assert decoder.process(output("c", 2)) is None
+    assert decoder.process_tokens(0, 3, spell("d")) is None
+    assert decoder.process(output("e", 4, finish_reason=pb.FINISH_REASON_LENGTH)) is None
+    end = taken(
+        decoder, output("f", index=1, finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=usage(6))
+    )
+    assert end.completion_usage == usage(3)
+
+
+@pytest.mark.parametrize(
+    ("messages", "which"),
+    [
+        ([output("a", index=5)], "index 5 of n=1"),
+        (
+            [output("a", finish_reason=pb.FINISH_REASON_LENGTH), output("b", 1)],
+            "output after the terminal of choice 0",
+        ),
+        ([output("a", finish_reason=pb.FINISH_REASON_LENGTH)] * 2, "output after the terminal of choice 0"),
+        ([output("a"), output("ab", 0)], "output position 0 where 1 was due"),
+        ([output("a"), output("b", 3)], "output position 3 where 1 was due"),
+        ([output("a", 1)], "output position 1 where 0 was due"),
+        (
+            [pb.LLMEngineOutput(token_ids=[1, VOCABULARY.size])],
+            f"token id {VOCABULARY.size} with a vocabulary of {VOCABULARY.size}",
+        ),
+        ([output("a", finish_reason=99)], "unknown finish reason 99"),
+        (
+            [output("a", finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=usage(7))],
+            "usage of 7 completion tokens, 1 sent",
+        ),
+        (
+            [output("a", finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=usage(1, prompt=9))],
+            "usage of 9 prompt tokens, 5 requested",
+        ),
+        (
+            [
+                output(
+                    "a",
+                    finish_reason=pb.FINISH_REASON_LENGTH,
+                    completion_usage=pb.CompletionUsage(prompt_tokens=5, completion_tokens=1, total_tokens=7),
+                )
+            ],
+            "usage total 7 is not the sum",
+        ),
+        ([output("ab", logprobs=pb.Logprobs(token_logprobs=[-1]))], "1 logprobs for 2 tokens"),
+        (
+            [output("a", logprobs=pb.Logprobs(token_logprobs=[-1], top_n=2, top_token_ids=[1]))],
+            "alternatives that are not 1 rows of 2",
+        ),
+        ([output("ab", tokens=["a"])], "1 token texts for 2 tokens"),
+    ],
+)
+def test_row_18_a_hostile_engine_is_named_by_what_it_did(
+    messages: list[pb.LLMEngineOutput], which: str
+) -> None:
+    decoder = request()
+    for message in messages[:-1]:
+        decoder.process(message)
+    with pytest.raises(ProtocolViolation) as caught:
+        decoder.process(messages[-1])
+    assert str(caught.value) == f"protocol violation: {which}"
+
+
+def test_row_18_the_rows_of_a_frame_are_checked_too() -> None:
+    with pytest.raises(ProtocolViolation, match="index 1 of n=1"):
+        request().process_tokens(1, 0, spell("a"))
+
+
+def test_a_system_end_of_sequence_has_no_stop_reason() -> None:
+    message = pb.LLMEngineOutput(token_ids=[EOS], finish_reason=pb.FINISH_REASON_EOS)
+    end = taken(request(), message)
+    assert (end.finish_reason, end.stop_reason, end.token_ids) == (pb.FINISH_REASON_EOS, None, [EOS])
+
+
+@pytest.mark.parametrize(("asked", "expected"), [({7}, 7), (set(), None)])
+def test_a_stop_that_only_the_engine_saw_is_reported_when_it_was_asked_for(
+    asked: set[int], expected: int | None
+) -> None:
+    decoder = RequestDecoder(VOCABULARY, StopConditions(stop_token_ids=frozenset(asked)))
+    stop = pb.StopMatch(token_id=7)
+    end = taken(decoder, output("a", finish_reason=pb.FINISH_REASON_STOP, stop_match=stop))
+    assert (end.finish_reason, end.stop_reason) == (pb.FINISH_REASON_STOP, expected)
+
+
+def test_an_end_of_sequence_beyond_max_tokens_is_length() -> None:
+    end = taken(request(max_tokens=1), output("ab", finish_reason=pb.FINISH_REASON_EOS))
+    assert (end.token_ids, end.finish_reason) == (spell("a"), pb.FINISH_REASON_LENGTH)
+
+
+def test_logprobs_are_cut_with_the_ids() -> None:
+    rows = pb.Logprobs(
+        token_logprobs=[-1, -2, -4], top_n=1, top_token_ids=[1, 2, 3], top_logprobs=[-1, -2, -4]
+    )
+    end = taken(request(stop=("b",)), output("abc", logprobs=rows, cum_log_probs=-7))
+    assert (end.log_probs, end.cum_log_probs) == ([-1, -2], -3)
+    assert end.top_logprobs == [[(1, -1)], [(2, -2)]]
+
+
+def test_text_of_the_engine_is_passed_through() -> None:
+    end = taken(request(stop=("b",)), output("ab", text="own text", tokens=["x", "y"]))
+    assert (end.text, end.tokens, end.is_terminal) == ("own text", ["x", "y"], False)
+
+
+@pytest.mark.parametrize(
+    ("sent", "differs"), [(["a", "bc"], False), (["abc", ""], False), (["a", "x"], True)]
+)
+def test_text_of_the_engine_is_compared_when_asked_for(sent: list[str], differs: bool) -> None:
+    decoder = RequestDecoder(VOCABULARY, StopConditions(stop=("c",)), validate_engine_decode=True)
+    taken(decoder, output("ab", text=sent[0]))
+    end = taken(decoder, output("c", 2, text=sent[1]))
+    assert (end.finish_reason, decoder.engine_text_differs) == (pb.FINISH_REASON_STOP, differs)
+
+
+def test_what_the_engine_adds_passes_through() -> None:
+    handoff = pb.PrefillHandoff(params=b"kv")
+    prompt = pb.PromptLogprobs(logprobs=pb.Logprobs(token_logprobs=[-1]))
+    end = taken(request(), output("a", prefill_handoff=handoff, engine_data=b"{}", prompt_logprobs=prompt))
+    assert (end.prefill_handoff, end.engine_data, end.prompt_logprobs) == (handoff, b"{}", prompt)
+
+
+def test_a_decode_failure_ends_the_choice_with_an_error_and_no_stop() -> None:
+    decoder = RequestDecoder(Vocabulary(toy.word_piece()), StopConditions(stop=("x",)))
+    decoder.choices[0].decoder._detokenizer._tokenizer = None  # type: ignore[attr-defined]  # breaks it
+    end = decoder.process_tokens(0, 0, [3])
+    assert end is not None
+    assert (end.finish_reason, end.stop_reason) == (pb.FINISH_REASON_ERROR, None)
+    assert end.error_message is not None
+    assert end.error_message.startswith("decode error:")
+    assert decoder.needs_abort
+
+
+def test_resume_says_where_another_engine_has_to_continue() -> None:
+    decoder = request(n=3, stop=("b",))
+    rows = pb.Logprobs(token_logprobs=[-2])
+    taken(decoder, output("abc", index=0))
+    taken(decoder, output("a", index=1, logprobs=rows, cum_log_probs=-2))
+    assert decoder.resume() == [
+        pb.ResumedChoice(index=0, generated_token_ids=spell("ab"), finished=True),
+        pb.ResumedChoice(index=1, generated_token_ids=spell("a"), cum_log_probs=-2),
+        pb.ResumedChoice(index=2),
+    ]
+    assert taken(decoder, output("c", 1, index=1)).text == "c"
+
+
+def test_a_stop_string_across_a_resume_is_found() -> None:
+    decoder = request(stop=("abcd",))
+    taken(decoder, output("ab"))
+    decoder.resume()
+    assert taken(decoder, output("cd", 2)).stop_reason == "abcd"
