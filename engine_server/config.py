@@ -1,0 +1,259 @@
+"""Every option of the engine server: flag, environment variable, config key, default and meaning.
+
+Names follow the flags people know from vLLM; the contract's own names are in the `contract=` notes.
+Knows nothing about engines: an option that only one engine understands says so.
+"""
+
+# ruff: noqa: RUF009 - `option` makes a dataclass field, which is no shared mutable default.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, Literal
+
+from enginewire.default_socket import SHOWN as SHOWN_SOCKET, default_socket
+from enginewire.options import Loaded, OptionError, computed, load, option
+
+DEFAULT_PORT: Final = 50051
+MAX_INT32: Final = 2**31 - 1
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LogFormat = Literal["auto", "pretty", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Warmup = Literal["off", "fast", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Options of `enginewire-server`. Raises OptionError for combinations that make no sense.
+
+    The server listens on TCP when `port` is set, else on the Unix socket `uds`.
+    """
+
+    model: str = option(
+        "builtin:demo",
+        "model to serve: a folder, a hub name such as owner/model, or builtin:demo",
+        aliases=("--model-path", "--model-id"),
+        positional=True,
+        heading="model",
+        contract="EngineConfig.model",
+    )
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "name that clients use for the model; the first is shown, the others are aliases",
+        contract="EngineConfig.served_model_name",
+    )
+    engine: str = option("torch", "engine to run: torch, mocker, or module:Class of your own")
+    device: Device = option("auto", "where the model runs")
+    dtype: DType = option("auto", "type of the weights and of the KV cache")
+    seed: int | None = option(None, "makes unseeded requests repeatable", at_least=0, at_most=2**64 - 1)
+    warmup: Warmup = option("fast", "how much runs before the server says it is ready")
+
+    max_model_len: int | None = option(
+        None,
+        "longest prompt and output together; the model's own length when not set",
+        unit="tokens",
+        at_least=2,
+        heading="batching and memory",
+        contract="EngineConfig.context_length",
+    )
+    max_num_seqs: int = option(
+        64,
+        "most sequences that run at the same time",
+        at_least=1,
+        contract="EngineConfig.max_num_seqs",
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
+        "most tokens computed in one step; chosen by device when not set",
+        unit="tokens",
+        at_least=1,
+        contract="EngineConfig.max_num_batched_tokens",
+    )
+    block_size: int = option(
+        16,
+        "size of a KV block",
+        unit="tokens",
+        at_least=1,
+        contract="EngineConfig.kv_cache_block_size",
+    )
+    num_gpu_blocks_override: int | None = option(
+        None,
+        "number of KV blocks, on any device; from the memory when not set",
+        aliases=("--num-kv-blocks",),
+        at_least=1,
+        contract="EngineConfig.total_kv_blocks",
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "memory for the KV cache; chosen by device when not set",
+        unit="bytes",
+        at_least=1,
+    )
+
+    uds: Path = option(
+        computed(default_socket, SHOWN_SOCKET),
+        "Unix socket to listen on, readable by its owner only",
+        heading="address",
+    )
+    host: str = option("127.0.0.1", f"listen on TCP at this host (port {DEFAULT_PORT} unless set)")
+    port: int | None = option(
+        None,
+        "listen on TCP at this port; 0 picks a free one and prints it",
+        at_least=0,
+        at_most=65535,
+    )
+    allow_insecure: bool = option(
+        False,
+        "allow a --host beyond loopback, where anyone can read prompts and send requests",
+    )
+    instance_id: str = option(
+        "",
+        "name of this server among others; drawn at start when not set",
+        contract="GetEngineInfoResponse.instance_id",
+    )
+    reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
+
+    max_num_queued_reqs: int = option(
+        1024,
+        "most requests that wait; further ones are refused as retryable",
+        at_least=1,
+        heading="limits",
+        contract="Limits.max_num_queued_reqs",
+    )
+    max_num_queued_tokens: int = option(
+        1_048_576,
+        "most prompt tokens that wait; further requests are refused as retryable",
+        unit="tokens",
+        at_least=1,
+        contract="Limits.max_num_queued_tokens",
+    )
+    max_message_bytes: int = option(
+        8 * 2**20,
+        "largest message in both directions",
+        unit="bytes",
+        at_least=4096,
+        at_most=MAX_INT32,
+        contract="Limits.max_request_bytes",
+    )
+    max_concurrent_streams: int = option(1024, "most open RPCs per connection", at_least=1, at_most=MAX_INT32)
+    stream_buffer_tokens: int = option(
+        16_384,
+        "tokens kept per request for a slow reader before the request is aborted",
+        unit="tokens",
+        at_least=1,
+        at_most=2**32 - 1,
+        contract="Limits.max_stream_buffer_tokens",
+    )
+    slow_consumer_timeout: float = option(
+        30.0,
+        "how long a reader may take nothing before its request is aborted",
+        unit="s",
+        at_least=0.1,
+    )
+
+    shutdown_timeout: float = option(
+        30.0,
+        "how long running requests may go on after SIGTERM; 0 aborts them at once",
+        unit="s",
+        at_least=0,
+        heading="life",
+    )
+    admission_grace: float = option(
+        0.0,
+        "how long a drain still accepts late requests while health says NOT_SERVING",
+        unit="s",
+        at_least=0,
+    )
+    watchdog_timeout: float = option(
+        60.0,
+        "how far a step may run beyond its expected time before the process ends; 0 is never",
+        unit="s",
+        at_least=0,
+    )
+    log_level: LogLevel = option("info", "least severe log line to print", heading="logs")
+    log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
+    log_requests: bool = option(False, "log a line per request: ids and counts, never prompts")
+
+    mocker_ttft_ms: float = option(
+        0.0, "time to the first token", unit="ms", at_least=0, heading="--engine mocker"
+    )
+    mocker_itl_ms: float = option(0.0, "time between tokens", unit="ms", at_least=0)
+    mocker_script: Path | None = option(
+        None,
+        'JSON file with answers: [{"prompt": text or ids, "answer": text or ids}, …]',
+    )
+    mocker_fault: str = option("", "fail on purpose: step:N, stall:N or forward:REQUEST_ID")
+
+    def __post_init__(self) -> None:
+        for is_wrong, message in _RULES.items():
+            if is_wrong(self):
+                raise OptionError(message)
+
+
+def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
+    """The options of this process; exits with 2 and a message when they are wrong."""
+    loaded = load(
+        ServerOptions,
+        argv,
+        prog="enginewire-server",
+        description="Serve a model on the engine contract, enginewire.v1.",
+        resolve=choose_address,
+    )
+    return loaded.options
+
+
+def choose_address(loaded: Loaded[ServerOptions]) -> ServerOptions:
+    """A host alone means TCP at the default port. Raises OptionError when two addresses were given."""
+    options, given = loaded.options, loaded.sources
+    tcp = given.keys() & {"host", "port"}
+    if tcp and "uds" in given:
+        other = " and ".join(given[name] for name in sorted(tcp))
+        raise OptionError(f"{given['uds']} and {other} exclude each other: the server has one address")
+    return replace(options, port=DEFAULT_PORT) if tcp and options.port is None else options
+
+
+def is_loopback(host: str) -> bool:
+    """True for `localhost` and loopback addresses; other names may resolve to anything."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_open_to_others(options: ServerOptions) -> bool:
+    return not options.allow_insecure and not is_loopback(options.host)
+
+
+def _is_no_engine(options: ServerOptions) -> bool:
+    module, colon, attribute = options.engine.partition(":")
+    return options.engine not in ("torch", "mocker") and not (module and colon and attribute)
+
+
+def _batches_are_too_small(options: ServerOptions) -> bool:
+    return (
+        options.max_num_batched_tokens is not None and options.max_num_batched_tokens < options.max_num_seqs
+    )
+
+
+def _sizes_cache_twice(options: ServerOptions) -> bool:
+    return options.num_gpu_blocks_override is not None and options.kv_cache_memory_bytes is not None
+
+
+def _mocks_nothing(options: ServerOptions) -> bool:
+    mocks = (options.mocker_ttft_ms, options.mocker_itl_ms, options.mocker_script, options.mocker_fault)
+    return options.engine != "mocker" and any(mocks)
+
+
+_RULES: Final[Mapping[Callable[[ServerOptions], bool], str]] = {
+    _is_open_to_others: "--host: whoever reaches a host beyond loopback could read prompts and send requests;"
+    " use 127.0.0.1 or --uds, or say --allow-insecure",
+    _is_no_engine: "--engine: must be torch, mocker or module:Class",
+    _batches_are_too_small: "--max-num-batched-tokens must not be below --max-num-seqs",
+    _sizes_cache_twice: "--num-gpu-blocks-override and --kv-cache-memory-bytes exclude each other",
+    _mocks_nothing: "--mocker-… options need --engine mocker",
+}

@@ -1,0 +1,11 @@
+"""Options of a program, each declared once: flag, environment, config file, default, help and docs.
+
+Declare with `option` in a frozen dataclass, read with `load`. Standard library only, because `--help`
+has to be quick; knows nothing about servers, clients or any particular option.
+"""
+
+from enginewire.options.declaration import computed, option
+from enginewire.options.kinds import OptionError
+from enginewire.options.loading import Loaded, load
+
+__all__ = ["Loaded", "OptionError", "computed", "load", "option"]
