@@ -29,6 +29,8 @@ from engine_server.mocker_tokenizer import byte_tokenizer
 from engine_server.step_streams import StepStreams
 from enginewire import v1 as pb
 
+__all__ = ["MockerEngine", "MockerOptions"]
+
 STALL_GRACE_SECONDS = 1.0
 """A step that begins later than this after its time has stalled: the event loop itself may be busy."""
 

@@ -34,6 +34,11 @@ GUIDED_MODES = {
 }
 
 
+def prompt_length(request: pb.PreprocessedRequest) -> int:
+    """Tokens of the prompt, as ids or as embeddings."""
+    return len(request.token_ids) or next(iter(request.prompt_embeds.shape), 0)
+
+
 def check_ids(path: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raise for a token id outside of the vocabulary, naming the first one."""
     if max(ids, default=0) < vocab_size:
@@ -56,16 +61,14 @@ def check_resume(request: pb.PreprocessedRequest, bounds: Bounds) -> None:
         seen.add(choice.index)
         count = len(choice.generated_token_ids)
         if count > most:
-            raise invalid(
-                f"{path}.generated_token_ids", "longer than the output", f"{count} ids", f"0..{most}"
-            )
+            raise invalid(f"{path}.generated_token_ids", "too many", f"{count} ids", f"0..{most}")
         check_ids(f"{path}.generated_token_ids", choice.generated_token_ids, bounds.vocab_size)
     if sum(choice.finished for choice in request.resume.choices) == n:
         raise invalid("resume.choices", "must leave a choice to generate", f"{n} finished", f"0..{n - 1}")
 
 
 def _most_output_tokens(request: pb.PreprocessedRequest, bounds: Bounds) -> int:
-    window = bounds.context_length - len(request.token_ids)
+    window = bounds.context_length - prompt_length(request)
     stop = request.stop_conditions
     return min(stop.max_tokens, window) if stop.HasField("max_tokens") else window
 
@@ -92,9 +95,8 @@ def _check_texts(path: str, texts: Iterable[str]) -> None:
     size = sum(map(len, texts))
     if not 1 <= len(texts) <= MAX_GUIDED_CHOICES or not all(texts) or size > MAX_BYTES:
         got = f"{len(texts)} texts of {size} characters"
-        raise invalid(
-            path, "too many, too long or empty", got, f"1..{MAX_GUIDED_CHOICES}, {MAX_BYTES} in all"
-        )
+        allowed = f"1..{MAX_GUIDED_CHOICES} of {MAX_BYTES} together"
+        raise invalid(path, "too many, too long or empty", got, allowed)
 
 
 def _check_guide_text(path: str, text: str, *, is_json: bool) -> None:
@@ -111,9 +113,7 @@ def check_prompt_embeds(tensor: pb.Tensor, bounds: Bounds) -> None:
         allowed = ", ".join(pb.DataType.Name(data_type) for data_type in ITEM_SIZES)
         raise invalid("prompt_embeds.data_type", "not a float type", tensor.data_type, allowed)
     if len(tensor.shape) != 2 or 0 in tensor.shape:
-        raise invalid(
-            "prompt_embeds.shape", "must be [tokens, hidden size]", list(tensor.shape[:8]), "2 sizes"
-        )
+        raise invalid("prompt_embeds.shape", "not two sizes", list(tensor.shape[:8]), "[tokens, hidden size]")
     size = math.prod(tensor.shape) * ITEM_SIZES[tensor.data_type]
     if len(tensor.data) != size:
         raise invalid("prompt_embeds.data", "does not fit the shape", f"{len(tensor.data)} bytes", str(size))
@@ -144,8 +144,7 @@ def _check_item(path: str, item: pb.MultiModalItem) -> None:
         return
     if item.decoded.data_type == pb.DATA_TYPE_UNSPECIFIED:
         raise invalid(f"{path}.decoded.data_type", "must be set", 0, "a data type")
-    fault = item.decoded.metadata and json_fault(item.decoded.metadata, must_be_object=True)
+    metadata = item.decoded.metadata
+    fault = json_fault(metadata, must_be_object=True) if metadata else None
     if fault:
-        raise invalid(
-            f"{path}.decoded.metadata", fault, f"{len(item.decoded.metadata)} bytes", "a JSON object"
-        )
+        raise invalid(f"{path}.decoded.metadata", fault, f"{len(metadata)} bytes", "a JSON object")

@@ -26,6 +26,7 @@ from engine_server.request_payloads import (
     check_ids,
     check_multi_modal,
     check_resume,
+    prompt_length,
 )
 from engine_server.request_rules import (
     GATES,
@@ -85,6 +86,8 @@ def check_preprocessed(request: pb.PreprocessedRequest, config: pb.EngineConfig)
     _check_limits(request, bounds)
     _check_token_ids(request, bounds.vocab_size)
     check_numbers(request)
+    if request.HasField("prompt_embeds"):
+        check_prompt_embeds(request.prompt_embeds, bounds)
     _check_stop_conditions(request, bounds)
     _check_sampling(request.sampling_options, config.capabilities)
     check_resume(request, bounds)
@@ -180,10 +183,9 @@ def _check_token_ids(request: pb.PreprocessedRequest, vocab_size: int) -> None:
     words = options.bad_words_token_ids
     for i, word in enumerate(words):
         path = f"sampling_options.bad_words_token_ids[{i}].token_ids"
-        if not 0 < len(word.token_ids) <= MAX_BAD_WORD_TOKENS:
-            raise invalid(
-                path, "empty or too long", f"{len(word.token_ids)} ids", f"1..{MAX_BAD_WORD_TOKENS}"
-            )
+        count = len(word.token_ids)
+        if not 0 < count <= MAX_BAD_WORD_TOKENS:
+            raise invalid(path, "empty or too long", f"{count} ids", f"1..{MAX_BAD_WORD_TOKENS}")
         check_ids(path, word.token_ids, vocab_size)
     check_ids("sampling_options.logit_bias", [entry.token_id for entry in options.logit_bias], vocab_size)
 
@@ -193,7 +195,7 @@ def _check_stop_conditions(request: pb.PreprocessedRequest, bounds: Bounds) -> N
     path = "stop_conditions.min_tokens"
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
         raise invalid(path, "above max_tokens", stop.min_tokens, f"0..{stop.max_tokens}")
-    room = bounds.context_length - len(request.token_ids)
+    room = bounds.context_length - prompt_length(request)
     if stop.min_tokens > room:
         reason = f"{path}: exceeds the context, got {stop.min_tokens}, allowed 0..{room}"
         raise ContextExceeded(reason, field=path)
