@@ -25,6 +25,7 @@ from engine_server.request_payloads import (
     check_guided,
     check_ids,
     check_multi_modal,
+    check_prompt_embeds,
     check_resume,
     prompt_length,
 )
