@@ -6,9 +6,11 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from enginewire import v1 as pb
 from google.protobuf.descriptor import Descriptor
 
+from engine_server.field_classes import field_class
+from engine_server.request_rules import CONTRACT_LIMITS
+from enginewire import v1 as pb
 from tests.docs.contract_page import PAGE, ROOT, codes, table
 
 PROTO = ROOT / "proto" / "enginewire" / "v1"
@@ -16,7 +18,6 @@ GRPC_CODE = re.compile(
     r"\b(INVALID_ARGUMENT|UNIMPLEMENTED|NOT_FOUND|ALREADY_EXISTS|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|UNAVAILABLE"
     r"|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|INTERNAL|CANCELLED)\b"
 )
-CLASSES = {"ENGINE", "BACKEND", "OPAQUE"}
 
 
 def commented_reasons() -> dict[str, str]:
@@ -70,10 +71,18 @@ def test_every_request_field_has_exactly_one_class() -> None:
 
 def test_every_classified_field_exists() -> None:
     paths = list(leaves(pb.PreprocessedRequest.DESCRIPTOR))
-    for cells in table("## Classes of request fields"):
-        row = codes(cells[0])[0]
-        assert any(covers(row, path) for path in paths), row
-        assert set(codes(cells[1])) <= CLASSES, row
+    for path, *_ in table("## Classes of request fields"):
+        assert any(covers(codes(path)[0], known) for known in paths), path
+
+
+def test_the_classes_are_those_the_server_checks() -> None:
+    for path, classes, _ in table("## Classes of request fields"):
+        assert codes(classes) == [field_class(codes(path)[0].removesuffix(".*")).name], path
+
+
+def test_the_bounds_are_those_the_server_checks() -> None:
+    bounds = {codes(limit)[0]: int(most) for _, limit, most in table("## Limits") if limit}
+    assert bounds == {field.name: value for field, value in CONTRACT_LIMITS.ListFields()}
 
 
 def test_capabilities_named_in_brackets_or_tables_exist() -> None:
