@@ -104,7 +104,8 @@ class Sampler:
         if sampling.top_k > 0:
             kept = min(kept, sampling.top_k)
         if sampling.top_p < 1.0:
-            kept = min(kept, math.ceil(math.log1p(-sampling.top_p) / self._log_ratio))
+            mass = -math.expm1(self._log_ratio * kept)
+            kept = min(kept, math.ceil(math.log1p(-sampling.top_p * mass) / self._log_ratio))
         if sampling.min_p > 0.0:
             kept = min(kept, 1 + int(math.log(sampling.min_p) / self._log_ratio))
         return max(kept, 1)

@@ -45,9 +45,7 @@ class Bounds:
     @classmethod
     def of(cls, config: pb.EngineConfig) -> Self:
         """The bounds an engine advertised, or the contract's."""
-        limits = pb.Limits()
-        limits.CopyFrom(CONTRACT_LIMITS)
-        limits.MergeFrom(config.limits)
+        limits = effective_limits(config)
         return cls(
             vocab_size=config.vocab_size,
             context_length=config.context_length if config.HasField("context_length") else UNBOUNDED,
@@ -60,6 +58,14 @@ class Bounds:
             max_allowed_token_ids=limits.max_allowed_token_ids,
             max_bad_words=limits.max_bad_words,
         )
+
+
+def effective_limits(config: pb.EngineConfig) -> pb.Limits:
+    """What the engine advertised, and the contract's limits where it said nothing."""
+    limits = pb.Limits()
+    limits.CopyFrom(CONTRACT_LIMITS)
+    limits.MergeFrom(config.limits)
+    return limits
 
 
 class Rule:
