@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.default_socket import SHOWN as SHOWN_SOCKET, default_socket
+from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
 
 DEFAULT_PORT: Final = 50051
@@ -96,11 +95,13 @@ class ServerOptions:
     )
 
     uds: Path = option(
-        computed(default_socket, SHOWN_SOCKET),
+        computed(lambda: default_socket("engine"), shown_socket("engine")),
         "Unix socket to listen on, readable by its owner only",
         heading="address",
     )
-    host: str = option("127.0.0.1", f"listen on TCP at this host (port {DEFAULT_PORT} unless set)")
+    host: str = option(
+        "127.0.0.1", f"listen on TCP at this host, at port {DEFAULT_PORT} unless --port is set"
+    )
     port: int | None = option(
         None,
         "listen on TCP at this port; 0 picks a free one and prints it",
@@ -209,20 +210,10 @@ def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
 
 def choose_address(loaded: Loaded[ServerOptions]) -> ServerOptions:
     """A host alone means TCP at the default port. Raises OptionError when two addresses were given."""
-    options, given = loaded.options, loaded.sources
-    tcp = given.keys() & {"host", "port"}
-    if tcp and "uds" in given:
-        other = " and ".join(given[name] for name in sorted(tcp))
-        raise OptionError(f"{given['uds']} and {other} exclude each other: the server has one address")
-    return replace(options, port=DEFAULT_PORT) if tcp and options.port is None else options
-
-
-def is_loopback(host: str) -> bool:
-    """True for `localhost` and loopback addresses; other names may resolve to anything."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    options = loaded.options
+    if wants_tcp(loaded.sources) and options.port is None:
+        return replace(options, port=DEFAULT_PORT)
+    return options
 
 
 def _is_open_to_others(options: ServerOptions) -> bool:

@@ -69,10 +69,10 @@ class Kind:
 
     def _range(self) -> str:
         if self.at_least is not None and self.at_most is not None:
-            return f" from {self.at_least:g} to {self.at_most:g}"
+            return f" from {self.at_least} to {self.at_most}"
         if self.at_least is not None:
-            return f", at least {self.at_least:g}"
-        return "" if self.at_most is None else f", at most {self.at_most:g}"
+            return f", at least {self.at_least}"
+        return "" if self.at_most is None else f", at most {self.at_most}"
 
     def _one(self, text: str) -> object:
         try:

@@ -1,0 +1,239 @@
+"""Every option of the backend's commands: flag, environment variable, config key, default and meaning.
+
+Names follow the flags and request fields people know from vLLM and OpenAI. Knows nothing about how the
+options are carried out.
+"""
+
+# ruff: noqa: RUF009 - `option` makes a dataclass field, which is no shared mutable default.
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
+from enginewire.options import Loaded, OptionError, computed, option
+
+DEFAULT_SERVE_PORT: Final = 50052
+STANDARD_STREAM: Final = Path("-")
+MAX_UINT32: Final = 2**32 - 1
+
+LogFormat = Literal["auto", "pretty", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """What every command of `enginewire-backend` needs to know: the engine, its tokenizer, patience."""
+
+    target: str = option(
+        computed(lambda: f"unix:{default_socket('engine')}", f"unix:{shown_socket('engine')}"),
+        "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051",
+        heading="engine",
+    )
+    launch: str = option(
+        "", "command line of an engine server to start, watch and restart, which listens at --target"
+    )
+    tokenizer: Path | None = option(
+        None, "folder of the model's tokenizer; asked from the engine when not set"
+    )
+    multiplexed: bool = option(True, "send all requests over one stream when the engine can")
+    validate_engine_decode: bool = option(
+        False, "check text that the engine decoded itself against our own decoding"
+    )
+    connect_timeout: float = option(
+        60.0,
+        "how long to wait until the engine is ready, loading included",
+        unit="s",
+        at_least=0.1,
+        heading="patience",
+    )
+    timeout: float | None = option(
+        None, "how long a request may take; forever when not set", unit="s", at_least=0
+    )
+    max_retries: int = option(
+        4, "how often a request that the engine has not accepted is tried again", at_least=0, at_most=100
+    )
+    log_level: LogLevel = option("warning", "least severe log line to print", heading="logs")
+    log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
+
+    def __post_init__(self) -> None:
+        check_command(self.launch)
+
+    @property
+    def launch_command(self) -> list[str]:
+        """The command line to start, split as a shell would; empty = start nothing."""
+        return shlex.split(self.launch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults(BackendOptions):
+    """How to generate when a request does not say; None leaves the choice to the engine."""
+
+    max_tokens: int | None = option(
+        None,
+        "most tokens to generate",
+        unit="tokens",
+        at_least=1,
+        at_most=MAX_UINT32,
+        heading="generation",
+        contract="StopConditions.max_tokens",
+    )
+    min_tokens: int | None = option(
+        None,
+        "no stop before this many tokens",
+        unit="tokens",
+        at_least=0,
+        at_most=MAX_UINT32,
+        contract="StopConditions.min_tokens",
+    )
+    temperature: float | None = option(
+        None,
+        "randomness; 0 always takes the most probable token",
+        at_least=0,
+        at_most=100,
+        contract="SamplingOptions.temperature",
+    )
+    top_p: float | None = option(
+        None,
+        "keep the most probable tokens that add up to this",
+        at_least=0,
+        at_most=1,
+        contract="SamplingOptions.top_p",
+    )
+    top_k: int | None = option(
+        None,
+        "keep this many most probable tokens; 0 keeps all",
+        at_least=-1,
+        at_most=2**31 - 1,
+        contract="SamplingOptions.top_k",
+    )
+    min_p: float | None = option(
+        None,
+        "drop tokens below this fraction of the best one's probability",
+        at_least=0,
+        at_most=1,
+        contract="SamplingOptions.min_p",
+    )
+    seed: int | None = option(
+        None, "makes the result repeatable", at_least=0, at_most=2**64 - 1, contract="SamplingOptions.seed"
+    )
+    n: int | None = option(
+        None, "answers to generate", at_least=1, at_most=MAX_UINT32, contract="SamplingOptions.n"
+    )
+    stop: tuple[str, ...] = option((), "text that ends the answer", contract="StopConditions.stop")
+    ignore_eos: bool = option(
+        False, "go on after the end of the answer", contract="StopConditions.ignore_eos"
+    )
+
+    def __post_init__(self) -> None:
+        # The zero-argument form finds no class in a dataclass with slots.
+        BackendOptions.__post_init__(self)
+        if self.top_p == 0:
+            raise OptionError("--top-p must be above 0")
+        if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise OptionError("--min-tokens must not be above --max-tokens")
+        if "" in self.stop:
+            raise OptionError("--stop must not be empty: it would stop at once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions(SamplingDefaults):
+    """Options of `enginewire-backend generate`: one prompt in, its text streamed out."""
+
+    prompt: str = option(
+        "", "the question; read from standard input when not set", positional=True, heading="prompt"
+    )
+    chat: bool = option(True, "put the prompt into the model's chat template")
+    system: str = option("", "instructions that come before the prompt in the chat template")
+    json: bool = option(False, "print every item of the answer as a JSON line instead of its text")
+
+    def __post_init__(self) -> None:
+        SamplingDefaults.__post_init__(self)
+        if self.system and not self.chat:
+            raise OptionError("--system needs --chat: without a chat template there is no place for it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonlOptions(SamplingDefaults):
+    """Options of `enginewire-backend jsonl`: JSON lines in, annotated JSON lines out."""
+
+    input: Path = option(
+        STANDARD_STREAM,
+        "file of requests, one JSON object per line; - is standard input",
+        positional=True,
+        heading="files",
+    )
+    output: Path = option(STANDARD_STREAM, "file for the answers; - is standard output")
+    concurrency: int = option(64, "most requests at the same time", at_least=1)
+    max_line_bytes: int = option(8 * 2**20, "longest line of the input", unit="bytes", at_least=1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(BackendOptions):
+    """Options of `enginewire-backend serve`: BackendService, text over gRPC.
+
+    The server listens on TCP when `port` is set, else on the Unix socket `uds`.
+    """
+
+    uds: Path = option(
+        computed(lambda: default_socket("backend"), shown_socket("backend")),
+        "Unix socket to listen on, readable by its owner only",
+        heading="address",
+    )
+    host: str = option(
+        "127.0.0.1", f"listen on TCP at this host, at port {DEFAULT_SERVE_PORT} unless --port is set"
+    )
+    port: int | None = option(
+        None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
+    )
+    allow_insecure: bool = option(
+        False, "allow a --host beyond loopback, where anyone can read prompts and send requests"
+    )
+    reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
+    max_message_bytes: int = option(
+        8 * 2**20,
+        "largest message in both directions",
+        unit="bytes",
+        at_least=4096,
+        at_most=2**31 - 1,
+        heading="limits",
+    )
+    max_concurrent_streams: int = option(1024, "most open RPCs per connection", at_least=1, at_most=2**31 - 1)
+    shutdown_timeout: float = option(
+        30.0, "how long running requests may go on after SIGTERM; 0 aborts them at once", unit="s", at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        BackendOptions.__post_init__(self)
+        if not self.allow_insecure and not is_loopback(self.host):
+            raise OptionError(
+                "--host: whoever reaches a host beyond loopback could read prompts and send requests;"
+                " use 127.0.0.1 or --uds, or say --allow-insecure"
+            )
+
+
+def choose_address(loaded: Loaded[ServeOptions]) -> ServeOptions:
+    """For `load(resolve=…)`: a host alone means TCP. Raises OptionError when two addresses were given."""
+    options = loaded.options
+    if wants_tcp(loaded.sources) and options.port is None:
+        return replace(options, port=DEFAULT_SERVE_PORT)
+    return options
+
+
+def check_command(command: str) -> None:
+    """Raise OptionError when `command` cannot be split into arguments."""
+    try:
+        shlex.split(command)
+    except ValueError as error:
+        raise OptionError(f"--launch: {str(error).lower()} in {command!r}") from error
+
+
+COMMANDS: Final[Mapping[str, type[BackendOptions]]] = {
+    "generate": GenerateOptions,
+    "jsonl": JsonlOptions,
+    "serve": ServeOptions,
+}
