@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginewire import v1 as pb
-
 from backend_client.annotated import BackendOutput, first_rows, matched_stop
 from backend_client.decoder import Decoder, DecodeResult
 from backend_client.detokenizer import DecodeError, Detokenizer
 from backend_client.finish_reason import finish_reason, is_known, stop_reason
-from backend_client.stop_conditions import StopConditions
+from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
+from enginewire import v1 as pb
 
 MAX_UINT32 = (1 << 32) - 1
+# Beyond any engine's max_n; a decoder is made for each choice before the engine has its say.
+MAX_CHOICES = 1024
 
 
 class ProtocolViolation(Exception):
@@ -78,6 +79,7 @@ class RequestDecoder:
     `conditions.eos_token_ids` must be the engine's when the request names none. `num_prompt_tokens`
     and `vocab_size` are checked when given. An engine that sends text is passed through, unless
     `validate_engine_decode`: then our own text is shown, with all stop conditions, and compared.
+    Raises InvalidStopConditions for a number of choices no engine has.
     """
 
     def __init__(
@@ -92,6 +94,8 @@ class RequestDecoder:
         with_tokens: bool = False,
         validate_engine_decode: bool = False,
     ) -> None:
+        if not 1 <= num_choices <= MAX_CHOICES:
+            raise InvalidStopConditions("sampling_options.n", f"must be in 1..{MAX_CHOICES}")
         self.conditions = conditions
         self._num_prompt_tokens = num_prompt_tokens
         self._vocab_size = vocab_size if vocab_size is not None else MAX_UINT32

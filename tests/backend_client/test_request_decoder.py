@@ -1,8 +1,8 @@
 import pytest
 
 from backend_client.annotated import BackendOutput
-from backend_client.request_decoder import ProtocolViolation, RequestDecoder
-from backend_client.stop_conditions import StopConditions
+from backend_client.request_decoder import MAX_CHOICES, ProtocolViolation, RequestDecoder
+from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
 from tests.backend_client import toy_tokenizers as toy
@@ -51,6 +51,12 @@ def test_rows_and_outputs_give_the_same() -> None:
         row = rows.process_tokens(0, position, spell(character))
         assert row == messages.process(output(character, position))
     assert rows.is_finished
+
+
+@pytest.mark.parametrize("n", [0, MAX_CHOICES + 1])
+def test_a_number_of_choices_that_no_engine_has_is_rejected(n: int) -> None:
+    with pytest.raises(InvalidStopConditions, match=r"^sampling_options\.n: "):
+        request(n)
 
 
 def test_row_8_each_choice_has_its_own_decoder_and_one_terminal() -> None:
