@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine_server import status
 from engine_server.failures import EngineError
+from engine_server.interface import GenerateContext
 from enginewire import v1 as pb
+
+# Together they keep a frame well below the 4 MiB that gRPC clients accept unless told otherwise.
+FRAME_ROWS = 100_000
+FRAME_EVENT_BYTES = 1 << 20
 
 
 class Sink(Protocol):
@@ -55,15 +61,16 @@ class Lag:
         self.tokens = 0
         self.since = 0.0
 
-    def grew(self) -> None:
-        """One more token waits."""
+    def grew(self, tokens: int = 1) -> None:
+        """More tokens wait."""
         if not self.tokens:
             self.since = time.monotonic()
-        self.tokens += 1
+        self.tokens += tokens
 
-    def taken(self) -> None:
-        """The reader took everything."""
-        self.tokens = 0
+    def shrank(self, tokens: int) -> None:
+        """The reader took some."""
+        self.tokens -= tokens
+        self.since = time.monotonic()
 
     def is_too_far(self, now: float, requests: int = 1) -> bool:
         """True when `requests` readers of this buffer lag further than the limits allow."""
@@ -98,7 +105,7 @@ class RequestStream:
         """Queue an output behind the choice's run."""
         self._open_runs.pop(output.index, None)
         self._outputs.append(output)
-        self._lag.grew()
+        self._lag.grew(_weight(output))
         self._ready.set()
 
     def fail(self, failure: EngineError) -> None:
@@ -121,7 +128,7 @@ class RequestStream:
             await self._ready.wait()
             self._ready.clear()
             outputs, self._outputs, self._open_runs = self._outputs, [], {}
-            self._lag.taken()
+            self._lag.shrank(self._lag.tokens)
             done = self._done
             for output in outputs:
                 yield output
@@ -141,20 +148,29 @@ class Connection:
         self._positions: list[int] = []
         self._token_ids: list[int] = []
         self._events: list[pb.HandleEvent] = []
-        self._frame_step = -1
+        # Choices with an output among the events, and the last plain run behind it, if any.
+        self._behind_event: dict[tuple[int, int], pb.LLMEngineOutput | None] = {}
+        self._event_bytes = 0
+        self._full: deque[pb.GenerateMultiplexedResponse] = deque()
         self._lag = Lag(limits)
         self._ready = asyncio.Event()
         self._closing = False
         self._failure: EngineError | None = None
-        self.live: set[int] = set()
+        # None until the request was accepted.
+        self.live: dict[int, GenerateContext | None] = {}
 
     def sink(self, handle: int) -> HandleSink:
         """The sink of a new request."""
-        self.live.add(handle)
+        self.live[handle] = None
         return HandleSink(self, handle)
 
     def row(self, handle: int, index: int, position: int, token_id: int) -> None:
         """One token of one choice of one request."""
+        if self._behind_event and (handle, index) in self._behind_event:
+            self._row_behind_event(handle, index, position, token_id)
+            return
+        if len(self._handles) >= FRAME_ROWS:
+            self._full.append(self._take())
         self._handles.append(handle)
         self._indexes.append(index)
         self._positions.append(position)
@@ -162,14 +178,35 @@ class Connection:
         self._lag.grew()
         self._ready.set()
 
+    def output(self, handle: int, output: pb.LLMEngineOutput) -> None:
+        """An output that is more than a token id."""
+        self._behind_event[handle, output.index] = None
+        self.event(pb.HandleEvent(handle=handle, output=output))
+
     def event(self, event: pb.HandleEvent) -> None:
         """Anything that is more than a token id."""
         self._events.append(event)
+        self._event_bytes += event.ByteSize()
+        self._lag.grew(_weight(event.output))
+        if self._event_bytes >= FRAME_EVENT_BYTES:
+            self._full.append(self._take())
         self._ready.set()
+
+    def _row_behind_event(self, handle: int, index: int, position: int, token_id: int) -> None:
+        """Rows of a frame come before its events, so a token that follows an event becomes one itself."""
+        run = self._behind_event[handle, index]
+        if run is None:
+            run = pb.LLMEngineOutput(token_ids=[token_id], index=index, first_output_position=position)
+            event = pb.HandleEvent(handle=handle, output=run)
+            self._behind_event[handle, index] = event.output
+            self.event(event)
+        else:
+            run.token_ids.append(token_id)
+            self._lag.grew()
 
     def ended(self, handle: int) -> None:
         """Nothing of this handle follows."""
-        self.live.discard(handle)
+        self.live.pop(handle, None)
         self._ready.set()
 
     def close(self, failure: EngineError | None = None) -> None:
@@ -187,11 +224,13 @@ class Connection:
         while True:
             await self._ready.wait()
             self._ready.clear()
+            done = self._closing and not self.live
+            while self._failure is None and (self._full or self._handles or self._events):
+                frame = self._full.popleft() if self._full else self._take()
+                self._lag.shrank(len(frame.token_ids) + sum(_weight(event.output) for event in frame.events))
+                yield frame
             if self._failure is not None:
                 raise self._failure
-            done = self._closing and not self.live
-            if self._handles or self._events:
-                yield self._take()
             if done:
                 return
 
@@ -204,8 +243,7 @@ class Connection:
         )
         events = self._events
         self._handles, self._indexes, self._positions, self._token_ids = [], [], [], []
-        self._events = []
-        self._lag.taken()
+        self._events, self._behind_event, self._event_bytes = [], {}, 0
         counts: list[int] = []
         if len(handles) > len(self.live) + len(events):
             # More rows than requests: the reader lags. Longer runs are cheaper for it than more rows.
@@ -219,6 +257,10 @@ class Connection:
             token_ids=token_ids,
             events=events,
         )
+
+
+def _weight(output: pb.LLMEngineOutput) -> int:
+    return max(1, len(output.token_ids))
 
 
 def merged(
@@ -259,7 +301,7 @@ class HandleSink:
 
     def output(self, output: pb.LLMEngineOutput) -> None:
         """One event of the next frame."""
-        self._connection.event(pb.HandleEvent(handle=self._handle, output=output))
+        self._connection.output(self._handle, output)
 
     def fail(self, failure: EngineError) -> None:
         """A terminal status event."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from engine_server.lifecycle import Lifecycle

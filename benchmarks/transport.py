@@ -1,0 +1,212 @@
+"""Tokens per second of every path between an engine process and a consumer, in one run.
+
+    python benchmarks/transport.py [--streams 256] [--tokens 400] [--json]
+
+floor         raw grpc.aio: constant bytes, no parsing, one message per token, one stream per request
+per-request   Generate, one call per request, read as messages
+multiplexed   GenerateMultiplexed, read as frames
+end to end    multiplexed, detokenized, four stop strings, one asyncio consumer per request
+
+The server is another process on a Unix socket, its engine the mocker, which answers as fast as it is
+asked. Absolute figures are the machine's; the ratios are what to look at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+from tokenizers import Tokenizer
+
+from backend_client.backend import Backend
+from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
+from backend_client.vocabulary import Vocabulary
+from enginewire import v1 as pb
+
+PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
+STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]
+FLOOR_METHOD = "/bench.Floor/Stream"
+FLOOR_MESSAGE = b"\x0a\x0a\x0a\x01\x2a\x10\x05\x12\x04abcd"
+
+
+def request(number: int, tokens: int) -> pb.GenerateRequest:
+    """A request that generates exactly `tokens` tokens."""
+    return pb.GenerateRequest(
+        request_id=f"bench-{time.monotonic_ns()}-{number}",
+        request=pb.PreprocessedRequest(
+            token_ids=PROMPT,
+            stop_conditions=pb.StopConditions(max_tokens=tokens, ignore_eos=True),
+        ),
+    )
+
+
+async def floor(target: str, streams: int, tokens: int) -> int:
+    """Read constant messages."""
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        method = channel.unary_stream(FLOOR_METHOD)
+
+        async def read() -> int:
+            count = 0
+            async for _ in method(str(tokens).encode()):
+                count += 1
+            return count
+
+        return sum(await asyncio.gather(*(read() for _ in range(streams))))
+
+
+async def per_request(target: str, streams: int, tokens: int) -> int:
+    """Read one Generate call per request."""
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        stub = pb.EngineServiceStub(channel)
+
+        async def read(number: int) -> int:
+            count = 0
+            async for response in stub.Generate(request(number, tokens)):
+                count += len(response.output.token_ids)
+            return count
+
+        return sum(await asyncio.gather(*(read(number) for number in range(streams))))
+
+
+async def multiplexed(target: str, streams: int, tokens: int) -> int:
+    """Read the frames of one stream."""
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        call = pb.EngineServiceStub(channel).GenerateMultiplexed()
+        submits = [pb.Submit(handle=n, generate=request(n, tokens)) for n in range(streams)]
+        await call.write(pb.GenerateMultiplexedRequest(submits=submits))
+        await call.done_writing()
+        count = 0
+        async for frame in call:
+            count += len(list(frame.token_ids)) + len(list(frame.handles)) * 0
+            count += sum(len(event.output.token_ids) for event in frame.events)
+        return count
+
+
+async def end_to_end(target: str, streams: int, tokens: int) -> int:
+    """Consume text: detokenized, with stop strings, one consumer per request."""
+    async with EngineClient(target) as client:
+        await client.wait_ready(10)
+        files = await client.tokenizer_files()
+        backend = Backend(client, Vocabulary(Tokenizer.from_str(files["tokenizer.json"].decode())))
+
+        async def consume(number: int) -> int:
+            asked = request(number, tokens).request
+            asked.stop_conditions.stop.extend(STOPS)
+            count = 0
+            async for item in backend.generate(asked):
+                assert item.data is not None, item.error
+                count += len(item.data.token_ids)
+            return count
+
+        return sum(await asyncio.gather(*(consume(number) for number in range(streams))))
+
+
+Path_ = Callable[[str, int, int], Awaitable[int]]
+
+
+async def measure(path: Path_, target: str, streams: int, tokens: int) -> float:
+    """Tokens per second, checked to be all of them."""
+    begin = time.perf_counter()
+    count = await path(target, streams, tokens)
+    seconds = time.perf_counter() - begin
+    assert count == streams * tokens, f"{path.__name__}: {count} tokens instead of {streams * tokens}"
+    return count / seconds
+
+
+@contextlib.asynccontextmanager
+async def server_process(folder: Path, streams: int) -> AsyncIterator[tuple[str, str]]:
+    """A process with the engine server and one with the floor; yields their targets."""
+    engine = folder / "engine.sock"
+    floor_socket = folder / "floor.sock"
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine_server", "--engine", "mocker", "--uds", str(engine),
+            "--max-num-seqs", str(streams), "--max-num-queued-reqs", "4096", "--log-level", "error",
+        ),
+        await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve-floor", str(floor_socket)),
+    ]  # fmt: skip
+    try:
+        async with EngineClient(f"unix:{engine}") as client:
+            await client.wait_ready(20)
+        while not floor_socket.exists():
+            await asyncio.sleep(0.05)
+        yield f"unix:{engine}", f"unix:{floor_socket}"
+    finally:
+        for process in processes:
+            process.terminate()
+            await process.wait()
+
+
+async def serve_floor(path: str) -> None:
+    """The floor's server: as little as grpc.aio can do per message."""
+
+    async def stream(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+        for _ in range(int(data)):
+            yield FLOOR_MESSAGE
+
+    service, method = FLOOR_METHOD.strip("/").split("/")
+    server = grpc.aio.server()
+    handler = grpc.unary_stream_rpc_method_handler(stream)  # type: ignore[arg-type]  # aio handler
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    await server.wait_for_termination()
+
+
+async def run(streams: int, tokens: int, rounds: int) -> dict[str, float]:
+    """Every path, `rounds` times in turn; the best of each."""
+    paths: dict[str, tuple[Path_, int]] = {
+        # The slow paths get fewer tokens so that each round takes about as long.
+        "floor": (floor, max(20, tokens // 10)),
+        "per-request": (per_request, max(20, tokens // 10)),
+        "multiplexed": (multiplexed, tokens),
+        "end to end": (end_to_end, tokens),
+    }
+    best = dict.fromkeys(paths, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        async with server_process(Path(folder), streams) as (engine, floor_target):
+            for _ in range(rounds):
+                for name, (path, count) in paths.items():
+                    target = floor_target if name == "floor" else engine
+                    best[name] = max(best[name], await measure(path, target, streams, count))
+    return best
+
+
+def main() -> None:
+    """Print the table, and with --json a last line for programs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve-floor", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve_floor:
+        asyncio.run(serve_floor(arguments.serve_floor))
+        return
+    best = asyncio.run(run(arguments.streams, arguments.tokens, arguments.rounds))
+    for name, rate in best.items():
+        print(f"{name:<12} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
+    if arguments.json:
+        print(
+            json.dumps(
+                {
+                    "streams": arguments.streams,
+                    "tokens_per_s": {name: round(rate) for name, rate in best.items()},
+                    "ratio_multiplexed_to_per_request": round(best["multiplexed"] / best["per-request"], 2),
+                    "ratio_end_to_end_to_floor": round(best["end to end"] / best["floor"], 2),
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
