@@ -18,9 +18,11 @@ from backend_client.engine_stream import EngineStream
 from backend_client.failure import RequestFailed, failed, from_rpc_error, from_status
 from enginewire import v1 as pb
 
-# While frames follow each other faster than this, consumers are woken once per interval instead of
-# once per frame: waking costs more than decoding. Slower engines never wait.
-WAKE_INTERVAL_SECONDS = 0.001
+# Waking a consumer costs more than decoding a token. After a round of wake-ups the next one waits this
+# many times what that round took, so that under load consumers get longer runs instead of more rounds;
+# a slow engine or a few streams never wait noticeably.
+WAKE_PAUSE_FACTOR = 2.0
+LONGEST_WAKE_PAUSE_SECONDS = 0.005
 
 MultiplexedCall = grpc.aio.StreamStreamCall[pb.GenerateMultiplexedRequest, pb.GenerateMultiplexedResponse]
 
@@ -150,7 +152,7 @@ class MultiplexedConnection:
             stream.wake()
 
     def _wake_soon(self) -> None:
-        """Wake consumers now, or with the next frames when those come thick and fast."""
+        """Wake consumers now, or after the pause that the last round has earned."""
         if not self._to_wake or self._wake_timer is not None:
             return
         wait = self._next_wake - time.monotonic()
@@ -161,10 +163,15 @@ class MultiplexedConnection:
 
     def _wake(self) -> None:
         self._wake_timer = None
-        self._next_wake = time.monotonic() + WAKE_INTERVAL_SECONDS
         streams, self._to_wake = self._to_wake, []
         for stream in streams:
             stream.wake()
+        # Runs behind the consumers that were just made ready, so it sees what they cost.
+        self._loop.call_soon(self._end_round, time.monotonic())
+
+    def _end_round(self, began: float) -> None:
+        now = time.monotonic()
+        self._next_wake = now + min(WAKE_PAUSE_FACTOR * (now - began), LONGEST_WAKE_PAUSE_SECONDS)
 
 
 def _open_choices(request: pb.PreprocessedRequest) -> int:
