@@ -1,0 +1,26 @@
+"""Links in the documentation lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.contract_page import DOCS, ROOT
+
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_relative_links_resolve(page: Path) -> None:
+    for link in LINK.finditer(page.read_text()):
+        target = (page.parent / link["path"]).resolve() if link["path"] else page
+        assert target.exists(), link[0]
+        assert link["anchor"] is None or link["anchor"] in anchors(target), link[0]
