@@ -50,7 +50,7 @@ class RequestField:
     has_presence: bool
 
     def value(self, request: pb.PreprocessedRequest) -> object | None:
-        """The field's value, or None when it is unset (or empty, where there is no difference)."""
+        """The field's value, or None when it is unset, or an empty list or text without presence."""
         owner: Message = request
         for parent in self.parents:
             if not owner.HasField(parent):
@@ -59,13 +59,9 @@ class RequestField:
         if self.has_presence and not owner.HasField(self.name):
             return None
         value: object = getattr(owner, self.name)
-        if self.has_presence:
+        if self.has_presence or isinstance(value, int | float):
             return value
-        return value if isinstance(value, bool | int | float | str | bytes) and value else _entries(value)
-
-
-def _entries(value: object) -> object | None:
-    return value if hasattr(value, "__len__") and len(cast(Sized, value)) else None
+        return value if len(cast(Sized, value)) else None
 
 
 @cache

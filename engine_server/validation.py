@@ -90,7 +90,7 @@ def check_preprocessed(request: pb.PreprocessedRequest, config: pb.EngineConfig)
     if request.HasField("prompt_embeds"):
         check_prompt_embeds(request.prompt_embeds, bounds)
     _check_stop_conditions(request, bounds)
-    _check_sampling(request.sampling_options, config.capabilities)
+    _check_sampling(request.sampling_options, config)
     check_resume(request, bounds)
     _check_routing(request.routing, config)
     check_multi_modal(request.multi_modal_data, config.capabilities.multi_modal_part_types)
@@ -180,15 +180,12 @@ def _check_token_ids(request: pb.PreprocessedRequest, vocab_size: int) -> None:
         ids = rule.field.value(request)
         if ids is not None:
             check_ids(rule.field.path, cast("Iterable[int]", ids), vocab_size)
-    options = request.sampling_options
-    words = options.bad_words_token_ids
-    for i, word in enumerate(words):
+    for i, word in enumerate(request.sampling_options.bad_words_token_ids):
         path = f"sampling_options.bad_words_token_ids[{i}].token_ids"
         count = len(word.token_ids)
         if not 0 < count <= MAX_BAD_WORD_TOKENS:
             raise invalid(path, "empty or too long", f"{count} ids", f"1..{MAX_BAD_WORD_TOKENS}")
         check_ids(path, word.token_ids, vocab_size)
-    check_ids("sampling_options.logit_bias", [entry.token_id for entry in options.logit_bias], vocab_size)
 
 
 def _check_stop_conditions(request: pb.PreprocessedRequest, bounds: Bounds) -> None:
@@ -203,7 +200,8 @@ def _check_stop_conditions(request: pb.PreprocessedRequest, bounds: Bounds) -> N
     _check_strings("stop_conditions.stop", stop.stop, MAX_STOP_STRINGS, 1, MAX_STOP_STRING_BYTES)
 
 
-def _check_sampling(options: pb.SamplingOptions, capabilities: pb.Capabilities) -> None:
+def _check_sampling(options: pb.SamplingOptions, config: pb.EngineConfig) -> None:
+    capabilities = config.capabilities
     n = options.n if options.HasField("n") else 1
     if options.HasField("best_of"):
         path = "sampling_options.best_of"
@@ -213,9 +211,15 @@ def _check_sampling(options: pb.SamplingOptions, capabilities: pb.Capabilities) 
             raise Unsupported(f"{path}: needs the capability best_of", field=path)
     if options.HasField("guided_decoding"):
         check_guided(options.guided_decoding, capabilities.guided_modes)
+    _check_logit_bias(options.logit_bias, config.vocab_size)
+
+
+def _check_logit_bias(entries: Iterable[pb.LogitBias], vocab_size: int) -> None:
     seen: set[int] = set()
-    for i, entry in enumerate(options.logit_bias):
+    for i, entry in enumerate(entries):
         path = f"sampling_options.logit_bias[{i}]"
+        if entry.token_id >= vocab_size:
+            raise invalid(f"{path}.token_id", "not in the vocabulary", entry.token_id, f"0..{vocab_size - 1}")
         if entry.token_id in seen:
             raise invalid(f"{path}.token_id", "named twice", entry.token_id, "each id once")
         if not -100 <= entry.bias <= 100:
