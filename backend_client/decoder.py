@@ -61,6 +61,7 @@ class Decoder:
         "_matcher",
         "_max_tokens",
         "_min_tokens",
+        "_step_text",
         "_token_text",
         "_visible",
         "_watched",
@@ -81,6 +82,7 @@ class Decoder:
         self.stop_trigger: StopTrigger | None = None
         self._include_stop = conditions.include_stop_str_in_output
         self._detokenizer = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._step_text = self._detokenizer.step
         self._is_finished = False
         self._max_tokens = conditions.max_tokens or NO_LIMIT
         self._min_tokens = conditions.min_tokens
@@ -104,20 +106,40 @@ class Decoder:
 
     def process(self, token_ids: Sequence[int]) -> DecodeResult:
         """Take the next ids of the choice; after the end: nothing. Raises DecodeError."""
+        if len(token_ids) == 1 and (text := self._take_one(token_ids[0])) is not None:
+            return DecodeResult(text, token_ids, self._tokens(token_ids), self.stop_trigger)
         if self._is_finished:
-            return DecodeResult("", [], [] if self._token_text else None, self.stop_trigger)
+            return DecodeResult("", [], self._tokens([]), self.stop_trigger)
         if self._is_plain(token_ids):
             text, num_kept = self._take(token_ids)
         else:
             text, num_kept = self._walk(token_ids)
         kept = token_ids if num_kept == len(token_ids) else token_ids[:num_kept]
-        tokens = [self._token_text(token_id) for token_id in kept] if self._token_text else None
-        return DecodeResult(text, kept, tokens, self.stop_trigger)
+        return DecodeResult(text, kept, self._tokens(kept), self.stop_trigger)
 
     def finish(self) -> DecodeResult:
         """No further ids will come: flush what is held. Withheld text may turn out to be a stop."""
         text = "" if self._is_finished else self._end(None)
-        return DecodeResult(text, [], [] if self._token_text else None, self.stop_trigger)
+        return DecodeResult(text, [], self._tokens([]), self.stop_trigger)
+
+    def _tokens(self, token_ids: Sequence[int]) -> list[str] | None:
+        return None if self._token_text is None else [self._token_text(token_id) for token_id in token_ids]
+
+    def _take_one(self, token_id: int) -> str | None:
+        """`_take` for a single plain id, the common case of a decode step; None when it is not plain."""
+        count = self.num_generated + 1
+        if count >= self._max_tokens or token_id in self._watched or self._is_finished:
+            return None
+        self.num_generated = count
+        text = self._step_text(token_id)
+        matcher = self._matcher
+        if matcher is None:
+            return text
+        matcher.armed = count >= self._min_tokens
+        text = matcher.feed(text)
+        if matcher.match is not None:
+            self._stop_at_match()
+        return text
 
     def _is_plain(self, token_ids: Sequence[int]) -> bool:
         """No id of these can stop by itself, and all are on the same side of the floor."""

@@ -118,8 +118,11 @@ class ByteLevelDetokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> list[str]:
         """See Detokenizer."""
-        if not self._pending and max(token_ids, default=0) < len(self._texts):
-            pieces = [self._texts[token_id] for token_id in token_ids]
+        if not self._pending:
+            try:
+                pieces = [self._texts[token_id] for token_id in token_ids]
+            except IndexError:
+                pieces = [None]
             if None not in pieces:
                 return cast(list[str], pieces)
         return [self.step(token_id) for token_id in token_ids]

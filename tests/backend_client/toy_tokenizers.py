@@ -83,3 +83,29 @@ def every_family() -> dict[str, Tokenizer]:
         "unigram": unigram(),
         "odd byte level": odd_byte_level(),
     }
+
+
+def expected_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """What `decode` gives; but a byte run keeps the characters that came before its first bad byte."""
+    if "ByteFallback" not in str(tokenizer.decoder):
+        return tokenizer.decode(ids, skip_special_tokens=skip)
+    pieces: list[str | bytes] = []
+    for token_id in ids:
+        piece = tokenizer.id_to_token(token_id)
+        if piece is None or (skip and piece in ("<s>", "</s>")):
+            continue
+        if len(piece) == 6 and piece.startswith("<0x"):
+            if not pieces or isinstance(pieces[-1], str):
+                pieces.append(b"")
+            pieces[-1] += bytes.fromhex(piece[3:5])  # type: ignore[operator]  # it is bytes
+        else:
+            pieces.append(piece.replace("▁", " "))
+    text = "".join(piece if isinstance(piece, str) else run_text(piece) for piece in pieces)
+    return text.removeprefix(" ") if "Strip" in str(tokenizer.decoder) else text
+
+
+def run_text(run: bytes) -> str:
+    try:
+        return run.decode()
+    except UnicodeDecodeError as error:
+        return run[: error.start].decode() + "\ufffd" * (len(run) - error.start)

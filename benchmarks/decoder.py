@@ -1,0 +1,126 @@
+"""How long the Decoder takes per token, on one core.
+
+    python benchmarks/decoder.py [--tokenizer tokenizer.json] [--json]
+
+Without a file it trains a byte-level BPE tokenizer on the standard library's own source code. Every row
+is the best of several rounds over the same ids, so that other load on the machine shows less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from backend_client.decoder import Decoder
+from backend_client.stop_conditions import StopConditions
+from backend_client.vocabulary import Vocabulary
+
+NUM_TOKENS = 20_000
+ROUNDS = 7
+STREAMS = 256
+JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。🙈 "
+
+
+def trained(corpus: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=16_000,
+        special_tokens=["<|eos|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.splitlines(), trainer)
+    return tokenizer
+
+
+def library_text() -> str:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return "\n".join(path.read_text("utf-8") for path in sorted(folder.glob("a*.py")))
+
+
+def nanoseconds_per_token(run: Callable[[], None], num_tokens: int) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        begin = time.perf_counter_ns()
+        run()
+        best = min(best, time.perf_counter_ns() - begin)
+    return round(best / num_tokens, 1)
+
+
+def table(vocabulary: Vocabulary, ids: list[int]) -> Callable[[], None]:
+    def run() -> None:
+        step = vocabulary.detokenizer().step
+        for token_id in ids:
+            step(token_id)
+
+    return run
+
+
+def library_stream(tokenizer: Tokenizer, ids: list[int]) -> Callable[[], None]:
+    def run() -> None:
+        stream = decoders.DecodeStream(skip_special_tokens=True)
+        for token_id in ids:
+            stream.step(tokenizer, token_id)
+
+    return run
+
+
+def whole_decoder(vocabulary: Vocabulary, ids: list[int], num_stops: int, chunk: int) -> Callable[[], None]:
+    """One decoder per stream, served in turn, `chunk` ids at a time."""
+    conditions = StopConditions(
+        stop=tuple(f"\n\nUser {number}:" for number in range(num_stops)), eos_token_ids=frozenset({0})
+    )
+    chunks = [ids[begin : begin + chunk] for begin in range(0, len(ids), chunk)]
+
+    def run() -> None:
+        decoders = [Decoder(vocabulary, conditions) for _ in range(STREAMS)]
+        for place, token_ids in enumerate(chunks):
+            decoders[place % STREAMS].process(token_ids)
+
+    return run
+
+
+def measure(tokenizer: Tokenizer, vocabulary: Vocabulary, english: str) -> dict[str, float]:
+    ids = [token_id for token_id in tokenizer.encode(english).ids if token_id][:NUM_TOKENS]
+    japanese = tokenizer.encode(JAPANESE * 1000).ids[:NUM_TOKENS]
+    rows = {
+        "DecodeStream, English": library_stream(tokenizer, ids),
+        f"{vocabulary.kind.value} table, English": table(vocabulary, ids),
+        "DecodeStream, Japanese": library_stream(tokenizer, japanese),
+        f"{vocabulary.kind.value} table, Japanese": table(vocabulary, japanese),
+    }
+    for chunk in (1, 8):
+        for num_stops in (0, 4, 100, 1000):
+            name = f"Decoder, {num_stops} stops, {chunk} ids a step"
+            rows[name] = whole_decoder(vocabulary, ids, num_stops, chunk)
+    return {name: nanoseconds_per_token(run, len(ids)) for name, run in rows.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
+    arguments = parser.parse_args()
+    english = library_text()
+    tokenizer = Tokenizer.from_file(str(arguments.tokenizer)) if arguments.tokenizer else trained(english)
+    begin = time.perf_counter_ns()
+    vocabulary = Vocabulary(tokenizer)
+    load_ms = (time.perf_counter_ns() - begin) / 1e6
+    print(f"{vocabulary.size} ids, {vocabulary.kind.value} table built and checked in {load_ms:.0f} ms")
+    results = measure(tokenizer, vocabulary, english)
+    for name, nanoseconds in results.items():
+        print(f"{nanoseconds:9.1f} ns/token  {name}")
+    if arguments.json:
+        print(json.dumps({"vocabulary": vocabulary.size, "load_ms": load_ms, "ns_per_token": results}))
+
+
+if __name__ == "__main__":
+    main()
