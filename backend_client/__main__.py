@@ -1,0 +1,81 @@
+"""The `enginewire-backend` command: generate, jsonl and serve.
+
+Exit codes: 0 done, 1 a request or the engine failed, 2 bad options, 98 the address is in use,
+128 + signal when a signal ended it (141: nobody reads the output any more).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from backend_client.frontends.generate_options import CommandLineOptions
+from enginewire import __version__
+from enginewire.options import load
+
+PROG: Final = "enginewire-backend"
+MEANINGS: Final[Mapping[str, str]] = {
+    "generate": "stream the answer to one prompt",
+    "jsonl": "requests as JSON lines in, annotated outputs as JSON lines out",
+    "serve": "serve text over gRPC: enginewire.v1.BackendService",
+}
+EXIT_FAILED: Final = 1
+EXIT_UNREAD: Final = 128 + signal.SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Only the first argument is ours: everything behind it, --help included, belongs to the command.
+    name: str = make_parser().parse_args(arguments[:1]).command
+    try:
+        return COMMANDS[name](arguments[1:])
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the first argument."""
+    commands = "\n".join(["commands:", *(f"  {name:<10}  {text}" for name, text in MEANINGS.items())])
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        usage=f"{PROG} COMMAND [options]",
+        description="Turn an engine's tokens into text.",
+        epilog=f"{commands}\n\n`{PROG} COMMAND --help` shows the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    parser.add_argument("command", choices=MEANINGS, metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser
+
+
+def _generate(argv: Sequence[str]) -> int:
+    options = load(
+        CommandLineOptions, argv, prog=f"{PROG} generate", description="Stream the answer to one prompt."
+    ).options
+    # Past this line the command is really going to run: now the heavy imports may come.
+    from backend_client.frontends.command_line import generate, read_prompt
+    from backend_client.frontends.commands import run_command
+
+    try:
+        prompt = read_prompt(options)
+    except (OSError, ValueError) as error:
+        print(f"{PROG}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return run_command(
+        options, lambda backend: generate(backend, options, prompt, out=sys.stdout, err=sys.stderr)
+    )
+
+
+COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], int]]] = {"generate": _generate}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The life of a command: reach or launch the engine, run, and leave nothing behind.
+
+Holds what `generate`, `jsonl` and `serve` share. Knows nothing about what they do with the backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Final
+
+from backend_client.annotated import Failure
+from backend_client.backend import Backend
+from backend_client.config import BackendOptions
+from backend_client.engine_client import EngineClient
+from backend_client.failure import RequestFailed
+from backend_client.frontends.text_backend import TextBackend
+from backend_client.prompts import InvalidPrompt
+from backend_client.sidecar import SidecarDied, engine_sidecar
+from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer
+from enginewire import v1 as pb
+
+EXIT_FAILED: Final = 1
+EXIT_SIGNAL: Final = 128
+Work = Callable[[TextBackend], Coroutine[None, None, int]]
+
+
+class UntrustedSocket(Exception):
+    """The engine's socket lies in a folder that another user made."""
+
+
+def run_command(options: BackendOptions, work: Work) -> int:
+    """Run `work` on a backend until it ends or a signal comes; failures become one line and exit code 1."""
+    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
+    try:
+        return run_until_signal(with_backend(options, work))
+    except RequestFailed as error:
+        message = describe(Failure.from_proto(error.status))
+    except (InvalidPrompt, InvalidTokenizer, SidecarDied, UntrustedSocket) as error:
+        message = str(error)
+    print(f"enginewire-backend: {message}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def describe(failure: Failure) -> str:
+    """A failure in one line: its reason's name, then what happened."""
+    reason = pb.ErrorReason.Name(failure.reason).removeprefix("ERROR_REASON_")
+    return f"{reason}: {' '.join(failure.message.split())}"
+
+
+def run_until_signal(command: Coroutine[None, None, int]) -> int:
+    """The exit code of `command`, or 128 + the number of the signal that ended it.
+
+    Ctrl-C and SIGTERM cancel the command, so that it aborts its requests upstream.
+    """
+
+    async def run() -> int:
+        received: list[signal.Signals] = []
+        task = asyncio.ensure_future(command)
+
+        def stop(number: signal.Signals) -> None:
+            received.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            return EXIT_SIGNAL + received[0]
+
+    return asyncio.run(run())
+
+
+async def with_backend(options: BackendOptions, work: Work) -> int:
+    """The exit code of `work` on a backend whose engine is ready.
+
+    Raises RequestFailed when the engine cannot be reached, SidecarDied when a launched one ends.
+    """
+    if not options.launch:
+        check_owner(options.target)
+        return await _on_engine(options, options.target, work)
+    async with engine_sidecar(options.launch_command) as (engine, target):
+        return await engine.unless_it_dies(_on_engine(options, target, work))
+
+
+async def _on_engine(options: BackendOptions, target: str, work: Work) -> int:
+    async with EngineClient(target, multiplexed=options.multiplexed) as client:
+        await client.wait_ready(options.connect_timeout)
+        tokenizer = await load_tokenizer(client, options.tokenizer)
+        backend = Backend(client, tokenizer.vocabulary, validate_engine_decode=options.validate_engine_decode)
+        return await work(TextBackend(backend, tokenizer))
+
+
+async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTokenizer:
+    """The tokenizer in `folder`, else the engine's. Raises InvalidTokenizer and RequestFailed."""
+    if folder is not None:
+        return await asyncio.to_thread(BackendTokenizer.from_folder, folder)
+    return await asyncio.to_thread(BackendTokenizer.from_files, await client.tokenizer_files())
+
+
+def check_owner(target: str) -> None:
+    """Raise UntrustedSocket when prompts would go to a socket in a folder of another user."""
+    scheme, _, path = target.partition(":")
+    if scheme != "unix":
+        return
+    with contextlib.suppress(FileNotFoundError):
+        folder = Path(path.removeprefix("//")).absolute().parent
+        if folder.stat().st_uid not in (os.getuid(), 0):
+            raise UntrustedSocket(f"{folder} belongs to another user")

@@ -1,0 +1,75 @@
+"""A backend together with its tokenizer: what every face calls with a prompt.
+
+Holds the way from BackendServiceGenerateRequest to annotated outputs. Knows nothing about any face.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from typing import Final, cast
+
+from backend_client.annotated import Annotated, BackendOutput
+from backend_client.backend import Backend, RequestTracker
+from backend_client.prompts import Prompt, characters_of, preprocess
+from backend_client.tokenizer import BackendTokenizer
+from enginewire import v1 as pb
+
+# Tokenizing more than this takes longer than the other requests should wait.
+MAX_INLINE_CHARACTERS: Final = 16_384
+
+Items = AsyncGenerator[Annotated[BackendOutput], None]
+
+
+class TextBackend:
+    """Prompts in, annotated text out."""
+
+    def __init__(self, backend: Backend, tokenizer: BackendTokenizer) -> None:
+        self.backend = backend
+        self.tokenizer = tokenizer
+
+    async def generate(
+        self,
+        asked: pb.BackendServiceGenerateRequest,
+        *,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        tracker: RequestTracker | None = None,
+    ) -> Items:
+        """What the caller asked to know about the prompt, then the outputs; an error comes last.
+
+        Raises InvalidPrompt before the first item. Closing the iterator aborts the request; `timeout`
+        in seconds. Tokens as text come with log-probabilities.
+        """
+        request, prompt = await self._preprocess(asked)
+        for annotation in prompt_annotations(request.output_options, prompt):
+            yield annotation
+        outputs = self.backend.generate(
+            request,
+            request_id=asked.request_id,
+            timeout=timeout,
+            metadata=metadata,
+            with_tokens=request.output_options.HasField("logprobs"),
+            tracker=tracker,
+        )
+        # Declared as an iterator, but its documentation promises that it can be closed.
+        async with aclosing(cast(Items, outputs)) as items:
+            async for item in items:
+                yield item
+
+    async def _preprocess(
+        self, asked: pb.BackendServiceGenerateRequest
+    ) -> tuple[pb.PreprocessedRequest, Prompt]:
+        if characters_of(asked) <= MAX_INLINE_CHARACTERS:
+            return preprocess(asked, self.tokenizer)
+        return await asyncio.to_thread(preprocess, asked, self.tokenizer)
+
+
+def prompt_annotations(options: pb.OutputOptions, prompt: Prompt) -> Iterator[Annotated[BackendOutput]]:
+    """The events `formatted_prompt` and `token_ids`, as far as they were asked for."""
+    if options.formatted_prompt:
+        yield Annotated(event="formatted_prompt", comment=[prompt.text])
+    if options.return_tokens_as_token_ids:
+        yield Annotated(event="token_ids", comment=[json.dumps(list(prompt.token_ids))])

@@ -1,0 +1,111 @@
+"""From what a caller says to what an engine computes: text, a conversation or token ids.
+
+Sans-IO. Holds the checks on the prompt; everything else in a request is checked by whoever honours it.
+Knows nothing about engines, streams or faces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from enginewire import v1 as pb
+
+# No conversation is near this, and a template is slow.
+MAX_MESSAGES: Final = 4096
+
+
+class PromptTokenizer(Protocol):
+    """The encoding side of a tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with what the tokenizer puts around every text. Raises ValueError."""
+        ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt text of a conversation. Raises ValueError, and LookupError without a template."""
+        ...
+
+
+class InvalidPrompt(ValueError):
+    """The prompt cannot be used; `field` is its path below the request."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as text and as token ids. `text` is "" when the caller sent ids."""
+
+    text: str
+    token_ids: Sequence[int]
+
+
+def preprocess(
+    asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokenizer
+) -> tuple[pb.PreprocessedRequest, Prompt]:
+    """The request for the backend and the prompt in it. Raises InvalidPrompt; `asked` stays as it is."""
+    request = pb.PreprocessedRequest()
+    request.CopyFrom(asked.request)
+    prompt = read_prompt(asked, tokenizer)
+    request.token_ids[:] = prompt.token_ids
+    return request, prompt
+
+
+def read_prompt(asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokenizer) -> Prompt:
+    """The prompt, whatever its kind. Raises InvalidPrompt."""
+    kind = asked.WhichOneof("prompt")
+    if kind in ("text", "chat") and asked.request.token_ids:
+        raise InvalidPrompt("token_ids", f"must be empty beside a {kind} prompt")
+    if kind == "text":
+        return _from_text(asked.text, tokenizer)
+    if kind == "chat":
+        return _from_chat(asked.chat, tokenizer)
+    if kind == "token_ids" and asked.token_ids:
+        return _from_token_ids(asked.request)
+    raise InvalidPrompt("prompt", "must be one of text, chat and token_ids")
+
+
+def characters_of(asked: pb.BackendServiceGenerateRequest) -> int:
+    """How much text there is to tokenize."""
+    return len(asked.text) + sum(len(message.content) for message in asked.chat.messages)
+
+
+def _from_text(text: str, tokenizer: PromptTokenizer) -> Prompt:
+    return _encoded("text", text, tokenizer, add_special_tokens=True)
+
+
+def _from_chat(chat: pb.ChatPrompt, tokenizer: PromptTokenizer) -> Prompt:
+    if not 0 < len(chat.messages) <= MAX_MESSAGES:
+        raise InvalidPrompt("chat.messages", f"must be 1 to {MAX_MESSAGES} messages")
+    for place, message in enumerate(chat.messages):
+        if not message.role:
+            raise InvalidPrompt(f"chat.messages[{place}].role", "must not be empty")
+    messages = [{"role": each.role, "content": each.content} for each in chat.messages]
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    except (LookupError, ValueError) as error:
+        raise InvalidPrompt("chat", str(error)) from error
+    # The template writes the special tokens itself.
+    return _encoded("chat", text, tokenizer, add_special_tokens=False)
+
+
+def _from_token_ids(request: pb.PreprocessedRequest) -> Prompt:
+    if not request.token_ids and not request.HasField("prompt_embeds"):
+        raise InvalidPrompt("token_ids", "must not be empty")
+    return Prompt("", request.token_ids)
+
+
+def _encoded(field: str, text: str, tokenizer: PromptTokenizer, *, add_special_tokens: bool) -> Prompt:
+    try:
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except ValueError as error:
+        raise InvalidPrompt(field, str(error)) from error
+    if not token_ids:
+        raise InvalidPrompt(field, "must not be empty")
+    return Prompt(text, token_ids)
