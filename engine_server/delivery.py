@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from engine_server import status
@@ -52,31 +53,27 @@ class BufferLimits:
 
 
 class Lag:
-    """Since when unread tokens have been waiting, and how many there are."""
+    """Since when something has been waiting for the reader. Tokens are counted when somebody asks."""
 
-    __slots__ = ("limits", "since", "tokens")
+    __slots__ = ("limits", "since")
 
     def __init__(self, limits: BufferLimits) -> None:
         self.limits = limits
-        self.tokens = 0
-        self.since = 0.0
+        self.since: float | None = None
 
-    def grew(self, tokens: int = 1) -> None:
-        """More tokens wait."""
-        if not self.tokens:
+    def begin(self) -> None:
+        """Something waits now."""
+        if self.since is None:
             self.since = time.monotonic()
-        self.tokens += tokens
 
-    def shrank(self, tokens: int) -> None:
-        """The reader took some."""
-        self.tokens -= tokens
-        self.since = time.monotonic()
+    def taken(self, *, everything: bool) -> None:
+        """The reader took some, or everything."""
+        self.since = None if everything else time.monotonic()
 
-    def is_too_far(self, now: float, requests: int = 1) -> bool:
-        """True when `requests` readers of this buffer lag further than the limits allow."""
-        if not self.tokens:
-            return False
-        return self.tokens > self.limits.tokens * requests or now - self.since > self.limits.seconds
+    def is_too_far(self, now: float, tokens: int, requests: int = 1) -> bool:
+        """True when `requests` readers of this buffer, with `tokens` waiting, lag beyond the limits."""
+        is_stalled = self.since is not None and now - self.since > self.limits.seconds
+        return is_stalled or tokens > self.limits.tokens * requests
 
 
 class RequestStream:
@@ -96,16 +93,17 @@ class RequestStream:
         if run is None:
             run = pb.LLMEngineOutput(index=index, first_output_position=position)
             self._open_runs[index] = run
-            self._outputs.append(run)
+            self._queue(run)
         run.token_ids.append(token_id)
-        self._lag.grew()
-        self._ready.set()
 
     def output(self, output: pb.LLMEngineOutput) -> None:
         """Queue an output behind the choice's run."""
         self._open_runs.pop(output.index, None)
+        self._queue(output)
+
+    def _queue(self, output: pb.LLMEngineOutput) -> None:
         self._outputs.append(output)
-        self._lag.grew(_weight(output))
+        self._lag.begin()
         self._ready.set()
 
     def fail(self, failure: EngineError) -> None:
@@ -120,7 +118,7 @@ class RequestStream:
 
     def is_slow(self, now: float) -> bool:
         """True when the reader has lagged too far behind."""
-        return self._lag.is_too_far(now)
+        return self._lag.is_too_far(now, sum(map(_weight, self._outputs)))
 
     async def read(self) -> AsyncIterator[pb.LLMEngineOutput]:
         """Everything that was queued, as soon as it is there. Raises the failure at the end, if any."""
@@ -128,7 +126,7 @@ class RequestStream:
             await self._ready.wait()
             self._ready.clear()
             outputs, self._outputs, self._open_runs = self._outputs, [], {}
-            self._lag.shrank(self._lag.tokens)
+            self._lag.taken(everything=True)
             done = self._done
             for output in outputs:
                 yield output
@@ -139,18 +137,18 @@ class RequestStream:
 
 
 class Connection:
-    """The outputs of all requests of one multiplexed stream, gathered into frames."""
+    """The outputs of all requests of one multiplexed stream, gathered into frames.
+
+    Tokens gather in runs, one per choice and frame, so a reader that lags gets longer runs.
+    """
 
     def __init__(self, limits: BufferLimits, current_step: Callable[[], int]) -> None:
         self._current_step = current_step
-        self._handles: list[int] = []
-        self._indexes: list[int] = []
-        self._positions: list[int] = []
-        self._token_ids: list[int] = []
+        self._runs: list[Run] = []
         self._events: list[pb.HandleEvent] = []
-        # Choices with an output among the events, and the last plain run behind it, if any.
-        self._behind_event: dict[tuple[int, int], pb.LLMEngineOutput | None] = {}
         self._event_bytes = 0
+        # Sinks with something in this frame.
+        self._touched: set[HandleSink] = set()
         self._full: deque[pb.GenerateMultiplexedResponse] = deque()
         self._lag = Lag(limits)
         self._ready = asyncio.Event()
@@ -164,45 +162,38 @@ class Connection:
         self.live[handle] = None
         return HandleSink(self, handle)
 
-    def row(self, handle: int, index: int, position: int, token_id: int) -> None:
-        """One token of one choice of one request."""
-        if self._behind_event and (handle, index) in self._behind_event:
-            self._row_behind_event(handle, index, position, token_id)
-            return
-        if len(self._handles) >= FRAME_ROWS:
-            self._full.append(self._take())
-        self._handles.append(handle)
-        self._indexes.append(index)
-        self._positions.append(position)
-        self._token_ids.append(token_id)
-        self._lag.grew()
+    def open_run(self, sink: HandleSink, index: int, position: int) -> TokenIds:
+        """Where the coming tokens of a choice go until the frame is taken."""
+        run = Run(sink.handle, index, position, [])
+        self._runs.append(run)
+        self._touched.add(sink)
+        self._lag.begin()
         self._ready.set()
+        return run.token_ids
 
-    def output(self, handle: int, output: pb.LLMEngineOutput) -> None:
+    def open_run_behind_event(self, sink: HandleSink, index: int, position: int) -> TokenIds:
+        """As `open_run`. Rows of a frame come before its events, so what follows an event is one itself."""
+        output = pb.LLMEngineOutput(index=index, first_output_position=position)
+        event = pb.HandleEvent(handle=sink.handle, output=output)
+        self._events.append(event)
+        self._touched.add(sink)
+        self._lag.begin()
+        self._ready.set()
+        return event.output.token_ids
+
+    def output(self, sink: HandleSink, output: pb.LLMEngineOutput) -> None:
         """An output that is more than a token id."""
-        self._behind_event[handle, output.index] = None
-        self.event(pb.HandleEvent(handle=handle, output=output))
+        self._touched.add(sink)
+        self.event(pb.HandleEvent(handle=sink.handle, output=output))
 
     def event(self, event: pb.HandleEvent) -> None:
         """Anything that is more than a token id."""
         self._events.append(event)
         self._event_bytes += event.ByteSize()
-        self._lag.grew(_weight(event.output))
-        if self._event_bytes >= FRAME_EVENT_BYTES:
-            self._full.append(self._take())
+        self._lag.begin()
         self._ready.set()
-
-    def _row_behind_event(self, handle: int, index: int, position: int, token_id: int) -> None:
-        """Rows of a frame come before its events, so a token that follows an event becomes one itself."""
-        run = self._behind_event[handle, index]
-        if run is None:
-            run = pb.LLMEngineOutput(token_ids=[token_id], index=index, first_output_position=position)
-            event = pb.HandleEvent(handle=handle, output=run)
-            self._behind_event[handle, index] = event.output
-            self.event(event)
-        else:
-            run.token_ids.append(token_id)
-            self._lag.grew()
+        if self._event_bytes >= FRAME_EVENT_BYTES:
+            self._full.extend(self._take())
 
     def ended(self, handle: int) -> None:
         """Nothing of this handle follows."""
@@ -217,7 +208,9 @@ class Connection:
 
     def is_slow(self, now: float) -> bool:
         """True when the reader has lagged too far behind."""
-        return self._lag.is_too_far(now, max(1, len(self.live)))
+        tokens = sum(len(run.token_ids) for run in self._runs) + sum(map(_weight_of_event, self._events))
+        tokens += sum(len(frame.token_ids) + sum(map(_weight_of_event, frame.events)) for frame in self._full)
+        return self._lag.is_too_far(now, tokens, max(1, len(self.live)))
 
     async def frames(self) -> AsyncIterator[pb.GenerateMultiplexedResponse]:
         """Frames as they fill up: one per step, or several steps in one when the reader lags."""
@@ -225,92 +218,132 @@ class Connection:
             await self._ready.wait()
             self._ready.clear()
             done = self._closing and not self.live
-            while self._failure is None and (self._full or self._handles or self._events):
-                frame = self._full.popleft() if self._full else self._take()
-                self._lag.shrank(len(frame.token_ids) + sum(_weight(event.output) for event in frame.events))
+            while self._failure is None and (self._full or self._runs or self._events):
+                if not self._full:
+                    self._full.extend(self._take())
+                frame = self._full.popleft()
+                self._lag.taken(everything=not self._full)
                 yield frame
             if self._failure is not None:
                 raise self._failure
             if done:
                 return
 
-    def _take(self) -> pb.GenerateMultiplexedResponse:
-        handles, indexes, positions, token_ids = (
-            self._handles,
-            self._indexes,
-            self._positions,
-            self._token_ids,
-        )
-        events = self._events
-        self._handles, self._indexes, self._positions, self._token_ids = [], [], [], []
-        self._events, self._behind_event, self._event_bytes = [], {}, 0
-        counts: list[int] = []
-        if len(handles) > len(self.live) + len(events):
-            # More rows than requests: the reader lags. Longer runs are cheaper for it than more rows.
-            handles, indexes, positions, counts, token_ids = merged(handles, indexes, positions, token_ids)
-        return pb.GenerateMultiplexedResponse(
-            step=self._current_step(),
-            handles=handles,
-            indexes=indexes if any(indexes) else (),
-            token_counts=counts,
-            first_output_positions=positions,
-            token_ids=token_ids,
-            events=events,
-        )
+    def _take(self) -> list[pb.GenerateMultiplexedResponse]:
+        """Everything gathered, as one frame or as several of bounded size."""
+        runs, events = self._runs, self._events
+        self._runs, self._events, self._event_bytes = [], [], 0
+        for sink in self._touched:
+            sink.forget_runs()
+        self._touched.clear()
+        step = self._current_step()
+        if sum(len(run.token_ids) for run in runs) <= FRAME_ROWS:
+            return [frame_of(step, runs, events)]
+        groups = list(split_runs(runs, FRAME_ROWS))
+        return [frame_of(step, group, []) for group in groups[:-1]] + [frame_of(step, groups[-1], events)]
+
+
+def frame_of(
+    step: int, runs: Sequence[Run], events: Sequence[pb.HandleEvent]
+) -> pb.GenerateMultiplexedResponse:
+    """One frame: a row per run, then the events."""
+    indexes = [run.index for run in runs]
+    token_ids = list(chain.from_iterable([run.token_ids for run in runs]))
+    return pb.GenerateMultiplexedResponse(
+        step=step,
+        handles=[run.handle for run in runs],
+        indexes=indexes if any(indexes) else (),
+        token_counts=[len(run.token_ids) for run in runs] if len(token_ids) > len(runs) else (),
+        first_output_positions=[run.position for run in runs],
+        token_ids=token_ids,
+        events=events,
+    )
+
+
+def split_runs(runs: Iterable[Run], max_tokens: int) -> Iterator[list[Run]]:
+    """The same tokens in the same order, in groups of at most `max_tokens`."""
+    group: list[Run] = []
+    room = max_tokens
+    for run in runs:
+        begin = 0
+        while begin < len(run.token_ids):
+            piece = Run(run.handle, run.index, run.position + begin, run.token_ids[begin : begin + room])
+            group.append(piece)
+            begin += len(piece.token_ids)
+            room -= len(piece.token_ids)
+            if room == 0:
+                yield group
+                group, room = [], max_tokens
+    yield group
+
+
+def _weight_of_event(event: pb.HandleEvent) -> int:
+    return _weight(event.output)
 
 
 def _weight(output: pb.LLMEngineOutput) -> int:
     return max(1, len(output.token_ids))
 
 
-def merged(
-    handles: list[int], indexes: list[int], positions: list[int], token_ids: list[int]
-) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-    """The same rows with consecutive tokens of a choice in one run.
+class TokenIds(Protocol):
+    """A list of token ids, plain or inside a message."""
 
-    Returns handles, indexes, positions, token counts and token ids.
-    """
-    runs: dict[tuple[int, int], tuple[int, list[int]]] = {}
-    for handle, index, position, token_id in zip(handles, indexes, positions, token_ids, strict=True):
-        run = runs.get((handle, index))
-        if run is None:
-            runs[handle, index] = (position, [token_id])
-        else:
-            run[1].append(token_id)
-    return (
-        [handle for handle, _ in runs],
-        [index for _, index in runs],
-        [position for position, _ in runs.values()],
-        [len(tokens) for _, tokens in runs.values()],
-        [token_id for _, tokens in runs.values() for token_id in tokens],
-    )
+    def append(self, token_id: int, /) -> None:
+        """One more."""
+
+
+class Run:
+    """Consecutive tokens of one choice in the frame that is being gathered."""
+
+    __slots__ = ("handle", "index", "position", "token_ids")
+
+    def __init__(self, handle: int, index: int, position: int, token_ids: list[int]) -> None:
+        self.handle = handle
+        self.index = index
+        self.position = position
+        self.token_ids = token_ids
 
 
 class HandleSink:
     """The outputs of one request of a multiplexed stream."""
 
-    __slots__ = ("_connection", "_handle")
+    __slots__ = ("_behind_event", "_connection", "_runs", "handle")
 
     def __init__(self, connection: Connection, handle: int) -> None:
+        self.handle = handle
         self._connection = connection
-        self._handle = handle
+        # By choice: its open run in this frame, and whether it already has an event there.
+        self._runs: dict[int, TokenIds] = {}
+        self._behind_event: set[int] = set()
 
     def token(self, index: int, position: int, token_id: int) -> None:
-        """One row of the next frame."""
-        self._connection.row(self._handle, index, position, token_id)
+        """One token of the next frame."""
+        token_ids = self._runs.get(index)
+        if token_ids is None:
+            is_behind = index in self._behind_event
+            open_run = self._connection.open_run_behind_event if is_behind else self._connection.open_run
+            token_ids = self._runs[index] = open_run(self, index, position)
+        token_ids.append(token_id)
 
     def output(self, output: pb.LLMEngineOutput) -> None:
         """One event of the next frame."""
-        self._connection.output(self._handle, output)
+        self._runs.pop(output.index, None)
+        self._behind_event.add(output.index)
+        self._connection.output(self, output)
+
+    def forget_runs(self) -> None:
+        """The frame was taken: what comes now belongs to the next one."""
+        self._runs.clear()
+        self._behind_event.clear()
 
     def fail(self, failure: EngineError) -> None:
         """A terminal status event."""
-        self._connection.event(pb.HandleEvent(handle=self._handle, status=status.to_status(failure)))
-        self._connection.ended(self._handle)
+        self._connection.event(pb.HandleEvent(handle=self.handle, status=status.to_status(failure)))
+        self._connection.ended(self.handle)
 
     def finish(self) -> None:
         """The handle may be used again."""
-        self._connection.ended(self._handle)
+        self._connection.ended(self.handle)
 
     def is_slow(self, now: float) -> bool:
         """True when the reader of the whole stream has lagged too far behind."""
