@@ -9,14 +9,16 @@ options are carried out.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
-from enginewire.options import Loaded, OptionError, computed, option
+from enginewire.options import Loaded, OptionError, computed, load, option
 
+# Not the engine's prefix: an engine that `launch` starts inherits this process's environment.
+ENV_PREFIX: Final = "ENGINEWIRE_BACKEND_"
 DEFAULT_SERVE_PORT: Final = 50052
 STANDARD_STREAM: Final = Path("-")
 MAX_UINT32: Final = 2**32 - 1
@@ -30,7 +32,7 @@ class BackendOptions:
     """What every command of `enginewire-backend` needs to know: the engine, its tokenizer, patience."""
 
     target: str = option(
-        computed(lambda: f"unix:{default_socket('engine')}", f"unix:{shown_socket('engine')}"),
+        computed(lambda: f"unix:{default_socket('engine')}", "unix:<the engine's default --uds>"),
         "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051",
         heading="engine",
     )
@@ -216,8 +218,42 @@ class ServeOptions(BackendOptions):
             )
 
 
+def load_generate(argv: Sequence[str] | None = None) -> GenerateOptions:
+    """The options of `generate`; exits with 2 and a message when they are wrong. So do the others."""
+    return load(
+        GenerateOptions,
+        argv,
+        prog="enginewire-backend generate",
+        description="Send one prompt to an engine and print its answer as it comes.",
+        env_prefix=ENV_PREFIX,
+    ).options
+
+
+def load_jsonl(argv: Sequence[str] | None = None) -> JsonlOptions:
+    """The options of `jsonl`."""
+    return load(
+        JsonlOptions,
+        argv,
+        prog="enginewire-backend jsonl",
+        description="Read requests as JSON lines, write annotated outputs as JSON lines.",
+        env_prefix=ENV_PREFIX,
+    ).options
+
+
+def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:
+    """The options of `serve`."""
+    return load(
+        ServeOptions,
+        argv,
+        prog="enginewire-backend serve",
+        description="Serve text over gRPC: BackendService of enginewire.v1.",
+        env_prefix=ENV_PREFIX,
+        resolve=choose_address,
+    ).options
+
+
 def choose_address(loaded: Loaded[ServeOptions]) -> ServeOptions:
-    """For `load(resolve=…)`: a host alone means TCP. Raises OptionError when two addresses were given."""
+    """A host alone means TCP at the default port. Raises OptionError when two addresses were given."""
     options = loaded.options
     if wants_tcp(loaded.sources) and options.port is None:
         return replace(options, port=DEFAULT_SERVE_PORT)
@@ -230,10 +266,3 @@ def check_command(command: str) -> None:
         shlex.split(command)
     except ValueError as error:
         raise OptionError(f"--launch: {str(error).lower()} in {command!r}") from error
-
-
-COMMANDS: Final[Mapping[str, type[BackendOptions]]] = {
-    "generate": GenerateOptions,
-    "jsonl": JsonlOptions,
-    "serve": ServeOptions,
-}

@@ -151,6 +151,12 @@ def _text(text: str) -> str:
     return text
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError("an empty path would mean the current folder")
+    return Path(_text(text)).expanduser()
+
+
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+)([KMGT]iB)?", text)
     if match is None:
@@ -163,7 +169,7 @@ _PARSERS: Final[dict[type, Callable[[str], object]]] = {
     int: int,
     float: float,
     str: _text,
-    Path: lambda text: Path(_text(text)).expanduser(),
+    Path: _path,
 }
 _WORDS: Final[dict[type, str]] = {
     bool: f"one of {', '.join((*TRUE, *FALSE))}",
