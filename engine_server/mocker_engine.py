@@ -164,7 +164,7 @@ class MockerEngine:
     def _step(self) -> None:
         if self._fault and self._fault.kind == "stall" and self._load.step + 1 >= int(self._fault.where):
             return
-        self._due = math.inf
+        # `_due` stays until the step is done: one that raises never is, and shows as a stall.
         now = time.monotonic()
         outputs = StepOutputs(self._load.step)
         self._reap(now, outputs)
@@ -175,12 +175,13 @@ class MockerEngine:
         self._plan_next_step(now)
 
     def _plan_next_step(self, now: float) -> None:
+        self._unschedule()
         if not self._live:
             return
         at = min((sequence.ready_at for sequence in self._prefilling), default=math.inf)
         if self._decoding or not self._prefilling:
             at = now
-        at = min(max(at, self._next_tokens_at), self._earliest_deadline)
+        at = now if self._cancelled else min(max(at, self._next_tokens_at), self._earliest_deadline)
         self._schedule_step(max(at - now, 0.0))
 
     def _reap(self, now: float, outputs: StepOutputs) -> None:

@@ -20,7 +20,7 @@ from engine_server.failures import (
     NotStarted,
     StepFailed,
 )
-from engine_server.interface import GenerateContext, StepEngine
+from engine_server.interface import GenerateContext, StepEngine, StepOutputs
 from engine_server.mocker_engine import MockerEngine, MockerOptions
 from engine_server.mocker_model import Echo, Sampler, Sampling
 from engine_server.mocker_options import script_from_json
@@ -504,6 +504,34 @@ async def test_a_stalled_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 30.0)
     assert 28.0 < recorder.engine.stalled_for() < 31.0
+
+
+async def test_a_step_that_raises_shows_as_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    recorder = await started()
+    recorder.engine.set_step_listener(lambda outputs: recorder.answers[GenerateContext("unknown")])
+    recorder.submit(token_ids=HELLO)
+    await turns(5)
+    assert [type(error) for error in errors] == [KeyError]
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 30.0)
+    assert recorder.engine.stalled_for() > 28.0
+
+
+async def test_an_abort_out_of_the_listener_takes_effect_in_the_next_step() -> None:
+    recorder = await started(itl_ms=60_000.0)
+    context, answer = recorder.submit(token_ids=HELLO)
+
+    def record_and_abort(outputs: StepOutputs) -> None:
+        recorder.record(outputs)
+        abort = recorder.engine.abort(context)
+        with pytest.raises(StopIteration):
+            abort.send(None)
+
+    recorder.engine.set_step_listener(record_and_abort)
+    await turns(4)
+    assert answer.choices[0].reason == "CANCELLED"
 
 
 async def test_a_healthy_engine_never_says_it_stalls() -> None:
