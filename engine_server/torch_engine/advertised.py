@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from enginewire import v1 as pb
-
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.request_reader import RequestLimits
 from engine_server.torch_engine.step_thread import LoadSnapshot
+from enginewire import v1 as pb
 
 if TYPE_CHECKING:
     from engine_server.torch_engine.loading import LoadedEngine

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from enginewire import v1 as pb
 from torch import Tensor
 
 from engine_server.failures import DeadlineExceeded, EngineError, StepFailed
@@ -22,6 +21,7 @@ from engine_server.torch_engine.outputs import make_terminal, no_tokens, token_o
 from engine_server.torch_engine.sampler import Sampled, sample
 from engine_server.torch_engine.scheduler import Scheduled, Scheduler
 from engine_server.torch_engine.sequence import Finish, Request, Sequence
+from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
 

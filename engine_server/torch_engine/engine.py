@@ -10,8 +10,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence as Seq
 
-from enginewire import v1 as pb
-
 from engine_server.failures import Draining, EngineDead, NotStarted
 from engine_server.interface import (
     GenerateContext,
@@ -25,6 +23,7 @@ from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
 from engine_server.torch_engine.step_thread import StepThread
 from engine_server.torch_engine.streams import Streams
+from enginewire import v1 as pb
 
 JOIN_TIMEOUT = 10.0
 """Seconds to wait for the current step at cleanup; the thread is a daemon and ends with the process."""

@@ -130,16 +130,18 @@ def _runner(model: Model, pool: BlockPool) -> ModelRunner:
 
 def _warm_up(core: EngineCore, context_length: int) -> float:
     """Run one real request to its end; returns the estimated seconds of a step with a full budget."""
-    length = min(WARM_UP_TOKENS, context_length, core.scheduler.pool.capacity) - 2
-    stop = StopRules(max_total_tokens=max(length, 1) + 2)
+    capacity = core.scheduler.pool.capacity
+    length = max(min(WARM_UP_TOKENS, context_length, capacity) - 2, 1)
+    stop = StopRules(max_total_tokens=min(length + 2, capacity + 1))
     sampling = SamplingParams(seed=0, top_k=2)
     context = GenerateContext("warm-up")
-    request = Request(context, [0] * max(length, 1), sampling, stop, urgency=(0, 0.0, 0))
+    request = Request(context, [0] * length, sampling, stop, urgency=(0, 0.0, 0))
     request.sequences = [Sequence(request, 0)]
     core.add(request)
     started = time.monotonic()
     while core.has_work:
         core.step()
-        core.take_outputs()
+        if core.take_outputs().failures:
+            raise ModelLoadError("the model computes no usable logits on this device and dtype")
     core.reset_counters()
-    return (time.monotonic() - started) / max(length, 1) * core.scheduler.max_num_batched_tokens
+    return (time.monotonic() - started) / length * core.scheduler.max_num_batched_tokens

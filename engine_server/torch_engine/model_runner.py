@@ -29,6 +29,7 @@ class ModelRunner:
         """Where the weights are."""
         return self.model.embedding.device
 
+    @torch.inference_mode()
     def forward(self, batch: Seq[Scheduled]) -> Tensor:
         """Compute every scheduled token; logits [rows, vocab], one row per grant that samples.
 

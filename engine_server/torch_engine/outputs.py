@@ -5,10 +5,9 @@ Knows sequences and protobuf; nothing about torch, queues or threads.
 
 from __future__ import annotations
 
-from enginewire import v1 as pb
-
 from engine_server.torch_engine.logprobs import RowLogprobs
 from engine_server.torch_engine.sequence import Finish, Request, Sequence
+from enginewire import v1 as pb
 
 FINISH_REASONS = {
     Finish.EOS: pb.FINISH_REASON_EOS,

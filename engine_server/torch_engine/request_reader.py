@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
-from enginewire import v1 as pb
-
 from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.params import SamplingParams, StopRules
 from engine_server.torch_engine.sequence import LogprobsWanted, Request, Sequence, Urgency
+from enginewire import v1 as pb
 
-MIN_TEMPERATURE = 0.01
-"""Below it a division can overflow; the distribution is greedy by then anyway."""
+MIN_DIVISOR = 0.01
+"""Temperatures (other than 0) and repetition penalties below it are raised to it: dividing a logit
+by less can overflow, and a distribution that sharp is greedy anyway."""
+SMALLEST = 1e-45
+"""Below every positive float32: the open end of a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +65,23 @@ class RequestReader:
 
     def _sampling(self, options: pb.SamplingOptions) -> SamplingParams:
         default = self._defaults
+        temperature = _number(options, "temperature", default.temperature, 0.0, 100.0)
+        repetition = _number(options, "repetition_penalty", default.repetition_penalty, SMALLEST, 10.0)
         bias = tuple((entry.token_id, entry.bias) for entry in options.logit_bias)
         words = tuple(tuple(word.token_ids) for word in options.bad_words_token_ids if word.token_ids)
         allowed = tuple(dict.fromkeys(options.allowed_token_ids))
         self._check_ids((token for token, _ in bias), "sampling_options.logit_bias")
         self._check_ids((token for word in words for token in word), "sampling_options.bad_words_token_ids")
         self._check_ids(allowed, "sampling_options.allowed_token_ids")
-        _check("sampling_options.logit_bias", all(isfinite(value) for _, value in bias), "must be finite")
+        in_range = all(-100.0 <= value <= 100.0 for _, value in bias)
+        _check("sampling_options.logit_bias", in_range, "must be from -100 to 100")
         return SamplingParams(
             seed=options.seed if options.HasField("seed") else self._random.getrandbits(64),
-            temperature=_temperature(_number(options, "temperature", default.temperature, 0.0, 100.0)),
+            temperature=max(temperature, MIN_DIVISOR) if temperature else 0.0,
             top_k=max(int(_number(options, "top_k", default.top_k, -1, self._limits.vocab_size)), 0),
-            top_p=_number(options, "top_p", default.top_p, 1e-6, 1.0),
+            top_p=_number(options, "top_p", default.top_p, SMALLEST, 1.0),
             min_p=_number(options, "min_p", default.min_p, 0.0, 1.0),
-            repetition_penalty=_number(options, "repetition_penalty", default.repetition_penalty, 1e-6, 10.0),
+            repetition_penalty=max(repetition, MIN_DIVISOR),
             presence_penalty=_number(options, "presence_penalty", 0.0, -2.0, 2.0),
             frequency_penalty=_number(options, "frequency_penalty", 0.0, -2.0, 2.0),
             logit_bias=bias,
@@ -88,6 +93,7 @@ class RequestReader:
         stop, limits = message.stop_conditions, self._limits
         eos = {*(message.eos_token_ids or self._defaults.eos_token_ids), *stop.stop_token_ids_hidden}
         stops = {*stop.stop_token_ids, *stop.stop_token_ids_visible}
+        self._check_ids(message.eos_token_ids, "eos_token_ids")
         self._check_ids(eos | stops, "stop_conditions")
         max_tokens = stop.max_tokens if stop.HasField("max_tokens") else 1 if message.is_probe else None
         _check("stop_conditions.max_tokens", max_tokens != 0, "must be at least 1")
@@ -161,10 +167,6 @@ def _number(options: pb.SamplingOptions, name: str, default: float, low: float, 
     value: float = getattr(options, name)
     _check(f"sampling_options.{name}", low <= value <= high, f"must be from {low:g} to {high:g}")
     return value
-
-
-def _temperature(value: float) -> float:
-    return value if value == 0.0 else max(value, MIN_TEMPERATURE)
 
 
 def _check(field: str, passed: bool, rule: str) -> None:

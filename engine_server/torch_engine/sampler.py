@@ -35,6 +35,7 @@ class Sampled:
     logprobs: list[RowLogprobs | None]
 
 
+@torch.inference_mode()
 def sample(logits: Tensor, sequences: Seq[Sequence]) -> Sampled:
     """Choose the next token of every sequence from `logits` [rows, vocab]; changes `logits`."""
     wants = {row: want for row, sequence in enumerate(sequences) if (want := sequence.request.logprobs)}

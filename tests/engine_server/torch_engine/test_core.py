@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from enginewire import v1 as pb
 
 from engine_server.failures import DeadlineExceeded, StepFailed
+from enginewire import v1 as pb
 from tests.engine_server.torch_engine.tiny import Answer, greedy
 
 PROMPT = [5, 9, 33, 7, 100, 12]

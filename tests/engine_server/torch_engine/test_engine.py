@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
-from enginewire import v1 as pb
 
 from engine_server.failures import ContextExceeded, Draining, EngineDead, InvalidRequest, NotStarted
 from engine_server.interface import GenerateContext, StepEngine, StepOutputs
 from engine_server.torch_engine.engine import TorchEngine
 from engine_server.torch_engine.model_folder import ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
+from enginewire import v1 as pb
 from tests.engine_server.torch_engine.tiny import greedy
 
 PROMPT = [5, 9, 33, 7, 100]

@@ -167,6 +167,20 @@ def test_the_cache_is_as_large_as_asked_and_never_larger_than_useful(folder):
     assert sizes[5].loaded.context_length == 80
 
 
+def test_the_smallest_possible_cache_starts(folder):
+    engine = load(folder, num_kv_blocks=1, block_size=1)
+    assert engine.loaded.context_length == 1
+    engine = load(folder, num_kv_blocks=2, block_size=1)
+    assert len(engine.answer(greedy([4], 1)).tokens[0]) == 1
+
+
+def test_a_model_that_computes_nonsense_does_not_start(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= float("nan")
+    save_file(weights, folder / "model.safetensors")
+    assert "no usable logits" in refusal(folder)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_runs_and_stays_close(folder, dtype, oracle):
     engine = load(folder, dtype=dtype)

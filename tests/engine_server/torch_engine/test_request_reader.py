@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from enginewire import v1 as pb
 from hypothesis import given, settings, strategies as st
 
 from engine_server.failures import ContextExceeded, EngineError, InvalidRequest, KvExhausted
@@ -11,6 +10,7 @@ from engine_server.interface import GenerateContext
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
 from engine_server.torch_engine.sequence import Request
+from enginewire import v1 as pb
 
 LIMITS = RequestLimits(vocab_size=100, context_length=64, kv_capacity=48)
 DEFAULTS = GenerationDefaults(eos_token_ids=(1,), temperature=0.6, top_k=20, repetition_penalty=1.1)
@@ -40,7 +40,7 @@ def resume(*choices: pb.ResumedChoice) -> dict[str, pb.Resume]:
         ({"token_ids": []}, "token_ids"),
         ({"token_ids": [100]}, "token_ids"),
         ({"token_ids": [2**32 - 1]}, "token_ids"),
-        ({"eos_token_ids": [100]}, "stop_conditions"),
+        ({"eos_token_ids": [100]}, "eos_token_ids"),
         (stops(stop_token_ids=[100]), "stop_conditions"),
         (stops(max_tokens=0), "stop_conditions.max_tokens"),
         (stops(max_tokens=3, min_tokens=4), "stop_conditions.min_tokens"),
@@ -58,7 +58,7 @@ def resume(*choices: pb.ResumedChoice) -> dict[str, pb.Resume]:
         (options(n=0), "sampling_options.n"),
         (options(n=2**31), "sampling_options.n"),
         (options(logit_bias=[pb.LogitBias(token_id=100)]), "sampling_options.logit_bias"),
-        (options(logit_bias=[pb.LogitBias(token_id=1, bias=INF)]), "sampling_options.logit_bias"),
+        (options(logit_bias=[pb.LogitBias(token_id=1, bias=100.5)]), "sampling_options.logit_bias"),
         (options(allowed_token_ids=[100]), "sampling_options.allowed_token_ids"),
         (
             options(bad_words_token_ids=[pb.TokenSequence(token_ids=[1, 100])]),

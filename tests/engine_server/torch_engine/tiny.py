@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from enginewire import v1 as pb
 from transformers.models.llama import LlamaConfig
 from transformers.models.mistral import MistralConfig
 from transformers.models.qwen2 import Qwen2Config
@@ -17,6 +16,7 @@ from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.loading import LoadedEngine
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+from enginewire import v1 as pb
 
 VOCAB = 199
 SHAPE = {
