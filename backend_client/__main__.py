@@ -7,12 +7,15 @@ Exit codes: 0 done, 1 a request or the engine failed, 2 bad options, 98 the addr
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final
 
+from backend_client.config import STANDARD_STREAM, JsonlOptions
 from backend_client.frontends.generate_options import CommandLineOptions
 from enginewire import __version__
 from enginewire.options import load
@@ -32,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Only the first argument is ours: everything behind it, --help included, belongs to the command.
     name: str = make_parser().parse_args(arguments[:1]).command
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Text is the product here: the locale shall not decide what becomes of it.
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         return COMMANDS[name](arguments[1:])
     except BrokenPipeError:
@@ -67,14 +73,42 @@ def _generate(argv: Sequence[str]) -> int:
     try:
         prompt = read_prompt(options)
     except (OSError, ValueError) as error:
-        print(f"{PROG}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return _fail(error)
     return run_command(
         options, lambda backend: generate(backend, options, prompt, out=sys.stdout, err=sys.stderr)
     )
 
 
-COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], int]]] = {"generate": _generate}
+def _jsonl(argv: Sequence[str]) -> int:
+    options = load(
+        JsonlOptions, argv, prog=f"{PROG} jsonl", description="Answer JSON lines with JSON lines."
+    ).options
+    from backend_client.frontends.commands import run_command
+    from backend_client.frontends.json_lines import answer_lines
+
+    with ExitStack() as files:
+        try:
+            source = (
+                sys.stdin.fileno()
+                if options.input == STANDARD_STREAM
+                else files.enter_context(options.input.open("rb", buffering=0)).fileno()
+            )
+            out = (
+                sys.stdout
+                if options.output == STANDARD_STREAM
+                else files.enter_context(options.output.open("w", encoding="utf-8"))
+            )
+        except OSError as error:
+            return _fail(error)
+        return run_command(options, lambda backend: answer_lines(backend, options, source=source, out=out))
+
+
+def _fail(error: Exception) -> int:
+    print(f"{PROG}: {error}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], int]]] = {"generate": _generate, "jsonl": _jsonl}
 
 
 if __name__ == "__main__":

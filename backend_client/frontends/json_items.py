@@ -99,6 +99,10 @@ def _object(text: str | bytes) -> dict[str, object]:
         raise InvalidJson("", f"not JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise InvalidJson("", "nested too deeply") from error
+    except InvalidJson:
+        raise
+    except ValueError as error:
+        raise InvalidJson("", "has a number of too many digits") from error
     if not isinstance(value, dict):
         raise InvalidJson("", "not a JSON object")
     return value
