@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from random import Random
 
 import pytest
 import pytest_asyncio
@@ -259,3 +260,23 @@ async def test_a_step_over_its_allowance_is_reported_as_stalled(engine, monkeypa
     thread._step_started = 0.0
     monkeypatch.setattr("engine_server.torch_engine.step_thread.STALL_FLOOR", -1e9)
     assert engine.stalled_for() > 1e8
+
+
+async def test_a_storm_of_requests_and_aborts_ends_every_request_once(options):
+    engine, recorder, random = TorchEngine(options), Recorder(), Random(5)
+    engine.set_step_listener(recorder)
+    await engine.start(1)
+    contexts = [GenerateContext(f"r{i}") for i in range(150)]
+    for context in contexts:
+        engine.submit(greedy(PROMPT * random.randint(1, 6), random.randint(1, 20)), context)
+        if random.random() < 0.4:
+            await engine.abort(random.choice(contexts))
+        await asyncio.sleep(0)
+    await recorder.until(lambda: engine.load().requests_finished == len(contexts))
+    await asyncio.sleep(0)
+    assert [len(recorder.terminals(context)) for context in contexts] == [1] * len(contexts)
+    for context in contexts:
+        usage = recorder.terminals(context)[0].completion_usage
+        assert usage.completion_tokens == len(recorder.tokens(context))
+    assert_idle(engine)
+    await engine.cleanup()
