@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from engine_server.delivery import Sink
 from engine_server.failures import (
+    Cancelled,
     DuplicateRequest,
     EngineError,
     NotStarted,
@@ -71,9 +72,7 @@ class RequestTable:
         """Refuse new requests from now on; `failure` makes the refusal."""
         self.closed = failure
 
-    async def submit(
-        self, request: pb.GenerateRequest, sink: Sink, deadline: float | None
-    ) -> GenerateContext:
+    def submit(self, request: pb.GenerateRequest, sink: Sink, deadline: float | None) -> GenerateContext:
         """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
 
         `deadline` is on the time.monotonic() clock.
@@ -82,14 +81,14 @@ class RequestTable:
         check_generate(request, self._config)
         if request.request_id in self._live:
             raise DuplicateRequest(f"request_id: {request.request_id} is live", field="request_id")
+        if self._early_aborts.pop(request.request_id, 0.0) > time.monotonic():
+            raise Cancelled("request_id: aborted before it arrived", field="request_id")
         self._check_room(engine, len(request.request.token_ids))
         context = GenerateContext(request.request_id, deadline=deadline)
         context.sink = live = Live(context, sink, _open_choices(request.request))
         engine.submit(request.request, context)
         self._live[request.request_id] = live
         self._idle.clear()
-        if self._early_aborts.pop(request.request_id, 0.0) > time.monotonic():
-            await self.abort(context, "aborted before it arrived")
         return context
 
     def deliver(self, outputs: StepOutputs) -> None:
@@ -99,7 +98,7 @@ class RequestTable:
             outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids, strict=True
         ):
             # The hottest line of the shell: attribute access only, no cast and no lookup per token.
-            context.sink.sink.token(index, position, token_id)  # type: ignore[union-attr]  # a Live
+            context.sink.sink.token(index, position, token_id)  # type: ignore[attr-defined]  # a Live
         for context, output in outputs.outputs:
             self._output(_live(context), output)
         for context, failure in outputs.failures:
@@ -179,6 +178,8 @@ class RequestTable:
 
     def _fail(self, live: Live, failure: EngineError) -> None:
         live.sink.fail(failure)
+        # A request that was failed without the engine's help may still get outputs from it.
+        live.sink = _Discard()
         self._remove(live)
 
     def _remove(self, live: Live) -> None:

@@ -127,6 +127,12 @@ class DeadlineExceeded(EngineError):
     reason = pb.ERROR_REASON_DEADLINE_EXCEEDED
 
 
+class Cancelled(EngineError):
+    """An abort came before the request did."""
+
+    reason = pb.ERROR_REASON_CANCELLED
+
+
 class SlowConsumer(EngineError):
     """The reader lagged behind by more than the stream buffer for too long."""
 

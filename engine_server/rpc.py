@@ -8,8 +8,9 @@ about what the RPCs do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NoReturn, cast
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import NoReturn
 
 import grpc
 from google.protobuf import message_factory
@@ -21,8 +22,8 @@ from engine_server.failures import InvalidRequest
 
 Call = grpc.aio.ServicerContext[bytes, bytes]
 Unary = Callable[[Message, Call], Awaitable[Message]]
-Streaming = Callable[[Message, Call], AsyncIterator[Message]]
-Multiplexed = Callable[[AsyncIterator[Message], Call], AsyncIterator[Message]]
+Streaming = Callable[[Message, Call], AsyncGenerator[Message, None]]
+Multiplexed = Callable[[AsyncIterator[Message], Call], AsyncGenerator[Message, None]]
 
 
 def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
@@ -36,10 +37,10 @@ def _handler(method: MethodDescriptor, servicer: object) -> grpc.RpcMethodHandle
     behaviour = getattr(servicer, method.name)
     parse = _parser(method)
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(_stream_stream(behaviour, parse))  # type: ignore[arg-type]  # aio handlers are untyped in the stubs
+        return grpc.stream_stream_rpc_method_handler(_stream_stream(behaviour, parse))
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_unary_stream(behaviour, parse))  # type: ignore[arg-type]
-    return grpc.unary_unary_rpc_method_handler(_unary_unary(behaviour, parse))  # type: ignore[arg-type]
+        return grpc.unary_stream_rpc_method_handler(_unary_stream(behaviour, parse))
+    return grpc.unary_unary_rpc_method_handler(_unary_unary(behaviour, parse))
 
 
 def _parser(method: MethodDescriptor) -> Callable[[bytes], Message]:
@@ -47,7 +48,7 @@ def _parser(method: MethodDescriptor) -> Callable[[bytes], Message]:
 
     def parse(data: bytes) -> Message:
         try:
-            return cast(Message, message_class.FromString(data))
+            return message_class.FromString(data)
         except DecodeError as error:
             raise InvalidRequest("request: malformed protobuf") from error
 
@@ -71,8 +72,9 @@ def _unary_stream(
 ) -> Callable[[bytes, Call], AsyncIterator[bytes]]:
     async def handle(data: bytes, call: Call) -> AsyncIterator[bytes]:
         try:
-            async for message in behaviour(parse(data), call):
-                yield message.SerializeToString()
+            async with contextlib.aclosing(behaviour(parse(data), call)) as messages:
+                async for message in messages:
+                    yield message.SerializeToString()
         except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
             await _fail(call, error)
 
@@ -84,8 +86,9 @@ def _stream_stream(
 ) -> Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]:
     async def handle(frames: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         try:
-            async for message in behaviour(_parsed(frames, parse), call):
-                yield message.SerializeToString()
+            async with contextlib.aclosing(behaviour(_parsed(frames, parse), call)) as messages:
+                async for message in messages:
+                    yield message.SerializeToString()
         except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
             await _fail(call, error)
 
@@ -101,6 +104,4 @@ async def _fail(call: Call, error: Exception) -> NoReturn:
     if isinstance(error, (grpc.aio.AbortError, asyncio.CancelledError)):
         raise error
     failure = status.as_failure(error)
-    await call.abort(
-        status.code_of(failure.reason), str(failure)[: status.MAX_MESSAGE_CHARS], status.trailers(failure)
-    )
+    await call.abort(status.code_of(failure.reason), status.message_of(failure), status.trailers(failure))

@@ -16,7 +16,6 @@ from engine_server.admission import RequestTable
 from engine_server.call_metadata import apply_metadata
 from engine_server.delivery import BufferLimits, Connection, RequestStream
 from engine_server.failures import EngineError, InvalidRequest
-from engine_server.interface import GenerateContext
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.rpc import Call
 from engine_server.status import as_failure
@@ -39,7 +38,7 @@ class EngineServicer:
         """One request, one stream."""
         apply_metadata(request, _metadata(call))
         stream = RequestStream(self._limits)
-        context = await self._requests.submit(request, stream, deadline_of(call.time_remaining()))
+        context = self._requests.submit(request, stream, deadline_of(call.time_remaining()))
         try:
             await call.send_initial_metadata(((LIFETIME_KEY, self._lifetime_id),))
             lifetime_id = self._lifetime_id
@@ -110,14 +109,13 @@ class MultiplexedSession:
         self._requests = requests
         self._lifetime_id = lifetime_id
         self._deadline = deadline_of(time_remaining)
-        self._contexts: dict[int, GenerateContext] = {}
 
     async def read(self, frames: AsyncIterator[pb.GenerateMultiplexedRequest]) -> None:
         """Serve the client's frames until it half-closes. A malformed frame ends the stream."""
         try:
             async for frame in frames:
                 for submit in frame.submits:
-                    await self._submit(submit)
+                    self._submit(submit)
                 for handle in frame.abort.handles:
                     await self._abort(handle, frame.abort.reason or "abort")
         except Exception as error:  # noqa: BLE001  # whatever it was, it must end the stream, not this task
@@ -130,7 +128,7 @@ class MultiplexedSession:
         for handle in list(self.connection.live):
             await self._abort(handle, reason)
 
-    async def _submit(self, submit: pb.Submit) -> None:
+    def _submit(self, submit: pb.Submit) -> None:
         handle = submit.handle
         if handle in self.connection.live:
             raise InvalidRequest(f"submits.handle: {handle} is live on this stream", field="submits.handle")
@@ -138,7 +136,7 @@ class MultiplexedSession:
         try:
             apply_metadata(submit.generate, submit.metadata)
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
-            self._contexts[handle] = await self._requests.submit(submit.generate, sink, deadline)
+            self.connection.live[handle] = self._requests.submit(submit.generate, sink, deadline)
         except EngineError as failure:
             sink.fail(failure)
             return
@@ -146,8 +144,9 @@ class MultiplexedSession:
         self.connection.event(pb.HandleEvent(handle=handle, accepted=accepted))
 
     async def _abort(self, handle: int, reason: str) -> None:
-        if handle in self.connection.live and handle in self._contexts:
-            await self._requests.abort(self._contexts[handle], reason)
+        context = self.connection.live.get(handle)
+        if context is not None:
+            await self._requests.abort(context, reason)
 
 
 def deadline_of(time_remaining: float | None) -> float | None:

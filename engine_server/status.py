@@ -72,9 +72,15 @@ def as_failure(exception: BaseException) -> EngineError:
     return StepFailed(f"internal error {error_id}", metadata={"error_id": error_id})
 
 
+def message_of(failure: EngineError) -> str:
+    """The failure in one line of printable ASCII, whatever a caller wrote into its request."""
+    escaped = str(failure).encode("unicode_escape").decode("ascii")
+    return escaped[:MAX_MESSAGE_CHARS]
+
+
 def to_status(failure: EngineError) -> pb.Status:
     """The failure as a wire message, our ErrorDetail first, then google's for generic tools."""
-    message = str(failure)[:MAX_MESSAGE_CHARS]
+    message = message_of(failure)
     return pb.Status(
         code=code_of(failure.reason).value[0],
         message=message,
