@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from random import Random
 
-from enginewire import v1 as pb
-
 from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted
 from engine_server.interface import GenerateContext
 from engine_server.mocker_model import PANGRAM, Echo, Sampler, Sampling
 from engine_server.mocker_options import MockerOptions
 from engine_server.mocker_sequence import CHUNK, Request, Sequence, StopRules, WantedLogprobs
 from engine_server.mocker_tokenizer import BOS, EOS
+from enginewire import v1 as pb
 
 MAX_N = 64
 MAX_LOGPROBS = 20

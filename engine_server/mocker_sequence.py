@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from enginewire import v1 as pb
-
 from engine_server.interface import GenerateContext
 from engine_server.mocker_model import Echo, Sampler, log_probability
+from enginewire import v1 as pb
 
 CHUNK = 256
 """Tokens a sequence knows ahead of its position."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 from asyncio import Queue
 from collections.abc import AsyncIterator, Iterator
 
-from enginewire import v1 as pb
-
 from engine_server.failures import EngineError
 from engine_server.interface import GenerateContext, StepListener, StepOutputs
+from enginewire import v1 as pb
 
 Item = pb.LLMEngineOutput | EngineError
 
