@@ -14,7 +14,8 @@ from engine_server.torch_engine.loading import load_engine
 from engine_server.torch_engine.options import TorchEngineOptions
 from tests.engine_server.torch_engine.tiny import CONFIGS, CoreUnderTest
 
-torch.set_num_threads(2)
+# Tiny models: more threads only wait for each other, above all when tests run side by side.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +64,7 @@ def load(model_folder: Callable[[str], Path]) -> Callable[..., CoreUnderTest]:
     """Load a family in float32 on the CPU with further engine options."""
 
     def make(family: str = "llama", **options: object) -> CoreUnderTest:
-        defaults = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "num_threads": 2}
+        defaults = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "num_threads": 1}
         return CoreUnderTest(
             load_engine(
                 TorchEngineOptions(model=str(model_folder(family)), **{**defaults, **options}),

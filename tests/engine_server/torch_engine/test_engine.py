@@ -55,7 +55,7 @@ class Recorder:
 @pytest.fixture
 def options(model_folder) -> TorchEngineOptions:
     return TorchEngineOptions(
-        model=str(model_folder("llama")), device="cpu", dtype="float32", max_num_seqs=4, num_threads=2
+        model=str(model_folder("llama")), device="cpu", dtype="float32", max_num_seqs=4, num_threads=1
     )
 
 

@@ -24,7 +24,7 @@ def folder(model_folder, tmp_path) -> Path:
 
 
 def load(folder: Path, **options: object) -> CoreUnderTest:
-    values = {"model": str(folder), "device": "cpu", "num_threads": 2, "max_num_seqs": 4, **options}
+    values = {"model": str(folder), "device": "cpu", "num_threads": 1, "max_num_seqs": 4, **options}
     return CoreUnderTest(load_engine(TorchEngineOptions(**values), lambda phase, done: None))
 
 
