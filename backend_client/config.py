@@ -12,13 +12,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
 
-# Not the engine's prefix: an engine that `launch` starts inherits this process's environment.
-ENV_PREFIX: Final = "ENGINEWIRE_BACKEND_"
 DEFAULT_SERVE_PORT: Final = 50052
 STANDARD_STREAM: Final = Path("-")
 MAX_UINT32: Final = 2**32 - 1
@@ -30,6 +28,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendOptions:
     """What every command of `enginewire-backend` needs to know: the engine, its tokenizer, patience."""
+
+    # Not the engine's prefix: an engine that `launch` starts inherits this process's environment.
+    ENV_PREFIX: ClassVar[str] = "ENGINEWIRE_BACKEND_"
 
     target: str = option(
         computed(lambda: f"unix:{default_socket('engine')}", "unix:<the engine's default --uds>"),
@@ -55,9 +56,6 @@ class BackendOptions:
     )
     timeout: float | None = option(
         None, "how long a request may take; forever when not set", unit="s", at_least=0
-    )
-    max_retries: int = option(
-        4, "how often a request that the engine has not accepted is tried again", at_least=0, at_most=100
     )
     log_level: LogLevel = option("warning", "least severe log line to print", heading="logs")
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
@@ -218,36 +216,13 @@ class ServeOptions(BackendOptions):
             )
 
 
-def load_generate(argv: Sequence[str] | None = None) -> GenerateOptions:
-    """The options of `generate`; exits with 2 and a message when they are wrong. So do the others."""
-    return load(
-        GenerateOptions,
-        argv,
-        prog="enginewire-backend generate",
-        description="Send one prompt to an engine and print its answer as it comes.",
-        env_prefix=ENV_PREFIX,
-    ).options
-
-
-def load_jsonl(argv: Sequence[str] | None = None) -> JsonlOptions:
-    """The options of `jsonl`."""
-    return load(
-        JsonlOptions,
-        argv,
-        prog="enginewire-backend jsonl",
-        description="Read requests as JSON lines, write annotated outputs as JSON lines.",
-        env_prefix=ENV_PREFIX,
-    ).options
-
-
 def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:
-    """The options of `serve`."""
+    """The options of `serve`; exits with 2 and a message when they are wrong."""
     return load(
         ServeOptions,
         argv,
         prog="enginewire-backend serve",
         description="Serve text over gRPC: BackendService of enginewire.v1.",
-        env_prefix=ENV_PREFIX,
         resolve=choose_address,
     ).options
 

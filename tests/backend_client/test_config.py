@@ -11,12 +11,10 @@ from backend_client.config import (
     GenerateOptions,
     JsonlOptions,
     ServeOptions,
-    load_generate,
-    load_jsonl,
     load_serve,
 )
 from enginewire import v1 as pb
-from enginewire.options import OptionError
+from enginewire.options import OptionError, load
 from enginewire.options.declaration import options_of
 
 
@@ -28,9 +26,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def refusal(capsys: pytest.CaptureFixture[str], load: Callable[[list[str]], object], *argv: str) -> str:
+def load_generate(argv: list[str]) -> GenerateOptions:
+    return load(GenerateOptions, argv, prog="generate", description="").options
+
+
+def load_jsonl(argv: list[str]) -> JsonlOptions:
+    return load(JsonlOptions, argv, prog="jsonl", description="").options
+
+
+def refusal(capsys: pytest.CaptureFixture[str], read: Callable[[list[str]], object], *argv: str) -> str:
     with pytest.raises(SystemExit) as caught:
-        load(list(argv))
+        read(list(argv))
     assert caught.value.code == 2
     return capsys.readouterr().err
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MASK: Final = "***"
 BYTES: Final = "bytes"
+ENV_PREFIX: Final = "ENGINEWIRE_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,12 @@ class Option:
         if self.default is None or self.default == () or self.default == "":
             return ""
         return str(self.default).lower() if self.kind.base is bool else str(self.default)
+
+
+def env_prefix_of(options_class: type[DataclassInstance]) -> str:
+    """How the environment variables of a class begin: its ENV_PREFIX, when it has one."""
+    prefix: str = getattr(options_class, "ENV_PREFIX", ENV_PREFIX)
+    return prefix
 
 
 def options_of(options_class: type[DataclassInstance]) -> list[Option]:

@@ -1,8 +1,7 @@
 """Keeps the tables of a Markdown page equal to the options they describe.
 
 `python -m enginewire.options.flags_page docs/flags.md` rewrites everything between the lines
-`<!-- options: module:Class -->` and `<!-- end -->`; the module may have an ENV_PREFIX of its own. Knows
-nothing about which classes there are.
+`<!-- options: module:Class -->` and `<!-- end -->`. Knows nothing about which classes there are.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from enginewire.options.declaration import Option, options_of
-from enginewire.options.loading import ENV_PREFIX
+from enginewire.options.declaration import Option, env_prefix_of, options_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -27,20 +25,16 @@ COLUMNS: Final = ("Flag", "Environment", "Default", "Meaning", "Contract field")
 
 def filled(page: str) -> str:
     """The page with every table as the options are now."""
-    return SECTION.sub(lambda match: f"{match[1]}{_named_table(match[2], match[3])}{match[4]}", page)
+    return SECTION.sub(lambda match: f"{match[1]}{table(_named(match[2], match[3]))}{match[4]}", page)
 
 
-def _named_table(module_name: str, class_name: str) -> str:
-    module = importlib.import_module(module_name)
-    return table(getattr(module, class_name), getattr(module, "ENV_PREFIX", ENV_PREFIX))
-
-
-def table(options_class: type[DataclassInstance], env_prefix: str = ENV_PREFIX) -> str:
+def table(options_class: type[DataclassInstance]) -> str:
     """A Markdown table of the options that this class adds to those it inherits."""
     bases = [base for base in options_class.__bases__ if is_dataclass(base)]
     inherited = {each.name for base in bases for each in fields(base)}
     own = [option for option in options_of(options_class) if option.name not in inherited]
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *(_row(option, env_prefix) for option in own)]
+    prefix = env_prefix_of(options_class)
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(_row(option, prefix) for option in own)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -68,6 +62,11 @@ def _meaning(option: Option) -> str:
 
 def _code(text: str) -> str:
     return f"`{text}`" if text else ""
+
+
+def _named(module: str, name: str) -> type[DataclassInstance]:
+    options_class: type[DataclassInstance] = getattr(importlib.import_module(module), name)
+    return options_class
 
 
 def main(argv: Sequence[str] | None = None) -> int:

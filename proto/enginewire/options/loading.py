@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from enginewire.options.declaration import MASK, Option, options_of
+from enginewire.options.declaration import MASK, Option, env_prefix_of, options_of
 from enginewire.options.kinds import OptionError
 from enginewire.options.sources import Found, from_environment, from_file, from_flags, make_parser
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 O = TypeVar("O", bound="DataclassInstance")  # noqa: E741
-ENV_PREFIX: Final = "ENGINEWIRE_"
 DEFAULT: Final = "default"
 
 
@@ -38,22 +37,24 @@ def load(
     *,
     prog: str,
     description: str,
-    env_prefix: str = ENV_PREFIX,
+    env_prefix: str | None = None,
     environment: Mapping[str, str] = os.environ,
     resolve: Callable[[Loaded[O]], O] | None = None,
 ) -> Loaded[O]:
     """Read the options of a program; `argv` is without the program's name, None means sys.argv.
 
+    `env_prefix` begins the names of environment variables; None means that of the class.
     `resolve` settles what depends on which options were given; it and the dataclass may raise
     OptionError. Wrong options exit with 2 and one line on stderr; `--help`, `--version` and
     `--dump-config` print and exit with 0.
     """
     declared = options_of(options_class)
-    parser = make_parser(declared, prog=prog, description=description, env_prefix=env_prefix)
+    prefix = env_prefix_of(options_class) if env_prefix is None else env_prefix
+    parser = make_parser(declared, prog=prog, description=description, env_prefix=prefix)
     namespace = parser.parse_args(argv)
     try:
         found = from_file(declared, namespace.config) if "config" in namespace else {}
-        found |= from_environment(declared, env_prefix, environment)
+        found |= from_environment(declared, prefix, environment)
         found |= from_flags(declared, namespace)
         loaded = _build(options_class, found, resolve)
     except OptionError as error:

@@ -13,11 +13,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "flags.md"
 def test_the_tables_of_the_docs_are_the_options_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert filled(page) == page, "run python -m enginewire.options.flags_page docs/flags.md"
-    assert page.count("<!-- options: ") == 6
+    assert page.count("<!-- options: ") == 7
 
 
 def test_a_row_says_flag_variable_default_meaning_and_contract_field() -> None:
-    rows = table(Toy, "TOY_").splitlines()
+    rows = table(Toy).splitlines()
     assert "| `MODEL`, `--model`, `--model-path` | `TOY_MODEL` | `tiny` | model to serve |  |" in rows
     assert "| `--seqs` | `TOY_SEQS` | `64` | sequences | `EngineConfig.max_num_seqs` |" in rows
     assert "| `--memory` | `TOY_MEMORY` | `4096` | memory \\| cache (bytes) |  |" in rows
@@ -30,7 +30,7 @@ def test_a_table_leaves_out_what_is_inherited() -> None:
     class Child(Toy):
         more: bool = option(True, "more")
 
-    assert table(Child).splitlines()[2:] == ["| `--more` | `ENGINEWIRE_MORE` | `true` | more |  |"]
+    assert table(Child).splitlines()[2:] == ["| `--more` | `TOY_MORE` | `true` | more |  |"]
 
 
 def test_the_command_fills_a_page_in_place(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.enginewire.options.toy import Toy
 
 
 def loaded(*argv: str, **environment: str) -> Loaded[Toy]:
-    return load(Toy, argv, prog="toy", description="A toy.", env_prefix="TOY_", environment=environment)
+    return load(Toy, argv, prog="toy", description="A toy.", environment=environment)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **environment: str) -> str:
@@ -62,6 +62,12 @@ def test_the_first_source_that_has_a_value_wins(flag: bool, variable: bool, file
         argv = ["--config", config, *(["--seqs", "3"] if flag else [])]
         seqs = loaded(*argv, **({"TOY_SEQS": "2"} if variable else {})).options.seqs
     assert seqs == (3 if flag else 2 if variable else 1 if file else 64)
+
+
+def test_the_prefix_of_variables_can_be_chosen() -> None:
+    environment = {"TOY_SEQS": "2", "X_SEQS": "3"}
+    given = load(Toy, [], prog="toy", description="", env_prefix="X_", environment=environment)
+    assert (given.options.seqs, given.sources) == (3, {"seqs": "X_SEQS"})
 
 
 def test_an_empty_variable_counts_as_unset() -> None:

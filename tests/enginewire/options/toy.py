@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from enginewire.options import OptionError, computed, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toy:
+    ENV_PREFIX: ClassVar[str] = "TOY_"
+
     model: str = option("tiny", "model to serve", positional=True, aliases=("--model-path",), heading="model")
     port: int | None = option(None, "port", at_least=0, at_most=65535)
     seqs: int = option(64, "sequences", at_least=1, contract="EngineConfig.max_num_seqs")
