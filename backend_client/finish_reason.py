@@ -6,8 +6,6 @@ about decoding or transport.
 
 from __future__ import annotations
 
-from enginewire import v1 as pb
-
 from backend_client.stop_conditions import (
     EosTokenDetected,
     HiddenStopSequenceDetected,
@@ -17,6 +15,7 @@ from backend_client.stop_conditions import (
     VisibleStopSequenceDetected,
     VisibleStopTokenDetected,
 )
+from enginewire import v1 as pb
 
 OF_TRIGGER: dict[type[StopTrigger], pb.FinishReason.ValueType] = {
     MaxTokensLimit: pb.FINISH_REASON_LENGTH,

@@ -120,7 +120,8 @@ class StopMatcher:
         # The text since the earliest open candidate, and how much of it was shown already.
         self._tail = ""
         self._shown = 0
-        # Begin and end, in `_tail`, of the best complete match that is not decided yet.
+        # Begin and end, in `_tail`, of the best complete match. While set, no remembered move is taken:
+        # it might be decided by the next piece, or be decided and nothing more may be shown.
         self._best: tuple[int, int] | None = None
 
     @property
@@ -183,5 +184,5 @@ class StopMatcher:
         begin, end = best
         self.match = StopMatch(text[begin:end], decided_at)
         released = text[self._shown : end if self._visible else begin]
-        self._tail, self._shown, self._best = "", 0, None
+        self._tail, self._shown, self._best = "", 0, best
         return released

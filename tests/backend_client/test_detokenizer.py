@@ -157,3 +157,10 @@ def test_an_id_the_tokenizer_cannot_take_is_a_decode_error() -> None:
     tokenizer = toy.word_piece()
     with pytest.raises(DecodeError, match=r"^decode error: "):
         WindowDetokenizer(WindowTable(tokenizer, {-1})).step(-1)
+
+
+def test_the_window_shows_each_character_of_a_run_of_byte_tokens() -> None:
+    tokenizer = toy.byte_fallback()
+    detokenizer = WindowDetokenizer(WindowTable(tokenizer, range(tokenizer.get_vocab_size())))
+    pieces = stream(detokenizer, byte_ids("日é本🙈".encode()))
+    assert [piece for piece in pieces if piece] == ["日", "é", "本", "🙈"]

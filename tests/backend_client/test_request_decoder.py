@@ -263,6 +263,9 @@ def test_resume_says_where_another_engine_has_to_continue() -> None:
         pb.ResumedChoice(index=2),
     ]
     assert taken(decoder, output("c", 1, index=1)).text == "c"
+    taken(decoder, output("d", 2, index=1, finish_reason=pb.FINISH_REASON_LENGTH))
+    last = output("e", index=2, finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=usage(6))
+    assert taken(decoder, last).completion_usage == usage(6)
 
 
 def test_a_stop_string_across_a_resume_is_found() -> None:

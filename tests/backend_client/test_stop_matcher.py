@@ -144,6 +144,7 @@ def test_a_visible_stop_is_shown_without_delay() -> None:
 
 
 def test_nothing_is_shown_after_the_match() -> None:
+    StopMatcher(["b"]).feed("c")  # a move that is remembered from here on
     matcher = StopMatcher(["b"])
     assert [matcher.feed(piece) for piece in ("ab", "c")] == ["a", ""]
     assert matcher.finish() == ""
@@ -156,6 +157,17 @@ def test_remembered_moves_give_the_same_result_the_second_time() -> None:
         matcher = StopMatcher(stops)
         runs.append(run(matcher, ["plain ", "<s", "tray ", "<st", "o", "p>"]))
     assert runs[0] == runs[1]
+
+
+def test_remembered_moves_are_not_taken_while_a_match_is_undecided() -> None:
+    stops = ["ab", "abc"]
+    unarmed = StopMatcher(stops)
+    unarmed.armed = False
+    assert [unarmed.feed("ab"), unarmed.feed("x")] == ["", "abx"]
+    matcher = StopMatcher(stops)
+    assert [matcher.feed("ab"), matcher.feed("x")] == ["", ""]
+    assert matcher.match is not None
+    assert matcher.match.stop == "ab"
 
 
 def test_a_thousand_stops_find_the_right_one() -> None:
