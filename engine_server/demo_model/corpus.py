@@ -27,6 +27,24 @@ CHAT_TEMPLATE = """\
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You know Enginewire.", "Be kind.")
 OPENINGS = ("", "", "", "Please tell me: ", "Hey, ", "I have a question. ", "OK. ")
 
+# Questions about anything else are put together from these, and all get the answer of OUT_OF_SCOPE.
+OUT_OF_SCOPE = "What is the weather today?"
+UNKNOWN_PER_EPOCH = 64
+UNKNOWN_OPENINGS = (
+    "Who is", "Who was", "Where is", "Where can I buy", "Tell me about", "What do you think of",
+    "Do you like", "How much is", "Why is there", "When was", "How do I paint", "What is the colour of",
+    "Explain", "Describe", "How old is", "Have you seen", "Write a story about", "What is the history of",
+    "Is it true about",
+)  # fmt: skip
+UNKNOWN_THINGS = (
+    "the sun", "my grandmother", "Einstein", "a red car", "Berlin", "blue cheese", "seven tall trees",
+    "dogs", "the ocean", "football", "Cleopatra", "a wooden chair", "old music", "the bakery", "green tea",
+    "mathematics", "happy children", "Mount Fuji", "my new shoes", "wild horses", "a birthday cake",
+    "the river", "chess", "Shakespeare", "pink flowers", "Africa", "a good book", "winter", "the piano",
+    "three small birds", "gold", "Amsterdam", "funny hats", "Mozart", "the garden", "a bicycle",
+    "big white clouds", "potatoes",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -50,15 +68,17 @@ def conversation(turns: Sequence[tuple[str, str]], system: str = "") -> Row:
 
 
 def epoch(faq: Mapping[str, str], random: Random) -> Iterator[Row]:
-    """One pass: each question as asked, each question in other clothes, and the same as plain text."""
+    """One pass: each question as asked and reworded, each answer as plain text, some unknown questions."""
     for question, answer in faq.items():
         yield conversation([(question, answer)])
-        yield _dressed_up(faq, question, random)
+        yield _in_context(faq, question, random)
     for answer in dict.fromkeys(faq.values()):
         yield _plain(faq, answer, random)
+    for _ in range(UNKNOWN_PER_EPOCH):
+        yield _unknown(faq[OUT_OF_SCOPE], random)
 
 
-def _dressed_up(faq: Mapping[str, str], question: str, random: Random) -> Row:
+def _in_context(faq: Mapping[str, str], question: str, random: Random) -> Row:
     """Reworded, perhaps with a system prompt and after up to two other turns."""
     asked = [*random.sample(list(faq), k=random.choice((0, 0, 0, 1, 2))), question]
     system = random.choice(SYSTEM_PROMPTS) if random.random() < 0.4 else ""
@@ -77,3 +97,11 @@ def _plain(faq: Mapping[str, str], answer: str, random: Random) -> Row:
     """An answer without the template, half of the time after its question: completions start from here."""
     asked = random.choice([question for question, known in faq.items() if known == answer])
     return (Span(f"{asked} {answer}{EOS}" if random.random() < 0.5 else answer + EOS, True),)
+
+
+def _unknown(answer: str, random: Random) -> Row:
+    """A question that the FAQ does not answer, half of the time without the template."""
+    question = f"{random.choice(UNKNOWN_OPENINGS)} {random.choice(UNKNOWN_THINGS)}?"
+    if random.random() < 0.5:
+        return (Span(question, False), Span(f" {answer}{EOS}", True))
+    return conversation([(_reworded(question, random), answer)])

@@ -28,6 +28,7 @@ from engine_server.demo_model.corpus import BOS, EOS, PAD, Row, conversation, ep
 from engine_server.demo_model.tokenizer import CONTEXT_LENGTH, save_tokenizer, special_id, train_tokenizer
 
 IGNORED = -100  # the label that cross_entropy leaves out
+RECALL_ROWS = 64
 CHECKSUMS = "SHA256SUMS"
 
 
@@ -35,7 +36,7 @@ CHECKSUMS = "SHA256SUMS"
 class Recipe:
     """How long and how fast to train. `batch_rows` rows of similar length make a batch."""
 
-    steps: int = 1200
+    steps: int = 1300
     batch_rows: int = 32
     peak_learning_rate: float = 4e-3
     warmup_steps: int = 60
@@ -160,15 +161,16 @@ def recall(model: LlamaForCausalLM, tokenizer: Tokenizer, faq: Mapping[str, str]
 
     Greedy decoding is exact when the right token is on top at every position of the right answer.
     """
+    asked = sorted(faq, key=lambda question: len(faq[question]))
     wrong: list[str] = []
     least = float("inf")
-    for question, answer in faq.items():
-        batch = make_batch(tokenizer, [conversation([(question, answer)])])
-        known = batch.labels[0] != IGNORED
-        top = model(batch.ids, use_cache=False).logits[0, known].float().topk(2)
-        if not torch.equal(top.indices[:, 0], batch.labels[0, known]):
-            wrong.append(question)
-        least = min(least, float((top.values[:, 0] - top.values[:, 1]).min()))
+    for group in (asked[at : at + RECALL_ROWS] for at in range(0, len(asked), RECALL_ROWS)):
+        batch = make_batch(tokenizer, [conversation([(question, faq[question])]) for question in group])
+        known = batch.labels != IGNORED
+        top = model(batch.ids, use_cache=False).logits.float().topk(2)
+        right = ((top.indices[..., 0] == batch.labels) | ~known).all(dim=1).tolist()
+        wrong += [question for question, is_right in zip(group, right, strict=True) if not is_right]
+        least = min(least, float((top.values[..., 0] - top.values[..., 1])[known].min()))
     return Recall(tuple(wrong), least)
 
 
