@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from backend_client.config import STANDARD_STREAM, JsonlOptions
+from backend_client.config import STANDARD_STREAM, JsonlOptions, ServeOptions, choose_address
 from backend_client.frontends.generate_options import CommandLineOptions
 from enginewire import __version__
 from enginewire.options import load
@@ -103,12 +103,30 @@ def _jsonl(argv: Sequence[str]) -> int:
         return run_command(options, lambda backend: answer_lines(backend, options, source=source, out=out))
 
 
+def _serve(argv: Sequence[str]) -> int:
+    options = load(
+        ServeOptions,
+        argv,
+        prog=f"{PROG} serve",
+        description="Serve text over gRPC: enginewire.v1.BackendService.",
+        resolve=choose_address,
+    ).options
+    from backend_client.frontends.commands import run_command
+    from backend_client.frontends.grpc_service import serve
+
+    return run_command(options, lambda backend: serve(backend, options))
+
+
 def _fail(error: Exception) -> int:
     print(f"{PROG}: {error}", file=sys.stderr)
     return EXIT_FAILED
 
 
-COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], int]]] = {"generate": _generate, "jsonl": _jsonl}
+COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], int]]] = {
+    "generate": _generate,
+    "jsonl": _jsonl,
+    "serve": _serve,
+}
 
 
 if __name__ == "__main__":

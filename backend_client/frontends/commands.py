@@ -20,6 +20,7 @@ from backend_client.backend import Backend
 from backend_client.config import BackendOptions
 from backend_client.engine_client import EngineClient
 from backend_client.failure import RequestFailed
+from backend_client.frontends.address import AddressError
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
 from backend_client.sidecar import SidecarDied, engine_sidecar
@@ -27,7 +28,10 @@ from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire import v1 as pb
 
 EXIT_FAILED: Final = 1
+EXIT_ADDRESS: Final = 98
 EXIT_SIGNAL: Final = 128
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
 Work = Callable[[TextBackend], Coroutine[None, None, int]]
 
 
@@ -42,6 +46,9 @@ def run_command(options: BackendOptions, work: Work) -> int:
         return run_until_signal(with_backend(options, work))
     except RequestFailed as error:
         message = describe(Failure.from_proto(error.status))
+    except AddressError as error:
+        print(f"enginewire-backend: {error}", file=sys.stderr)
+        return EXIT_ADDRESS
     except (InvalidPrompt, InvalidTokenizer, SidecarDied, UntrustedSocket) as error:
         message = str(error)
     print(f"enginewire-backend: {message}", file=sys.stderr)
@@ -68,7 +75,7 @@ def run_until_signal(command: Coroutine[None, None, int]) -> int:
             received.append(number)
             task.cancel()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
         try:
             return await task
@@ -78,6 +85,14 @@ def run_until_signal(command: Coroutine[None, None, int]) -> int:
             return EXIT_SIGNAL + received[0]
 
     return asyncio.run(run())
+
+
+def received_signals() -> asyncio.Queue[signal.Signals]:
+    """From now on Ctrl-C and SIGTERM cancel nothing: they are items of this queue."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
+    return received
 
 
 async def with_backend(options: BackendOptions, work: Work) -> int:

@@ -38,14 +38,14 @@ class TextBackend:
         metadata: Mapping[str, str] | None = None,
         tracker: RequestTracker | None = None,
     ) -> Items:
-        """What the caller asked to know about the prompt, then the outputs; an error comes last.
+        """The outputs, before the first what was asked about the prompt; an error comes last.
 
         Raises InvalidPrompt before the first item. Closing the iterator aborts the request; `timeout`
         in seconds. Tokens as text come with log-probabilities.
         """
         request, prompt = await self._preprocess(asked)
-        for annotation in prompt_annotations(request.output_options, prompt):
-            yield annotation
+        # A refused request gets nothing but the refusal, so these wait for the first output.
+        annotations = list(prompt_annotations(request.output_options, prompt))
         outputs = self.backend.generate(
             request,
             request_id=asked.request_id,
@@ -57,6 +57,8 @@ class TextBackend:
         # Declared as an iterator, but its documentation promises that it can be closed.
         async with aclosing(cast(Items, outputs)) as items:
             async for item in items:
+                while annotations and item.error is None:
+                    yield annotations.pop(0)
                 yield item
 
     async def _preprocess(

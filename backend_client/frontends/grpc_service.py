@@ -1,0 +1,180 @@
+"""`enginewire-backend serve`: BackendService over gRPC.
+
+What the backend or the engine refuses before acceptance ends the call with a status and details;
+whatever fails later is a last item and status OK, as the contract says. Knows nothing about decoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from contextlib import aclosing
+from typing import Final, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from backend_client.annotated import Annotated, BackendOutput, annotated_to_proto
+from backend_client.backend import RequestTracker
+from backend_client.config import ServeOptions
+from backend_client.failure import DETAILS_KEY, RequestFailed, failed
+from backend_client.frontends.address import listen
+from backend_client.frontends.commands import EXIT_SIGNAL, received_signals
+from backend_client.frontends.text_backend import TextBackend
+from backend_client.prompts import InvalidPrompt
+from enginewire import v1 as pb
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "enginewire.v1.BackendService"
+# Status and details share an 8 KiB budget of trailers with whatever a proxy adds.
+MAX_MESSAGE_CHARACTERS: Final = 512
+
+Call = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class BackendServicer:
+    """Serves prompts. Bytes in and out, so that malformed ones get details like every other failure."""
+
+    def __init__(self, backend: TextBackend, default_timeout: float | None = None) -> None:
+        """`default_timeout`, in seconds, is for callers without a deadline."""
+        self._backend = backend
+        self._default_timeout = default_timeout
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server registers."""
+        generate: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self.Generate)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Generate": generate})
+
+    async def Generate(self, data: bytes, call: Call) -> None:
+        """Stream annotated outputs. Cancelling the call, or its deadline, aborts the request."""
+        try:
+            await self._generate(_parsed(data), call)
+        except InvalidPrompt as error:
+            await _refuse(call, invalid(str(error), error.field))
+        except RequestFailed as error:
+            await _refuse(call, error)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
+            await _refuse(call, _internal(error))
+
+    async def _generate(self, asked: pb.BackendServiceGenerateRequest, call: Call) -> None:
+        """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
+        tracker = RequestTracker()
+        last_words: Annotated[BackendOutput] | None = None
+        items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
+        async with aclosing(items):
+            async for item in items:
+                if item.error is None:
+                    await call.write(_serialized(item))
+                else:
+                    last_words = item
+        # Only the end of the iteration tells whether the engine had accepted the request.
+        if last_words is not None:
+            if not tracker.engine_lifetime_id:
+                raise _refusal(last_words)
+            await call.write(_serialized(last_words))
+
+    def _timeout(self, call: Call) -> float | None:
+        remaining = call.time_remaining()
+        return self._default_timeout if remaining is None else max(0.0, remaining)
+
+
+async def serve(backend: TextBackend, options: ServeOptions) -> int:
+    """Serve until SIGTERM or Ctrl-C, then let running requests finish within the shutdown timeout.
+
+    Returns 0, or 128 + signal when a second one ended that. Raises AddressError.
+    """
+    signals = received_signals()
+    server = grpc.aio.server(options=channel_options(options))
+    server.add_generic_rpc_handlers((BackendServicer(backend, options.timeout).handlers(),))
+    if options.reflection:
+        _add_reflection(server)
+    with listen(server, options) as target:
+        await server.start()
+        print(f"listening on {target}", file=sys.stderr, flush=True)
+        try:
+            await signals.get()
+            return await _drain(server, options.shutdown_timeout, signals)
+        finally:
+            await server.stop(None)
+
+
+async def _drain(server: grpc.aio.Server, timeout: float, signals: asyncio.Queue[signal.Signals]) -> int:
+    print("draining", file=sys.stderr, flush=True)
+    drained = asyncio.create_task(server.stop(timeout))
+    again = asyncio.create_task(signals.get())
+    await asyncio.wait([drained, again], return_when=asyncio.FIRST_COMPLETED)
+    if not drained.done():
+        return EXIT_SIGNAL + again.result()
+    again.cancel()
+    return 0
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server)
+
+
+def channel_options(options: ServeOptions) -> list[tuple[str, int]]:
+    """Options of the listening side."""
+    return [
+        # Two servers on one port would share its connections without any error.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", options.max_message_bytes),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.max_concurrent_streams", options.max_concurrent_streams),
+        # A caller that vanished is noticed within 15 s, and its request aborted.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        # A caller's own keepalive must never cut a long prefill.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def invalid(message: str, field: str = "") -> RequestFailed:
+    """The refusal of a request that no backend may accept."""
+    return failed(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        pb.ERROR_REASON_INVALID_REQUEST,
+        message[:MAX_MESSAGE_CHARACTERS],
+        field=field,
+    )
+
+
+def _parsed(data: bytes) -> pb.BackendServiceGenerateRequest:
+    try:
+        return pb.BackendServiceGenerateRequest.FromString(data)
+    except DecodeError as error:
+        raise invalid("request: malformed protobuf") from error
+
+
+def _serialized(item: Annotated[BackendOutput]) -> bytes:
+    return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
+
+
+def _refusal(item: Annotated[BackendOutput]) -> RequestFailed:
+    assert item.error is not None, "only errors refuse"
+    status = item.error.to_proto()
+    detail = pb.ErrorDetail(reason=item.error.reason, retryable=item.error.retryable)
+    return RequestFailed(status, detail)
+
+
+def _internal(error: Exception) -> RequestFailed:
+    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
+    error_id = secrets.token_hex(6)
+    log.error("unexpected failure %s", error_id, exc_info=error)
+    return failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, f"internal error {error_id}")
+
+
+async def _refuse(call: Call, refusal: RequestFailed) -> NoReturn:
+    message = str(refusal)[:MAX_MESSAGE_CHARACTERS]
+    await call.abort(refusal.code, message, ((DETAILS_KEY, refusal.status.SerializeToString()),))
