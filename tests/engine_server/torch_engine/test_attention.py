@@ -27,9 +27,10 @@ def reference(
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_mixed_step_equals_plain_attention_and_ignores_foreign_blocks(window):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_a_mixed_step_equals_plain_attention_and_ignores_foreign_blocks(window, dtype, tolerance):
     torch.manual_seed(0)
-    like = torch.zeros(1)
+    like = torch.zeros(1, dtype=dtype)
     contexts, news = [4, 6, 9, 40, 11, 3], [1, 1, 1, 1, 7, 3]
     cache = KvTensors(1, (32, BLOCK, KV_HEADS, DIM), like)
     cache._storage.fill_(float("nan"))
@@ -37,19 +38,19 @@ def test_a_mixed_step_equals_plain_attention_and_ignores_foreign_blocks(window):
     spans, queries, expected = [], [], []
     for context, new in zip(contexts, news, strict=True):
         table = [free.pop() for _ in range(-(-context // BLOCK))]
-        keys, values = torch.randn(2, context, KV_HEADS, DIM)
-        query = torch.randn(new, HEADS, DIM)
+        keys, values = torch.randn(2, context, KV_HEADS, DIM).to(dtype)
+        query = torch.randn(new, HEADS, DIM).to(dtype)
         cache.clear(table)
         slots = torch.tensor([table[p // BLOCK] * BLOCK + p % BLOCK for p in range(context)])
         cache.write(0, slots, keys, values)
         spans.append(Span(new, context, table))
         queries.append(query)
-        expected.append(reference(query, keys, values, window))
+        expected.append(reference(query.float(), keys.float(), values.float(), window))
     plan = plan_attention(spans, BLOCK, frozenset({window}), like)
     flat = torch.cat(queries)
     found = torch.cat([attend(flat[group.rows], cache, 0, group, window) for group in plan.groups])
     assert len(plan.groups) < len(spans), "decodes of similar length share a group"
-    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.float(), torch.cat(expected), rtol=tolerance, atol=tolerance)
 
 
 def test_new_tokens_are_written_behind_the_context():
