@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from backend_client.failure import Failure
 from enginewire import v1 as pb
+
+__all__ = [
+    "Annotated",
+    "BackendOutput",
+    "Failure",
+    "annotated_from_proto",
+    "annotated_to_proto",
+    "first_rows",
+    "matched_stop",
+]
 
 T = TypeVar("T")
 
@@ -100,31 +111,6 @@ class BackendOutput:
             engine_data=message.engine_data,
             error_message=message.error_message if has("error_message") else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a request failed. `code` is a gRPC status code."""
-
-    code: int
-    reason: pb.ErrorReason.ValueType
-    message: str
-    retryable: bool = False
-
-    def to_proto(self) -> pb.Status:
-        """A status that carries reason and retryable in its ErrorDetail."""
-        status = pb.Status(code=self.code, message=self.message)
-        status.details.add().Pack(pb.ErrorDetail(reason=self.reason, retryable=self.retryable))
-        return status
-
-    @classmethod
-    def from_proto(cls, status: pb.Status) -> Failure:
-        """The value of a status; without an ErrorDetail it is an internal failure."""
-        detail = pb.ErrorDetail(reason=pb.ERROR_REASON_INTERNAL)
-        for packed in status.details:
-            if packed.Is(pb.ErrorDetail.DESCRIPTOR):
-                packed.Unpack(detail)
-        return cls(status.code, detail.reason, status.message, detail.retryable)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ wrong into one last annotated error. Knows nothing about prompts as text or abou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -63,20 +64,23 @@ class Backend:
         fills BackendOutput.tokens.
         """
         tracker = tracker or RequestTracker()
+        deadline = None if timeout is None else time.monotonic() + timeout
         stream: EngineStream | None = None
         try:
-            decoder = await self._decoder(request, with_tokens)
-            deadline = None if timeout is None else time.monotonic() + timeout
+            decoder = await self._decoder(request, with_tokens, timeout)
             stream = await self.client.submit(
                 pb.GenerateRequest(request_id=request_id or uuid.uuid4().hex, request=engine_part(request)),
-                timeout=timeout,
+                timeout=None if deadline is None else deadline - time.monotonic(),
                 metadata=metadata,
             )
             while not decoder.is_finished:
-                for output in decode(decoder, await _read(stream, deadline), tracker):
+                outputs, violation = decode(decoder, await _read(stream, deadline), tracker)
+                for output in outputs:
                     yield Annotated(output)
+                if violation is not None:
+                    raise violation
         except RequestFailed as error:
-            yield Annotated(error=Failure.from_proto(error.status))
+            yield Annotated(error=error.failure)
         except ProtocolViolation as error:
             yield Annotated(error=_protocol_failure(error))
         except InvalidStopConditions as error:
@@ -87,37 +91,45 @@ class Backend:
                 if stream.accepted is not None:
                     tracker.engine_lifetime_id = stream.accepted.engine_lifetime_id
 
-    async def _decoder(self, request: pb.PreprocessedRequest, with_tokens: bool) -> RequestDecoder:
-        config = (await self.client.info()).config
+    async def _decoder(
+        self, request: pb.PreprocessedRequest, with_tokens: bool, timeout: float | None
+    ) -> RequestDecoder:
+        config = (await self.client.info(timeout)).config
         return RequestDecoder(
             self.vocabulary,
             conditions_of(request, config),
             num_choices=max(1, request.sampling_options.n),
             num_prompt_tokens=len(request.token_ids) or None,
-            vocab_size=config.vocab_size,
+            vocab_size=config.vocab_size or None,
             skip_special_tokens=_skip_special_tokens(request.output_options),
             with_tokens=with_tokens,
             validate_engine_decode=self._validate_engine_decode,
         )
 
 
-def decode(decoder: RequestDecoder, chunks: list[Chunk], tracker: RequestTracker) -> list[BackendOutput]:
-    """The outputs of everything that arrived at once. Raises ProtocolViolation."""
+def decode(
+    decoder: RequestDecoder, chunks: list[Chunk], tracker: RequestTracker
+) -> tuple[list[BackendOutput], ProtocolViolation | None]:
+    """The outputs of everything that arrived at once, up to a violation of the contract."""
     begin = time.perf_counter_ns()
-    outputs = []
-    for chunk in chunks:
-        tracker.num_tokens += len(chunk.token_ids)
-        output = (
-            decoder.process_tokens(chunk.index, chunk.first_output_position, chunk.token_ids)
-            if chunk.output is None
-            else decoder.process(chunk.output)
-        )
-        if output is not None:
-            outputs.append(output)
-        if decoder.is_finished:
-            break
+    outputs: list[BackendOutput] = []
+    violation = None
+    try:
+        for chunk in chunks:
+            tracker.num_tokens += len(chunk.token_ids)
+            output = (
+                decoder.process_tokens(chunk.index, chunk.first_output_position, chunk.token_ids)
+                if chunk.output is None
+                else decoder.process(chunk.output)
+            )
+            if output is not None:
+                outputs.append(output)
+            if decoder.is_finished:
+                break
+    except ProtocolViolation as error:
+        violation = error
     tracker.detokenize_ns += time.perf_counter_ns() - begin
-    return outputs
+    return outputs, violation
 
 
 def engine_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
@@ -149,18 +161,10 @@ def conditions_of(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> S
 
 async def _read(stream: EngineStream, deadline: float | None) -> list[Chunk]:
     """What has arrived. Raises RequestFailed, also for a stream that ends too early or never."""
-    if deadline is None:
+    if deadline is None or stream.ended:
         chunks = await stream.read()
     else:
-        try:
-            left = deadline - time.monotonic() + DEADLINE_SLACK_SECONDS
-            chunks = await asyncio.wait_for(stream.read(), left)
-        except TimeoutError:
-            raise failed(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                pb.ERROR_REASON_DEADLINE_EXCEEDED,
-                "the deadline passed and the engine said nothing",
-            ) from None
+        chunks = await _read_until(stream, deadline + DEADLINE_SLACK_SECONDS)
     if not chunks:
         raise failed(
             grpc.StatusCode.UNAVAILABLE,
@@ -169,6 +173,20 @@ async def _read(stream: EngineStream, deadline: float | None) -> list[Chunk]:
             retryable=True,
         )
     return chunks
+
+
+async def _read_until(stream: EngineStream, deadline: float) -> list[Chunk]:
+    """As read, but an engine that ignores the deadline, silent or not, is not waited for."""
+    left = deadline - time.monotonic()
+    if left > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                return await stream.read()
+    raise failed(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        pb.ERROR_REASON_DEADLINE_EXCEEDED,
+        "the deadline passed and the engine went on",
+    )
 
 
 def _skip_special_tokens(options: pb.OutputOptions) -> bool:
@@ -180,4 +198,9 @@ def _protocol_failure(error: ProtocolViolation) -> Failure:
 
 
 def _invalid(error: InvalidStopConditions) -> Failure:
-    return Failure(grpc.StatusCode.INVALID_ARGUMENT.value[0], pb.ERROR_REASON_INVALID_REQUEST, str(error))
+    return Failure(
+        grpc.StatusCode.INVALID_ARGUMENT.value[0],
+        pb.ERROR_REASON_INVALID_REQUEST,
+        str(error),
+        field=error.field,
+    )

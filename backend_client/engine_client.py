@@ -15,14 +15,16 @@ from typing import Final, Self
 
 import grpc
 
+from backend_client.engine_rpc import EngineRpc, GenerateCall, parsed
 from backend_client.engine_stream import EngineStream
-from backend_client.failure import RequestFailed, failed, from_rpc_error
+from backend_client.failure import RequestFailed, failed, from_rpc_error, violation
 from backend_client.multiplexed import MultiplexedConnection
 from enginewire import v1 as pb
 
+MAX_MESSAGE_BYTES: Final = 64 << 20
 CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A wedged engine is noticed within seconds. Without ping_timeout it would take a minute.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
@@ -31,24 +33,25 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect soon: the engine is on this machine or near.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In spite of its name: how long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     # gRPC would share connections between channels; a dead one shall not outlive its client.
     ("grpc.use_local_subchannel_pool", 1),
 )
 MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
+SHORTEST_WAIT_SECONDS: Final = 0.1
 
 
 class EngineClient:
-    """One engine. Create and use it on one event loop."""
+    """One engine. Create and use it on one event loop. Timeouts in seconds."""
 
     def __init__(self, target: str, *, multiplexed: bool = True) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate."""
         self.target = target
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
-        self._engine = pb.EngineServiceStub(self._channel)
-        self._discovery = pb.DiscoveryServiceStub(self._channel)
+        self._rpc = EngineRpc(self._channel)
         self._wants_multiplexed = multiplexed
         self._connection: MultiplexedConnection | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -65,17 +68,14 @@ class EngineClient:
     async def wait_ready(self, timeout: float) -> pb.GetEngineInfoResponse:
         """The engine's facts once it accepts requests. Raises RequestFailed after `timeout` seconds."""
         deadline = time.monotonic() + timeout
+        self._info = None
         while True:
+            left = max(SHORTEST_WAIT_SECONDS, deadline - time.monotonic())
             try:
-                load = await self.load(timeout=max(0.1, deadline - time.monotonic()))
+                load = await self.load(timeout=left)
                 if load.state == pb.ENGINE_STATE_READY:
-                    return await self.info()
-                last = failed(
-                    grpc.StatusCode.UNAVAILABLE,
-                    pb.ERROR_REASON_NOT_STARTED,
-                    f"{self.target}: {pb.EngineState.Name(load.state)}",
-                    retryable=True,
-                )
+                    return await self.info(timeout=left)
+                last = self._not_ready(load.state)
             except RequestFailed as failure:
                 last = failure
                 if not failure.retryable:
@@ -84,37 +84,37 @@ class EngineClient:
                 raise last
             await asyncio.sleep(POLL_SECONDS)
 
-    async def info(self) -> pb.GetEngineInfoResponse:
-        """Who the engine is. Refuses an engine whose contract revision does not fit ours."""
+    async def info(self, timeout: float | None = None) -> pb.GetEngineInfoResponse:
+        """Who the engine is, asked again after a connection was lost.
+
+        Raises RequestFailed, also for an engine whose contract revision does not fit ours.
+        """
+        if self._connection is not None and self._connection.is_dead:
+            self._connection = self._info = None
         if self._info is None:
-            try:
-                info = await self._discovery.GetEngineInfo(pb.GetEngineInfoRequest())
-            except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error) from error
+            info = await self._rpc.info(timeout)
             _check_revision(info)
             self._info = info
         return self._info
 
     async def load(self, timeout: float | None = None) -> pb.Load:
-        """What the engine has to do right now."""
-        try:
-            return (await self._discovery.GetLoad(pb.GetLoadRequest(), timeout=timeout)).load
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+        """What the engine has to do right now. Raises RequestFailed."""
+        return await self._rpc.load(timeout)
 
     async def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer the engine offers, checked against its manifest."""
+        """The tokenizer the engine offers, checked against its manifest. Raises RequestFailed."""
         manifest = pb.TokenizerManifest()
         files: dict[str, bytearray] = {}
-        try:
-            async for response in self._discovery.GetTokenizer(pb.GetTokenizerRequest()):
-                if response.HasField("manifest"):
-                    manifest = response.manifest
-                    _check_size(manifest)
-                else:
-                    files.setdefault(response.chunk.name, bytearray()).extend(response.chunk.data)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+        room = 0
+        async for response in self._rpc.tokenizer():
+            if response.HasField("manifest"):
+                manifest = response.manifest
+                room = _size(manifest)
+            else:
+                room -= len(response.chunk.data)
+                if room < 0:
+                    raise violation("a tokenizer larger than its manifest says")
+                files.setdefault(response.chunk.name, bytearray()).extend(response.chunk.data)
         return {file.name: _checked(file, files.get(file.name, b"")) for file in manifest.files}
 
     async def submit(
@@ -124,16 +124,19 @@ class EngineClient:
         timeout: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> EngineStream:
-        """Start a request; outputs and failures arrive through the stream. `timeout` in seconds."""
+        """Start a request; outputs and failures of the engine arrive through the stream.
+
+        Raises RequestFailed for an engine that cannot be reached and a request that cannot be sent.
+        """
         request.client_revision = request.client_revision or pb.CONTRACT_REVISION
-        info = await self.info()
-        if self._wants_multiplexed and info.config.capabilities.multiplexed:
-            return self._multiplexed().submit(request, timeout, metadata or {})
+        config = (await self.info(timeout)).config
+        if self._wants_multiplexed and config.capabilities.multiplexed:
+            return self._multiplexed(config.limits).submit(request, timeout, metadata or {})
         return self._generate(request, timeout, metadata or {})
 
     async def abort(self, request_ids: list[str], reason: str) -> pb.AbortResponse:
-        """End requests by id, whoever started them."""
-        return await self._engine.Abort(pb.AbortRequest(request_ids=request_ids, reason=reason))
+        """End requests by id, whoever started them. Raises RequestFailed."""
+        return await self._rpc.abort(pb.AbortRequest(request_ids=request_ids, reason=reason))
 
     async def close(self) -> None:
         """End every request and the connection."""
@@ -144,58 +147,77 @@ class EngineClient:
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self._channel.close()
 
-    def _multiplexed(self) -> MultiplexedConnection:
+    def _not_ready(self, state: pb.EngineState.ValueType) -> RequestFailed:
+        name = pb.EngineState.Name(state) if state in pb.EngineState.values() else str(state)
+        return failed(
+            grpc.StatusCode.UNAVAILABLE,
+            pb.ERROR_REASON_NOT_STARTED,
+            f"{self.target}: {name}",
+            retryable=True,
+        )
+
+    def _multiplexed(self, limits: pb.Limits) -> MultiplexedConnection:
         if self._connection is None or self._connection.is_dead:
-            self._connection = MultiplexedConnection(self._engine.GenerateMultiplexed)
+            has_limit = limits.HasField("max_request_bytes")
+            limit = min(limits.max_request_bytes, MAX_MESSAGE_BYTES) if has_limit else MAX_MESSAGE_BYTES
+            self._connection = MultiplexedConnection(self._rpc.multiplexed, limit)
         return self._connection
 
     def _generate(
         self, request: pb.GenerateRequest, timeout: float | None, metadata: Mapping[str, str]
     ) -> EngineStream:
-        call = self._engine.Generate(request, timeout=timeout, metadata=tuple(metadata.items()))
+        call = self._rpc.generate(request, timeout, metadata)
         stream = EngineStream(request.request_id, lambda reason: _cancel(call))
-        task = asyncio.create_task(_pump(call, stream), name=f"generate {request.request_id}")
+        task = asyncio.create_task(self._pump(call, stream), name=f"generate {request.request_id}")
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return stream
 
-
-def _cancel(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> None:
-    call.cancel()
-
-
-async def _pump(
-    call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse], stream: EngineStream
-) -> None:
-    """Move a Generate call's messages into its stream."""
-    try:
-        async for response in call:
-            if response.engine_lifetime_id:
-                stream.accepted = pb.Accepted(
-                    engine_lifetime_id=response.engine_lifetime_id, request_id=response.request_id
-                )
-            output = response.output
-            # The same split as in a frame: an output that is only tokens travels as tokens.
-            if _is_plain(output):
-                stream.tokens(output.index, output.first_output_position, list(output.token_ids))
-            else:
-                stream.output(output)
+    async def _pump(self, call: GenerateCall, stream: EngineStream) -> None:
+        """Move a Generate call's messages into its stream."""
+        failure: RequestFailed | None = _cancelled()
+        has_answered = False
+        try:
+            async for data in call:
+                has_answered = True
+                _take(parsed(pb.GenerateResponse, data), stream)
+            failure = None
+        except grpc.aio.AioRpcError as error:
+            failure = from_rpc_error(error, is_accepted=has_answered)
+            if failure.code is grpc.StatusCode.UNAVAILABLE:
+                self._info = None
+        except RequestFailed as error:
+            failure = error
+        finally:
+            # Whatever it was, the consumer may not be left waiting.
+            stream.end(None if failure is None else failure.failure)
             stream.wake()
-        stream.end()
-    except grpc.aio.AioRpcError as error:
-        stream.end(from_rpc_error(error))
-    except asyncio.CancelledError:
-        stream.end(failed(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED, "the call was cancelled"))
-        raise
-    finally:
-        stream.wake()
+            call.cancel()
 
 
 PLAIN_FIELDS: Final = frozenset({"token_ids", "first_output_position", "index"})
 
 
-def _is_plain(output: pb.LLMEngineOutput) -> bool:
-    return all(field.name in PLAIN_FIELDS for field, _ in output.ListFields())
+def _take(response: pb.GenerateResponse, stream: EngineStream) -> None:
+    if response.engine_lifetime_id:
+        stream.accepted = pb.Accepted(
+            engine_lifetime_id=response.engine_lifetime_id, request_id=response.request_id
+        )
+    output = response.output
+    # The same split as in a frame: an output that is only tokens travels as tokens.
+    if all(field.name in PLAIN_FIELDS for field, _ in output.ListFields()):
+        stream.tokens(output.index, output.first_output_position, list(output.token_ids))
+    else:
+        stream.output(output)
+    stream.wake()
+
+
+def _cancel(call: GenerateCall) -> None:
+    call.cancel()
+
+
+def _cancelled() -> RequestFailed:
+    return failed(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED, "the call was cancelled")
 
 
 def _check_revision(info: pb.GetEngineInfoResponse) -> None:
@@ -209,7 +231,8 @@ def _check_revision(info: pb.GetEngineInfoResponse) -> None:
     )
 
 
-def _check_size(manifest: pb.TokenizerManifest) -> None:
+def _size(manifest: pb.TokenizerManifest) -> int:
+    """Bytes of all files. Raises RequestFailed for more than a tokenizer can have."""
     total = sum(file.size for file in manifest.files)
     if total > MAX_TOKENIZER_BYTES:
         raise failed(
@@ -217,13 +240,10 @@ def _check_size(manifest: pb.TokenizerManifest) -> None:
             pb.ERROR_REASON_TOO_LARGE,
             f"the engine's tokenizer has {total} bytes, allowed {MAX_TOKENIZER_BYTES}",
         )
+    return total
 
 
 def _checked(file: pb.TokenizerFile, data: bytes | bytearray) -> bytes:
     if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise failed(
-            grpc.StatusCode.INTERNAL,
-            pb.ERROR_REASON_PROTOCOL_VIOLATION,
-            f"the engine's tokenizer file {file.name} differs from its manifest",
-        )
+        raise violation(f"the tokenizer file {file.name} differs from its manifest")
     return bytes(data)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 
-from backend_client.failure import RequestFailed, failed
+from backend_client.failure import Failure, RequestFailed
 from enginewire import v1 as pb
 
 # A consumer this many tokens behind is not coming back: nothing but a bug or a stall gets there.
-MAX_WAITING_TOKENS = 1 << 18
+MAX_WAITING_TOKENS: Final = 1 << 18
+# Log-probabilities and other data count as tokens too: about what an int in a list takes.
+BYTES_PER_TOKEN: Final = 32
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class EngineStream:
     __slots__ = (
         "_chunks",
         "_last",
+        "_max_waiting_tokens",
         "_on_abort",
         "_ready",
         "_waiting_tokens",
@@ -45,12 +49,17 @@ class EngineStream:
         "request_id",
     )
 
-    def __init__(self, request_id: str, on_abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        on_abort: Callable[[str], None],
+        max_waiting_tokens: int = MAX_WAITING_TOKENS,
+    ) -> None:
         """`on_abort(reason)` tells the engine that nobody wants the rest."""
         self.request_id = request_id
         self.accepted: pb.Accepted | None = None
         self.ended = False
-        self.failure: RequestFailed | None = None
+        self.failure: Failure | None = None
         # Set by the reader when a wake-up is due, so that each frame wakes a consumer at most once.
         self.is_woken = False
         self._chunks: list[Chunk] = []
@@ -58,9 +67,10 @@ class EngineStream:
         self._waiting_tokens = 0
         self._ready = asyncio.Event()
         self._on_abort = on_abort
+        self._max_waiting_tokens = max_waiting_tokens
 
     def tokens(self, index: int, position: int, token_ids: list[int]) -> None:
-        """Tokens of one choice."""
+        """Tokens of one choice. The list becomes the stream's own."""
         last = self._last
         if (
             last is not None
@@ -71,16 +81,21 @@ class EngineStream:
         else:
             self._last = Chunk(index, position, token_ids)
             self._chunks.append(self._last)
+            self._waiting_tokens += 1
         self._waiting_tokens += len(token_ids)
-        if self._waiting_tokens > MAX_WAITING_TOKENS:
+        if self._waiting_tokens > self._max_waiting_tokens:
             self._give_up()
 
     def output(self, output: pb.LLMEngineOutput) -> None:
         """An output that is more than token ids."""
         self._last = None
-        self._chunks.append(Chunk(output.index, output.first_output_position, list(output.token_ids), output))
+        token_ids = list(output.token_ids)
+        self._chunks.append(Chunk(output.index, output.first_output_position, token_ids, output))
+        self._waiting_tokens += 1 + len(token_ids) + output.ByteSize() // BYTES_PER_TOKEN
+        if self._waiting_tokens > self._max_waiting_tokens:
+            self._give_up()
 
-    def end(self, failure: RequestFailed | None = None) -> None:
+    def end(self, failure: Failure | None = None) -> None:
         """Nothing follows."""
         if not self.ended:
             self.ended = True
@@ -98,7 +113,7 @@ class EngineStream:
         """
         while not self._chunks:
             if self.failure is not None:
-                raise self.failure
+                raise RequestFailed(self.failure)
             if self.ended:
                 return []
             self._ready.clear()
@@ -118,8 +133,8 @@ class EngineStream:
             return
         self._on_abort("slow consumer")
         self.end(
-            failed(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            Failure(
+                grpc.StatusCode.RESOURCE_EXHAUSTED.value[0],
                 pb.ERROR_REASON_SLOW_CONSUMER,
                 f"{self.request_id}: the consumer is {self._waiting_tokens} tokens behind",
             )

@@ -1,4 +1,4 @@
-"""Why a request failed, as the backend sees it: one exception for every cause.
+"""Why a request failed: one value and one exception for every cause.
 
 Reads the contract's Status, whether it came as an event, as trailers or not at all. Knows nothing
 about streams or text.
@@ -6,51 +6,108 @@ about streams or text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
 import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 
 from enginewire import v1 as pb
 
-DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_KEY: Final = "grpc-status-details-bin"
+# The contract promises less than 4 KiB for a whole status.
+MAX_MESSAGE_CHARS: Final = 4096
 
-# What a bare code means when a server sent no details.
-REASON_OF_CODE = {
+# What a bare code means: a status without details comes from gRPC itself, or from something in between.
+REASON_OF_CODE: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: pb.ERROR_REASON_INVALID_REQUEST,
     grpc.StatusCode.OUT_OF_RANGE: pb.ERROR_REASON_INVALID_REQUEST,
     grpc.StatusCode.UNIMPLEMENTED: pb.ERROR_REASON_UNSUPPORTED,
     grpc.StatusCode.NOT_FOUND: pb.ERROR_REASON_MODEL_NOT_FOUND,
     grpc.StatusCode.ALREADY_EXISTS: pb.ERROR_REASON_DUPLICATE_ID,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: pb.ERROR_REASON_QUEUE_FULL,
+    # gRPC's own limits are limits of size.
+    grpc.StatusCode.RESOURCE_EXHAUSTED: pb.ERROR_REASON_TOO_LARGE,
     grpc.StatusCode.UNAVAILABLE: pb.ERROR_REASON_ENGINE_DEAD,
     grpc.StatusCode.DEADLINE_EXCEEDED: pb.ERROR_REASON_DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED: pb.ERROR_REASON_CANCELLED,
     grpc.StatusCode.UNAUTHENTICATED: pb.ERROR_REASON_AUTH,
     grpc.StatusCode.PERMISSION_DENIED: pb.ERROR_REASON_AUTH,
 }
-CODE_NUMBERS = {code.value[0]: code for code in grpc.StatusCode}
+CODE_NUMBERS: Final = {code.value[0]: code for code in grpc.StatusCode}
+KNOWN_REASONS: Final = frozenset(pb.ErrorReason.values()) - {pb.ERROR_REASON_UNSPECIFIED}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request failed. `code` is a gRPC status code, `retry_after` in seconds.
+
+    `field` is the path of what is at fault below the request, "" when no single field is.
+    """
+
+    code: int
+    reason: pb.ErrorReason.ValueType
+    message: str
+    retryable: bool = False
+    field: str = ""
+    retry_after: float | None = None
+
+    def to_proto(self) -> pb.Status:
+        """A status with everything else in its ErrorDetail."""
+        detail = pb.ErrorDetail(reason=self.reason, field=self.field, retryable=self.retryable)
+        if self.retry_after is not None:
+            detail.retry_after.CopyFrom(duration(self.retry_after))
+        status = pb.Status(code=self.code, message=self.message)
+        status.details.add().Pack(detail)
+        return status
+
+    @classmethod
+    def from_proto(cls, status: pb.Status) -> Failure:
+        """The value of a status; without an ErrorDetail the code says what it can."""
+        code = CODE_NUMBERS.get(status.code, grpc.StatusCode.UNKNOWN)
+        reason = REASON_OF_CODE.get(code, pb.ERROR_REASON_INTERNAL)
+        message = one_line(status.message)
+        detail = _detail(status.details)
+        if detail is None:
+            return cls(code.value[0], reason, message, retryable=code is grpc.StatusCode.UNAVAILABLE)
+        return cls(
+            code.value[0],
+            detail.reason if detail.reason in KNOWN_REASONS else reason,
+            message,
+            detail.retryable,
+            one_line(detail.field),
+            max(0.0, detail.retry_after.ToNanoseconds() / 1e9) if detail.HasField("retry_after") else None,
+        )
 
 
 class RequestFailed(Exception):
-    """A request failed; what was delivered before stays valid. `status` is what the wire said."""
+    """A request failed; what was delivered before stays valid."""
 
-    def __init__(self, status: pb.Status, detail: pb.ErrorDetail) -> None:
-        super().__init__(status.message)
-        self.status = status
-        self.detail = detail
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+    @property
+    def status(self) -> pb.Status:
+        """The failure as a message."""
+        return self.failure.to_proto()
 
     @property
     def code(self) -> grpc.StatusCode:
         """The gRPC status code."""
-        return CODE_NUMBERS.get(self.status.code, grpc.StatusCode.UNKNOWN)
+        return CODE_NUMBERS[self.failure.code]
 
     @property
     def reason(self) -> pb.ErrorReason.ValueType:
         """The cause."""
-        return self.detail.reason
+        return self.failure.reason
 
     @property
     def retryable(self) -> bool:
         """The same request may succeed elsewhere or later."""
-        return self.detail.retryable
+        return self.failure.retryable
 
 
 def failed(
@@ -62,30 +119,65 @@ def failed(
     field: str = "",
 ) -> RequestFailed:
     """A failure that the backend itself found."""
-    detail = pb.ErrorDetail(reason=reason, field=field, retryable=retryable)
-    status = pb.Status(code=code.value[0], message=message)
-    status.details.add().Pack(detail)
-    return RequestFailed(status, detail)
+    return RequestFailed(Failure(code.value[0], reason, message, retryable, field))
+
+
+def violation(which: str) -> RequestFailed:
+    """The engine broke the contract."""
+    return failed(
+        grpc.StatusCode.INTERNAL, pb.ERROR_REASON_PROTOCOL_VIOLATION, f"protocol violation: {which}"
+    )
 
 
 def from_status(status: pb.Status) -> RequestFailed:
     """The failure that a Status of the wire describes."""
-    detail = pb.ErrorDetail()
-    for packed in status.details:
-        if packed.Unpack(detail):
-            return RequestFailed(status, detail)
-    code = CODE_NUMBERS.get(status.code, grpc.StatusCode.UNKNOWN)
-    return failed(
-        code,
-        REASON_OF_CODE.get(code, pb.ERROR_REASON_INTERNAL),
-        status.message,
-        retryable=code is grpc.StatusCode.UNAVAILABLE,
-    )
+    if status.code not in CODE_NUMBERS or status.code == grpc.StatusCode.OK.value[0]:
+        return violation(f"a failure with status code {status.code}")
+    return RequestFailed(Failure.from_proto(status))
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> RequestFailed:
-    """The failure that ended a call. Causes are told apart by code and details, never by text."""
+def from_rpc_error(error: grpc.aio.AioRpcError, *, is_accepted: bool = False) -> RequestFailed:
+    """The failure that ended a call. Causes are told apart by code and details, never by text.
+
+    `is_accepted`: the engine had answered before, so gRPC can have refused nothing but an answer.
+    """
+    details = _trailing_details(error)
+    if not details and is_accepted and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return violation("a message above the size limit")
+    return from_status(pb.Status(code=error.code().value[0], message=error.details() or "", details=details))
+
+
+def duration(seconds: float) -> Duration:
+    """A protobuf duration."""
+    message = Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def one_line(text: str) -> str:
+    """Text of an engine, fit for a terminal and a log, of bounded length."""
+    text = text[:MAX_MESSAGE_CHARS]
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _trailing_details(error: grpc.aio.AioRpcError) -> Iterable[Any]:
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
-            return from_status(pb.Status.FromString(value))
-    return from_status(pb.Status(code=error.code().value[0], message=error.details() or ""))
+            try:
+                return pb.Status.FromString(value).details
+            except DecodeError:
+                return ()
+    return ()
+
+
+def _detail(details: Iterable[Any]) -> pb.ErrorDetail | None:
+    detail = pb.ErrorDetail()
+    for packed in details:
+        try:
+            if packed.Unpack(detail):
+                return detail
+        except DecodeError:
+            return None
+    return None
