@@ -3,7 +3,8 @@
     python benchmarks/transport.py [--streams 256] [--tokens 400] [--json]
 
 floor         raw grpc.aio: constant bytes, no parsing, one message per token, one stream per request
-per-request   Generate, one call per request, read as messages
+per-request   Generate, one call per request, one token per message (logprobs=0 makes every token a message)
+coalesced     Generate without logprobs: a reader that lags gets several tokens per message
 multiplexed   GenerateMultiplexed, read as frames
 end to end    multiplexed, detokenized, four stop strings, one asyncio consumer per request
 
@@ -37,13 +38,14 @@ FLOOR_METHOD = "/bench.Floor/Stream"
 FLOOR_MESSAGE = b"\x0a\x0a\x0a\x01\x2a\x10\x05\x12\x04abcd"
 
 
-def request(number: int, tokens: int) -> pb.GenerateRequest:
+def request(number: int, tokens: int, logprobs: int | None = None) -> pb.GenerateRequest:
     """A request that generates exactly `tokens` tokens."""
     return pb.GenerateRequest(
         request_id=f"bench-{time.monotonic_ns()}-{number}",
         request=pb.PreprocessedRequest(
             token_ids=PROMPT,
             stop_conditions=pb.StopConditions(max_tokens=tokens, ignore_eos=True),
+            output_options=pb.OutputOptions(logprobs=logprobs),
         ),
     )
 
@@ -55,7 +57,7 @@ async def floor(target: str, streams: int, tokens: int) -> int:
 
         async def read() -> int:
             count = 0
-            async for _ in method(str(tokens).encode()):
+            async for _ in method(str(tokens).encode(), wait_for_ready=True):
                 count += 1
             return count
 
@@ -63,17 +65,27 @@ async def floor(target: str, streams: int, tokens: int) -> int:
 
 
 async def per_request(target: str, streams: int, tokens: int) -> int:
-    """Read one Generate call per request."""
+    """Read one Generate call per request, one token per message."""
+    return await read_calls(target, [request(number, tokens, logprobs=0) for number in range(streams)])
+
+
+async def coalesced(target: str, streams: int, tokens: int) -> int:
+    """Read one Generate call per request, as the server likes to send."""
+    return await read_calls(target, [request(number, tokens) for number in range(streams)])
+
+
+async def read_calls(target: str, requests: list[pb.GenerateRequest]) -> int:
+    """Tokens of one Generate call per request."""
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         stub = pb.EngineServiceStub(channel)
 
-        async def read(number: int) -> int:
+        async def read(asked: pb.GenerateRequest) -> int:
             count = 0
-            async for response in stub.Generate(request(number, tokens)):
+            async for response in stub.Generate(asked):
                 count += len(response.output.token_ids)
             return count
 
-        return sum(await asyncio.gather(*(read(number) for number in range(streams))))
+        return sum(await asyncio.gather(*map(read, requests)))
 
 
 async def multiplexed(target: str, streams: int, tokens: int) -> int:
@@ -85,7 +97,10 @@ async def multiplexed(target: str, streams: int, tokens: int) -> int:
         await call.done_writing()
         count = 0
         async for frame in call:
-            count += len(list(frame.token_ids)) + len(list(frame.handles)) * 0
+            # To lists, as any reader has to.
+            handles, positions = list(frame.handles), list(frame.first_output_positions)
+            assert len(handles) == len(positions)
+            count += len(list(frame.token_ids))
             count += sum(len(event.output.token_ids) for event in frame.events)
         return count
 
@@ -109,10 +124,10 @@ async def end_to_end(target: str, streams: int, tokens: int) -> int:
         return sum(await asyncio.gather(*(consume(number) for number in range(streams))))
 
 
-Path_ = Callable[[str, int, int], Awaitable[int]]
+Measured = Callable[[str, int, int], Awaitable[int]]
 
 
-async def measure(path: Path_, target: str, streams: int, tokens: int) -> float:
+async def measure(path: Measured, target: str, streams: int, tokens: int) -> float:
     """Tokens per second, checked to be all of them."""
     begin = time.perf_counter()
     count = await path(target, streams, tokens)
@@ -136,8 +151,6 @@ async def server_process(folder: Path, streams: int) -> AsyncIterator[tuple[str,
     try:
         async with EngineClient(f"unix:{engine}") as client:
             await client.wait_ready(20)
-        while not floor_socket.exists():
-            await asyncio.sleep(0.05)
         yield f"unix:{engine}", f"unix:{floor_socket}"
     finally:
         for process in processes:
@@ -163,10 +176,11 @@ async def serve_floor(path: str) -> None:
 
 async def run(streams: int, tokens: int, rounds: int) -> dict[str, float]:
     """Every path, `rounds` times in turn; the best of each."""
-    paths: dict[str, tuple[Path_, int]] = {
+    paths: dict[str, tuple[Measured, int]] = {
         # The slow paths get fewer tokens so that each round takes about as long.
         "floor": (floor, max(20, tokens // 10)),
         "per-request": (per_request, max(20, tokens // 10)),
+        "coalesced": (coalesced, max(20, tokens // 5)),
         "multiplexed": (multiplexed, tokens),
         "end to end": (end_to_end, tokens),
     }
@@ -202,6 +216,8 @@ def main() -> None:
                     "streams": arguments.streams,
                     "tokens_per_s": {name: round(rate) for name, rate in best.items()},
                     "ratio_multiplexed_to_per_request": round(best["multiplexed"] / best["per-request"], 2),
+                    "ratio_multiplexed_to_coalesced": round(best["multiplexed"] / best["coalesced"], 2),
+                    "ratio_multiplexed_to_floor": round(best["multiplexed"] / best["floor"], 2),
                     "ratio_end_to_end_to_floor": round(best["end to end"] / best["floor"], 2),
                 }
             )
