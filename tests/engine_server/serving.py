@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -82,6 +83,7 @@ class Answer:
 
     outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
     failure: pb.ErrorDetail | None = None
+    is_accepted: bool = False
 
     def tokens(self, index: int = 0) -> list[int]:
         """Tokens of a choice, in order; positions must count them without gaps."""
@@ -164,6 +166,12 @@ class Serving:
         return await collect(self.engine.GenerateMultiplexed(iter(list(frames)), **call))
 
 
+async def rest_of(call: grpc.aio.StreamStreamCall[Any, Any]) -> AsyncIterator[Any]:
+    """What is left of a call whose first messages were read one by one."""
+    while (message := await call.read()) is not grpc.aio.EOF:
+        yield message
+
+
 async def collect(frames: AsyncIterable[pb.GenerateMultiplexedResponse]) -> dict[int, Answer]:
     """The answers of a multiplexed stream by handle, after checking the rules of its frames."""
     answers: dict[int, Answer] = {}
@@ -172,9 +180,10 @@ async def collect(frames: AsyncIterable[pb.GenerateMultiplexedResponse]) -> dict
         assert frame.step >= step
         step = frame.step
         for handle, output in rows(frame):
-            answers[handle].outputs.append(output)
+            answers.setdefault(handle, Answer()).outputs.append(output)
         for event in frame.events:
             take_event(answers, event)
+        assert all(answer.is_accepted or answer.failure for answer in answers.values())
     return answers
 
 
@@ -184,6 +193,9 @@ def take_event(answers: dict[int, Answer], event: pb.HandleEvent) -> None:
     assert answer.failure is None, "an event after the handle's status"
     if event.WhichOneof("event") == "output":
         answer.outputs.append(event.output)
+    elif event.WhichOneof("event") == "accepted":
+        assert not answer.is_accepted, "accepted twice"
+        answer.is_accepted = True
     elif event.WhichOneof("event") == "status":
         answer.failure = checked_detail(event.status)
 
