@@ -17,10 +17,10 @@ from typing import Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from backend_client.annotated import Annotated, BackendOutput, annotated_to_proto
+from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from backend_client.backend import RequestTracker
 from backend_client.config import ServeOptions
-from backend_client.failure import DETAILS_KEY, RequestFailed, failed
+from backend_client.failure import DETAILS_KEY, RequestFailed, failed, from_status
 from backend_client.frontends.address import listen
 from backend_client.frontends.commands import EXIT_SIGNAL, received_signals
 from backend_client.frontends.text_backend import TextBackend
@@ -65,19 +65,19 @@ class BackendServicer:
     async def _generate(self, asked: pb.BackendServiceGenerateRequest, call: Call) -> None:
         """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
         tracker = RequestTracker()
-        last_words: Annotated[BackendOutput] | None = None
+        failure: Failure | None = None
         items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
         async with aclosing(items):
             async for item in items:
                 if item.error is None:
                     await call.write(_serialized(item))
                 else:
-                    last_words = item
+                    failure = item.error
         # Only the end of the iteration tells whether the engine had accepted the request.
-        if last_words is not None:
-            if not tracker.engine_lifetime_id:
-                raise _refusal(last_words)
-            await call.write(_serialized(last_words))
+        if failure is not None and not tracker.engine_lifetime_id:
+            raise from_status(failure.to_proto())
+        if failure is not None:
+            await call.write(_serialized(Annotated(error=failure)))
 
     def _timeout(self, call: Call) -> float | None:
         remaining = call.time_remaining()
@@ -159,13 +159,6 @@ def _parsed(data: bytes) -> pb.BackendServiceGenerateRequest:
 
 def _serialized(item: Annotated[BackendOutput]) -> bytes:
     return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
-
-
-def _refusal(item: Annotated[BackendOutput]) -> RequestFailed:
-    assert item.error is not None, "only errors refuse"
-    status = item.error.to_proto()
-    detail = pb.ErrorDetail(reason=item.error.reason, retryable=item.error.retryable)
-    return RequestFailed(status, detail)
 
 
 def _internal(error: Exception) -> RequestFailed:

@@ -1,0 +1,44 @@
+"""`enginewire demo`: three questions to the model that ships with the project, without a network.
+
+Holds the command line; what is shown is in `demo_show`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from enginewire.options import load, option
+
+EXIT_FAILED: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """Options of `enginewire demo`."""
+
+    model: str = option("builtin:demo", "model to talk to: a folder, or builtin:demo", positional=True)
+    engine: str = option("torch", "engine to run: torch, mocker, or module:Class of your own")
+    ready_timeout: float = option(60.0, "how long the processes may take to start", unit="s", at_least=1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show the demo; returns 0, or 1 with a message."""
+    description = "Talk to the built-in model through an engine server and a backend."
+    options = load(DemoOptions, argv, prog="enginewire demo", description=description).options
+    # Past this line the demo is really going to run: now the heavy imports may come.
+    from backend_client.demo_show import DemoFailed, Screen, show
+    from backend_client.frontends.commands import run_until_signal
+    from backend_client.sidecar import SidecarDied
+
+    try:
+        return run_until_signal(show(options, Screen(sys.stdout)))
+    except (DemoFailed, SidecarDied) as error:
+        print(f"enginewire demo: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
