@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from backend_client.config import STANDARD_STREAM, JsonlOptions, ServeOptions, choose_address
+from backend_client.config import STANDARD_STREAM, JsonlOptions, load_serve
 from backend_client.frontends.generate_options import CommandLineOptions
 from enginewire import __version__
 from enginewire.options import load
@@ -104,13 +104,7 @@ def _jsonl(argv: Sequence[str]) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
-    options = load(
-        ServeOptions,
-        argv,
-        prog=f"{PROG} serve",
-        description="Serve text over gRPC: enginewire.v1.BackendService.",
-        resolve=choose_address,
-    ).options
+    options = load_serve(argv)
     from backend_client.frontends.commands import run_command
     from backend_client.frontends.grpc_service import serve
 

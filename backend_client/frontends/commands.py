@@ -45,7 +45,7 @@ def run_command(options: BackendOptions, work: Work) -> int:
     try:
         return run_until_signal(with_backend(options, work))
     except RequestFailed as error:
-        message = describe(Failure.from_proto(error.status))
+        message = describe(error.failure)
     except AddressError as error:
         print(f"enginewire-backend: {error}", file=sys.stderr)
         return EXIT_ADDRESS

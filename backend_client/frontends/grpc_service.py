@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from backend_client.backend import RequestTracker
 from backend_client.config import ServeOptions
-from backend_client.failure import DETAILS_KEY, RequestFailed, failed, from_status
+from backend_client.failure import DETAILS_KEY, RequestFailed, failed
 from backend_client.frontends.address import listen
 from backend_client.frontends.commands import EXIT_SIGNAL, received_signals
 from backend_client.frontends.text_backend import TextBackend
@@ -75,7 +75,7 @@ class BackendServicer:
                     failure = item.error
         # Only the end of the iteration tells whether the engine had accepted the request.
         if failure is not None and not tracker.engine_lifetime_id:
-            raise from_status(failure.to_proto())
+            raise RequestFailed(failure)
         if failure is not None:
             await call.write(_serialized(Annotated(error=failure)))
 

@@ -74,20 +74,21 @@ def output_to_json(output: BackendOutput) -> dict[str, object]:
     return {"index": output.index, "text": output.text, **fields}
 
 
-def failure_to_json(failure: Failure, field: str = "") -> dict[str, object]:
+def failure_to_json(failure: Failure) -> dict[str, object]:
     """The object under `error`; `reason` is the contract's name of it, `field` what is at fault or ""."""
     return {
         "code": failure.code,
         "reason": pb.ErrorReason.Name(failure.reason),
         "message": failure.message,
-        "field": field,
+        "field": failure.field,
         "retryable": failure.retryable,
     }
 
 
 def invalid_to_json(message: str, field: str) -> dict[str, object]:
     """The object under `error` for a request that was refused here."""
-    return failure_to_json(Failure(INVALID_ARGUMENT, pb.ERROR_REASON_INVALID_REQUEST, message), field)
+    reason = pb.ERROR_REASON_INVALID_REQUEST
+    return failure_to_json(Failure(INVALID_ARGUMENT, reason, message, field=field))
 
 
 def _object(text: str | bytes) -> dict[str, object]:
