@@ -1,19 +1,26 @@
-"""The `enginewire-conformance` command. The checks arrive with a later release; see docs/conformance.md."""
+"""The `enginewire-conformance` command. This release has no checks yet: it says so, and never succeeds."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
+
+from enginewire import __version__
+
+EXIT_NOTHING_RAN = 5
 
 
-def main() -> int:
-    """Say what is missing and exit with the kit's "nothing ran" code, never with success."""
-    if "--version" in sys.argv[1:]:
-        from enginewire import __version__
-
-        print(f"enginewire-conformance {__version__}")
-        return 0
-    print("enginewire-conformance: no checks are part of this release yet; nothing ran", file=sys.stderr)
-    return 0 if "--help" in sys.argv[1:] else 5
+def main(argv: Sequence[str] | None = None) -> int:
+    """Say that no check is part of this release; returns the kit's code for "nothing ran"."""
+    parser = argparse.ArgumentParser(
+        prog="enginewire-conformance",
+        description="Judge a running server of enginewire.v1. This release has no checks yet.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.parse_args(argv)
+    print("enginewire-conformance: this release has no checks yet; nothing ran", file=sys.stderr)
+    return EXIT_NOTHING_RAN
 
 
 if __name__ == "__main__":

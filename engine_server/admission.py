@@ -7,6 +7,7 @@ come back through `deliver` once per step and go on to each request's sink. Know
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from engine_server.failures import (
 from engine_server.interface import GenerateContext, StepEngine, StepOutputs
 from engine_server.validation import check_generate
 from enginewire import v1 as pb
+
+log = logging.getLogger(__name__)
 
 # An abort may overtake its request by a network round trip, not by minutes.
 REMEMBER_ABORTS_SECONDS = 10.0
@@ -51,8 +54,10 @@ class Live:
 class RequestTable:
     """The live requests of one engine."""
 
-    def __init__(self, limits: QueueLimits) -> None:
+    def __init__(self, limits: QueueLimits, *, log_requests: bool = False) -> None:
+        """`log_requests`: one line when a request ends, with ids and counts, never its content."""
         self.limits = limits
+        self._log_requests = log_requests
         self.step = 0
         self.closed: Callable[[], EngineError] | None = lambda: NotStarted("the engine is still starting")
         self._engine: StepEngine | None = None
@@ -174,16 +179,19 @@ class RequestTable:
             live.open_choices -= 1
             if live.open_choices == 0:
                 live.sink.finish()
-                self._remove(live)
+                self._remove(live, pb.FinishReason.Name(output.finish_reason), output.completion_usage)
 
     def _fail(self, live: Live, failure: EngineError) -> None:
         live.sink.fail(failure)
         # A request that was failed without the engine's help may still get outputs from it.
         live.sink = _Discard()
-        self._remove(live)
+        self._remove(live, pb.ErrorReason.Name(failure.reason), pb.CompletionUsage())
 
-    def _remove(self, live: Live) -> None:
+    def _remove(self, live: Live, outcome: str, usage: pb.CompletionUsage) -> None:
         request_id = live.context.request_id
+        if self._log_requests:
+            counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
+            log.info("request %s ended: %s, %s", request_id, outcome, counts)
         if self._live.get(request_id) is live:
             del self._live[request_id]
             self._finished[request_id] = None

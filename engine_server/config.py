@@ -23,7 +23,6 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LogFormat = Literal["auto", "pretty", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Warmup = Literal["off", "fast", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,6 @@ class ServerOptions:
     device: Device = option("auto", "where the model runs")
     dtype: DType = option("auto", "type of the weights and of the KV cache")
     seed: int | None = option(None, "makes unseeded requests repeatable", at_least=0, at_most=2**64 - 1)
-    warmup: Warmup = option("fast", "how much runs before the server says it is ready")
 
     max_model_len: int | None = option(
         None,

@@ -18,11 +18,11 @@ from engine_server.interface import (
     StepListener,
     Tokenizer,
 )
+from engine_server.step_streams import StepStreams
 from engine_server.torch_engine.advertised import engine_config, load_message
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
 from engine_server.torch_engine.step_thread import StepThread
-from engine_server.torch_engine.streams import Streams
 from enginewire import v1 as pb
 
 JOIN_TIMEOUT = 10.0
@@ -38,7 +38,7 @@ class TorchEngine:
         """`progress` gets the phase (import, load, warm-up) and 0 to 1, on the step thread."""
         self._options = options
         self._progress = progress or (lambda phase, done: None)
-        self._streams = Streams()
+        self._streams = StepStreams()
         self._thread: StepThread | None = None
         self._reader: RequestReader | None = None
         self._tokenizer: Tokenizer | None = None

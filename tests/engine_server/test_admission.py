@@ -317,3 +317,13 @@ async def test_a_request_stream_is_a_sink(table):
     stream = RequestStream(BufferLimits())
     table.engine.finish(table.requests.submit(ask(), stream, None))
     assert [output.finish_reason async for output in stream.read()] == [pb.FINISH_REASON_EOS]
+
+
+def test_the_end_of_a_request_is_logged_with_counts_and_without_content(caplog):
+    table = Table()
+    table.requests = RequestTable(LIMITS, log_requests=True)
+    table.engine = ManualEngine(table.requests)
+    table.requests.open(table.engine, CONFIG)
+    with caplog.at_level("INFO"):
+        table.engine.finish(table.submit("logged"))
+    assert caplog.messages == ["request logged ended: FINISH_REASON_EOS, 0 + 0 tokens"]
