@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from engine_server.admission import RequestTable
@@ -20,6 +20,7 @@ from enginewire import v1 as pb
 CANCEL_GRACE_SECONDS = 2.0
 PROGRESS_SECONDS = 0.1
 DEFAULT_RETRY_SECONDS = 1.0
+NOT_YET_DRAINING = frozenset({pb.ENGINE_STATE_STARTING, pb.ENGINE_STATE_READY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,25 @@ class Lifecycle:
         self._drain_deadline = float("inf")
         self._deadline_moved = asyncio.Event()
         self._cleanup = asyncio.Lock()
-        self._started = asyncio.Event()
+        self._no_start_runs = asyncio.Event()
+        self._no_start_runs.set()
 
-    async def start(self, worker_id: int) -> pb.EngineConfig:
-        """Start the engine, then admit requests, unless a drain or cleanup came first."""
+    async def start(
+        self, worker_id: int, advertise: Callable[[pb.EngineConfig], None] = lambda config: None
+    ) -> pb.EngineConfig:
+        """Start the engine, then admit requests, unless a drain or cleanup came first.
+
+        `advertise` completes the engine's config before anyone sees it.
+        """
+        if self.state == pb.ENGINE_STATE_STOPPED:
+            raise EngineDead("the engine was cleaned up before it started")
+        self._no_start_runs.clear()
         try:
-            self.config = await self.engine.start(worker_id)
+            config = await self.engine.start(worker_id)
         finally:
-            self._started.set()
+            self._no_start_runs.set()
+        advertise(config)
+        self.config = config
         if self.state == pb.ENGINE_STATE_STARTING:
             self.requests.open(self.engine, self.config)
             await self._become(pb.ENGINE_STATE_READY)
@@ -104,12 +116,15 @@ class Lifecycle:
         async with self._cleanup:
             if self.state == pb.ENGINE_STATE_STOPPED:
                 return True
-            self.requests.close(lambda: EngineDead("the engine was cleaned up"))
-            # A cleanup may not run beside a start.
-            if self.state == pb.ENGINE_STATE_STARTING:
+            self.requests.close(_cleaned_up)
+            if self.state in NOT_YET_DRAINING:
                 await self._become(pb.ENGINE_STATE_DRAINING)
+            # A cleanup may not run beside a start.
+            await self._no_start_runs.wait()
             await self._empty(abort_in_flight)
             await self.engine.cleanup()
+            # A drain that began meanwhile has changed the reason.
+            self.requests.close(_cleaned_up)
             await self._become(pb.ENGINE_STATE_STOPPED)
             return False
 
@@ -121,17 +136,27 @@ class Lifecycle:
 
     async def _run_drain(self, plan: DrainPlan) -> None:
         self.drain_state = pb.DRAIN_STATE_GRACE
-        if self.state != pb.ENGINE_STATE_STOPPED:
+        if self.state in NOT_YET_DRAINING:
             await self._become(pb.ENGINE_STATE_DRAINING)
-        await asyncio.sleep(min(plan.admission_grace, plan.deadline))
+        await self._grace(plan.admission_grace)
         self.drain_state = pb.DRAIN_STATE_DRAINING
         if self.state == pb.ENGINE_STATE_DRAINING:
             self.requests.close(_draining)
-            await self.engine.drain()
+            if self.config is not None:
+                await self.engine.drain()
         finished = await self._idle_before_deadline()
         if not finished:
             await self._empty(abort_in_flight=True)
         self.drain_state = pb.DRAIN_STATE_DRAINED if finished else pb.DRAIN_STATE_TIMED_OUT
+
+    async def _grace(self, seconds: float) -> None:
+        """Wait, but not beyond the deadline, which a second drain may move forward."""
+        end = time.monotonic() + seconds
+        while (left := min(end, self._drain_deadline) - time.monotonic()) > 0:
+            self._deadline_moved.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._deadline_moved.wait()
 
     async def _idle_before_deadline(self) -> bool:
         """True when the last request ended before the deadline, which a second drain may move forward."""
@@ -170,6 +195,10 @@ class Lifecycle:
             waiting=load.waiting,
             pending_transfers=load.pending_transfers,
         )
+
+
+def _cleaned_up() -> EngineDead:
+    return EngineDead("the engine was cleaned up")
 
 
 def _draining() -> Draining:

@@ -99,8 +99,7 @@ class EngineServer:
 
     async def start(self) -> pb.EngineConfig:
         """Start the engine; requests are admitted when this returns."""
-        config = await self.lifecycle.start(worker_id=secrets.randbits(63))
-        self._advertise_shell(config)
+        config = await self.lifecycle.start(secrets.randbits(63), self._advertise_shell)
         self._background = [
             asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
             asyncio.create_task(self._watch_steps(), name="watchdog"),
@@ -204,8 +203,11 @@ class EngineServer:
     def _bind(self, server: grpc.aio.Server) -> str:
         if self.options.port is None:
             self._socket = UnixSocket(self.options.uds)
-            with self._socket.private():
-                server.add_insecure_port(self._socket.target)
+            try:
+                with self._socket.private():
+                    server.add_insecure_port(self._socket.target)
+            except RuntimeError as error:
+                raise AddressError(f"{self.options.uds}: cannot be listened on") from error
             return self._socket.target
         host, port = self.options.host, self.options.port
         check_port_is_free(host, port)

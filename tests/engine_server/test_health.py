@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from enginewire import v1 as pb
-from tests.engine_server.serving import ENGINE_SERVICE
+from tests.engine_server.serving import ENGINE_SERVICE, until_true
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -66,12 +66,9 @@ async def test_a_watcher_sees_the_status_at_once_and_every_change_and_ends_with_
             seen[name].append(answer.status)
 
     watchers = [asyncio.create_task(watch(name)) for name in seen]
-    async with asyncio.timeout(5):
-        while not all(seen.values()):
-            await asyncio.sleep(0.005)
-        await serving.server.start()
-        while len(seen[ENGINE_SERVICE]) < 2:
-            await asyncio.sleep(0.005)
-        await serving.engine.Cleanup(pb.CleanupRequest())
-        await asyncio.gather(*watchers)
+    await until_true(lambda: all(seen.values()))
+    await serving.server.start()
+    await until_true(lambda: len(seen[ENGINE_SERVICE]) == 2)
+    await serving.engine.Cleanup(pb.CleanupRequest())
+    await asyncio.gather(*watchers)
     assert seen == {"": [SERVING, NOT_SERVING], ENGINE_SERVICE: [NOT_SERVING, SERVING, NOT_SERVING]}

@@ -18,9 +18,9 @@ METHODS = [
     for service in (ENGINE_SERVICE, DISCOVERY_SERVICE, HEALTH)
     for method in service.methods
 ]
-# A length-delimited field 1 that is longer than the message, a bad tag, a bad group, a string that is not UTF-8.
+# A field longer than its message, a bad tag, a group without an end, a string that is not UTF-8.
 MALFORMED = [b"\x0a\x7f", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x0b", b"\x0a\x02\xc3\x28"]
-# Fields that only grow the message or change nothing: random bytes must not drain or clean up the server.
+# Random bytes may well be a request to drain or clean up, or to watch for ever.
 LASTING = ("Drain", "Cleanup", "Watch")
 
 
