@@ -7,7 +7,7 @@ leaves in one `StepOutputs`. Knows nothing about gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from engine_server.failures import DeadlineExceeded, EngineError, StepFailed
 from engine_server.interface import (
@@ -21,6 +21,52 @@ from engine_server.interface import (
 )
 from engine_server.status import as_failure
 from enginewire import v1 as pb
+
+# An engine that heeds an abort has ended by then; any other has its iterator closed.
+CANCEL_GRACE_SECONDS = 0.5
+MAX_UINT32 = 2**32 - 1
+
+
+class Progress:
+    """What the choices of one request have produced."""
+
+    __slots__ = ("open_choices", "positions", "prompt_tokens")
+
+    def __init__(self, request: pb.PreprocessedRequest) -> None:
+        self.prompt_tokens = len(request.token_ids)
+        self.open_choices = set(range(max(1, request.sampling_options.n)))
+        self.positions = dict.fromkeys(self.open_choices, 0)
+        for choice in request.resume.choices:
+            self.positions[choice.index] = len(choice.generated_token_ids)
+            if choice.finished:
+                self.open_choices.discard(choice.index)
+
+    def take(self, output: pb.LLMEngineOutput) -> None:
+        """Count an output. Raises StepFailed for one that the contract does not allow."""
+        if output.index not in self.open_choices:
+            raise StepFailed(f"the engine sent an output of choice {output.index}, which is not open")
+        self.positions[output.index] += len(output.token_ids)
+        if output.finish_reason:
+            self.open_choices.remove(output.index)
+
+    def cancel(self) -> Iterator[pb.LLMEngineOutput]:
+        """The terminals that are missing; the last one has the usage."""
+        for index in sorted(self.open_choices):
+            self.open_choices.remove(index)
+            yield pb.LLMEngineOutput(
+                index=index,
+                first_output_position=self.positions[index],
+                finish_reason=pb.FINISH_REASON_CANCELLED,
+                completion_usage=None if self.open_choices else self._usage(),
+            )
+
+    def _usage(self) -> pb.CompletionUsage:
+        completion_tokens = sum(self.positions.values())
+        return pb.CompletionUsage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=min(self.prompt_tokens + completion_tokens, MAX_UINT32),
+        )
 
 
 class IteratorDriver:
@@ -54,8 +100,11 @@ class IteratorDriver:
         return self._engine.generate(request, context)
 
     async def abort(self, context: GenerateContext) -> None:
-        """Tell the engine; its iterator ends with CANCELLED."""
+        """Tell the engine, and close its iterator if that does not end soon."""
         await self._engine.abort(context)
+        task = self._tasks.get(context)
+        if task is not None:
+            asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, task.cancel)
 
     async def drain(self) -> None:
         """Drain the engine's own work."""
@@ -90,26 +139,33 @@ class IteratorDriver:
         return 0.0
 
     async def _run(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        progress = Progress(request)
         try:
-            async with asyncio.timeout_at(_loop_time(context.deadline)):
-                await self._forward(request, context)
+            async with asyncio.timeout_at(context.deadline):
+                await self._forward(self._engine.generate(request, context), context, progress)
+        except asyncio.CancelledError:
+            self._outputs().outputs.extend((context, output) for output in progress.cancel())
+            raise
         except TimeoutError:
-            self._outputs().failures.append((context, DeadlineExceeded("the deadline passed")))
+            self._fail(context, DeadlineExceeded("the deadline passed"))
         except Exception as error:  # noqa: BLE001  # an engine's bug ends its request, not the server
-            self._outputs().failures.append((context, as_failure(error)))
+            self._fail(context, as_failure(error))
 
-    async def _forward(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
-        open_choices = max(1, request.sampling_options.n)
-        outputs = self._engine.generate(request, context)
-        async for output in outputs:
-            self._outputs().outputs.append((context, output))
-            open_choices -= output.finish_reason != pb.FINISH_REASON_UNSPECIFIED
-            if not open_choices:
-                break
-        await _close(outputs)
-        if open_choices:
-            failure: EngineError = StepFailed("the engine's stream ended without a terminal output")
-            self._outputs().failures.append((context, failure))
+    async def _forward(
+        self, outputs: AsyncIterator[pb.LLMEngineOutput], context: GenerateContext, progress: Progress
+    ) -> None:
+        try:
+            async for output in outputs:
+                progress.take(output)
+                self._outputs().outputs.append((context, output))
+                if not progress.open_choices:
+                    return
+        finally:
+            await _close(outputs)
+        raise StepFailed("the engine's stream ended without a terminal output")
+
+    def _fail(self, context: GenerateContext, failure: EngineError) -> None:
+        self._outputs().failures.append((context, failure))
 
     def _outputs(self) -> StepOutputs:
         """What this turn of the loop has gathered; delivered when the turn is over."""
@@ -124,11 +180,6 @@ class IteratorDriver:
         assert outputs is not None, "scheduled only with something to deliver"
         assert self._listener is not None, "requests are submitted only after the listener was set"
         self._listener(outputs)
-
-
-def _loop_time(deadline: float | None) -> float | None:
-    # The default event loop's clock is time.monotonic(), and uvloop's has the same origin and rate.
-    return deadline
 
 
 async def _close(outputs: AsyncIterator[pb.LLMEngineOutput]) -> None:

@@ -36,6 +36,7 @@ class UnixSocket:
             raise AddressError(f"{self.path}: longer than {MAX_PATH_BYTES} bytes; choose a shorter --uds")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_folder(self.path.parent)
             self._lock = os.open(
                 f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
@@ -85,6 +86,15 @@ class UnixSocket:
             if self._inode is not None and self.path.lstat().st_ino == self._inode:
                 self.path.unlink()
         os.close(self._lock)
+
+
+def _check_folder(folder: Path) -> None:
+    """Whoever may replace files in the folder could put a socket of their own in our place."""
+    info = folder.stat()
+    if info.st_uid not in (0, os.getuid()):
+        raise AddressError(f"{folder}: belongs to another user")
+    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+        raise AddressError(f"{folder}: everybody may replace files in it")
 
 
 def check_port_is_free(host: str, port: int) -> None:

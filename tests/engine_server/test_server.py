@@ -1,4 +1,4 @@
-"""The whole server in one process: overload, slow readers, a stuck or failing engine, the exit codes of `run`."""
+"""The whole server in one process: overload, slow readers, stuck and failing engines, what `run` returns."""
 
 from __future__ import annotations
 
