@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine_server.admission import RequestTable
 from engine_server.failures import Draining, EngineDead, NotStarted, Stuck
-from engine_server.interface import StepEngine
+from engine_server.interface import MetricsContext, StepEngine
 from enginewire import v1 as pb
 
 # Engines answer an abort within a step; a step that takes longer than this is not worth waiting for.
@@ -61,8 +61,10 @@ class Lifecycle:
         self._no_start_runs.clear()
         try:
             config = await self.engine.start(worker_id)
+            bindings = await self.engine.setup_metrics(MetricsContext(config.model))
         finally:
             self._no_start_runs.set()
+        config.metrics_ranks[:] = bindings.dp_ranks
         advertise(config)
         self.config = config
         if self.state == pb.ENGINE_STATE_STARTING:

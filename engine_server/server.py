@@ -25,6 +25,7 @@ from engine_server.discovery import DiscoveryServicer, Identity
 from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from engine_server.interface import StepEngine
 from engine_server.lifecycle import DrainPlan, Lifecycle
+from engine_server.request_rules import effective_limits
 from engine_server.rpc import handlers
 from engine_server.servicer import EngineServicer
 from engine_server.sockets import AddressError, UnixSocket, check_port_is_free
@@ -59,7 +60,7 @@ class EngineServer:
         )
         limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
-        self.lifecycle = Lifecycle(engine, RequestTable(limits), plan)
+        self.lifecycle = Lifecycle(engine, RequestTable(limits, log_requests=options.log_requests), plan)
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._socket: UnixSocket | None = None
@@ -165,6 +166,7 @@ class EngineServer:
             config.served_model_name = names[0]
             config.aliases.extend(names[1:])
         config.capabilities.multiplexed = True
+        config.limits.CopyFrom(effective_limits(config))
         config.limits.max_request_bytes = self.options.max_message_bytes
         config.limits.max_num_queued_reqs = self.options.max_num_queued_reqs
         config.limits.max_num_queued_tokens = self.options.max_num_queued_tokens
