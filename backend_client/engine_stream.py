@@ -20,6 +20,8 @@ from enginewire import v1 as pb
 MAX_WAITING_TOKENS: Final = 1 << 18
 # Log-probabilities and other data count as tokens too: about what an int in a list takes.
 BYTES_PER_TOKEN: Final = 32
+# Log-probabilities of a long prompt are heavier than anything else and say nothing about the consumer.
+HEAVY_OUTPUTS: Final = 8
 
 
 @dataclass(slots=True)
@@ -91,7 +93,8 @@ class EngineStream:
         self._last = None
         token_ids = list(output.token_ids)
         self._chunks.append(Chunk(output.index, output.first_output_position, token_ids, output))
-        self._waiting_tokens += 1 + len(token_ids) + output.ByteSize() // BYTES_PER_TOKEN
+        weight = 1 + len(token_ids) + output.ByteSize() // BYTES_PER_TOKEN
+        self._waiting_tokens += min(weight, self._max_waiting_tokens // HEAVY_OUTPUTS)
         if self._waiting_tokens > self._max_waiting_tokens:
             self._give_up()
 

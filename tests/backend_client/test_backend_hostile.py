@@ -78,7 +78,8 @@ async def test_a_violation_is_one_error_behind_a_valid_prefix(hostile_engine, vo
             assert heard.failure.message.startswith(f"protocol violation: {message}")
             assert not heard.failure.retryable
             assert "pon".startswith(heard.text())
-            assert len(heard.text()) >= 2
+            # A run of tokens is taken or refused as a whole.
+            assert len(heard.text()) >= 2 or name == "an id beyond the vocabulary"
             assert bytes(heard.token_ids()).decode() == heard.text()
             # The engine is told unless it was done, and requests beside and after get all of their answer.
             if name not in ENDED_BY_THE_ENGINE or not multiplexed:

@@ -1,0 +1,157 @@
+"""Between reader and consumer: order, runs, ends, and a bound on what waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, strategies as st
+
+from backend_client.engine_stream import BYTES_PER_TOKEN, EngineStream
+from backend_client.failure import RequestFailed, violation
+from enginewire import v1 as pb
+
+
+def stream(max_waiting_tokens: int = 1000) -> tuple[EngineStream, list[str]]:
+    aborts: list[str] = []
+    return EngineStream("r1", aborts.append, max_waiting_tokens), aborts
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans(), st.booleans()), max_size=30))
+def test_however_it_is_fed_and_read_every_choice_arrives_once_and_in_order(steps):
+    async def run() -> None:
+        fed: dict[int, list[int]] = {}
+        read: dict[int, list[int]] = {}
+        found, _ = stream()
+        for index, count, as_output, is_read in steps:
+            sent = fed.setdefault(index, [])
+            ids = list(range(len(sent), len(sent) + count))
+            if as_output:
+                found.output(pb.LLMEngineOutput(index=index, first_output_position=len(sent), token_ids=ids))
+            else:
+                found.tokens(index, len(sent), list(ids))
+            sent += ids
+            if is_read:
+                take(await found.read(), read)
+        found.end()
+        while chunks := await found.read():
+            take(chunks, read)
+        assert {index: ids for index, ids in fed.items() if ids} == {
+            index: ids for index, ids in read.items() if ids
+        }
+
+    asyncio.run(run())
+
+
+def take(chunks, read) -> None:
+    for chunk in chunks:
+        have = read.setdefault(chunk.index, [])
+        assert chunk.first_output_position == len(have)
+        have += chunk.token_ids
+
+
+async def test_tokens_that_follow_each_other_are_one_chunk():
+    found, _ = stream()
+    found.tokens(0, 0, [1, 2])
+    found.tokens(0, 2, [3])
+    found.tokens(1, 0, [9])
+    found.tokens(0, 3, [4])
+    found.output(pb.LLMEngineOutput(first_output_position=4, token_ids=[5], engine_data=b"x"))
+    found.tokens(0, 5, [6])
+    chunks = await found.read()
+    assert [(c.index, c.first_output_position, c.token_ids) for c in chunks] == [
+        (0, 0, [1, 2, 3]),
+        (1, 0, [9]),
+        (0, 3, [4]),
+        (0, 4, [5]),
+        (0, 5, [6]),
+    ]
+    assert [c.output is not None for c in chunks] == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("position", [0, 1, 3])
+async def test_a_gap_or_a_repetition_stays_visible(position):
+    found, _ = stream()
+    found.tokens(0, 0, [1, 2])
+    found.tokens(0, position, [3])
+    assert [chunk.first_output_position for chunk in await found.read()] == [0, position]
+
+
+async def test_a_failure_comes_after_everything_before_it_and_comes_again():
+    found, aborts = stream()
+    found.tokens(0, 0, [1])
+    found.end(violation("x").failure)
+    found.end()
+    assert [chunk.token_ids for chunk in await found.read()] == [[1]]
+    errors = []
+    for _ in range(2):
+        with pytest.raises(RequestFailed, match="protocol violation: x") as caught:
+            await found.read()
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+    found.abort("too late")
+    assert aborts == []
+
+
+async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end():
+    found, _ = stream()
+    reading = asyncio.create_task(found.read())
+    await asyncio.sleep(0)
+    found.tokens(0, 0, [1])
+    found.wake()
+    assert (await reading)[0].token_ids == [1]
+    reading = asyncio.create_task(found.read())
+    await asyncio.sleep(0)
+    found.wake()
+    await asyncio.sleep(0)
+    assert not reading.done()
+    found.end()
+    found.wake()
+    assert await reading == []
+
+
+async def test_an_abort_is_told_once_and_ends_the_stream():
+    found, aborts = stream()
+    found.abort("left")
+    found.abort("again")
+    assert aborts == ["left"]
+    assert await found.read() == []
+
+
+FEEDS = {
+    "tokens": lambda found, n: found.tokens(0, 10 * n, list(range(10))),
+    "one token at a time": lambda found, n: found.tokens(n % 2, n, [1]),
+    "outputs": lambda found, n: found.output(pb.LLMEngineOutput(token_ids=[1], finish_reason=3)),
+    "empty outputs": lambda found, n: found.output(pb.LLMEngineOutput()),
+    "empty tokens": lambda found, n: found.tokens(n % 2, 0, []),
+    "heavy outputs": lambda found, n: found.output(pb.LLMEngineOutput(engine_data=b"x" * 3200)),
+}
+
+
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+async def test_a_consumer_that_never_reads_is_given_up(feed):
+    found, aborts = stream(max_waiting_tokens=1000)
+    fed = 0
+    while not found.ended:
+        feed(found, fed)
+        fed += 1
+        assert fed <= 1001
+    assert aborts == ["slow consumer"]
+    # What waits is still handed out: it was delivered before the failure.
+    chunks = await found.read()
+    waiting = sum(len(chunk.token_ids) for chunk in chunks)
+    waiting += sum(chunk.output.ByteSize() for chunk in chunks if chunk.output) // BYTES_PER_TOKEN
+    assert waiting <= 1000 + 101
+    assert fed >= 9
+    with pytest.raises(RequestFailed) as caught:
+        await found.read()
+    assert caught.value.reason == pb.ERROR_REASON_SLOW_CONSUMER
+    assert not caught.value.retryable
+
+
+async def test_a_consumer_that_keeps_up_is_never_given_up():
+    found, aborts = stream(max_waiting_tokens=100)
+    for number in range(500):
+        found.tokens(0, 10 * number, list(range(10)))
+        await found.read()
+    assert aborts == []
