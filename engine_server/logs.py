@@ -22,7 +22,7 @@ def configure_logs(level: str, style: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        [_escape, structlog.dev.ConsoleRenderer()]
         if pretty
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=True)]
     )
@@ -38,3 +38,14 @@ def configure_logs(level: str, style: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def _escape(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What a caller wrote may neither begin a line nor colour the terminal."""
+    return {key: _printable(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _printable(text: str) -> str:
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )

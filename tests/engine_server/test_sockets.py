@@ -113,7 +113,7 @@ def test_a_path_that_does_not_fit_is_refused_by_its_length(socket_folder):
 
 def test_a_folder_that_cannot_be_made_is_refused(path):
     path.write_text("")
-    with pytest.raises(AddressError, match="Not a directory|File exists"):
+    with pytest.raises(AddressError, match=r"Not a directory|File exists"):
         UnixSocket(path / "engine.sock")
 
 
