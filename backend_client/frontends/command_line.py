@@ -83,35 +83,44 @@ class Answer:
 class ChoiceText:
     """Prints the text of several choices in their order: one streams, later ones wait for their turn."""
 
-    def __init__(self, out: TextIO, num_choices: int) -> None:
+    def __init__(self, out: TextIO, *, labelled: bool) -> None:
+        """`labelled` puts its number before each choice."""
         self._out = out
-        self._held = ["" for _ in range(num_choices)]
-        self._has_ended = [False] * num_choices
+        self._labelled = labelled
+        self._held: dict[int, str] = {}
+        self._ended: set[int] = set()
         self._turn = 0
+        self._speaker = -1
         self._at_line_start = True
-        self._show(self._label())
 
     def write(self, index: int, text: str, *, is_last: bool) -> None:
         """Take a piece of choice `index`."""
-        self._held[index] += text
-        self._has_ended[index] |= is_last
-        self._show(self._take())
-        while self._has_ended[self._turn] and self._turn + 1 < len(self._held):
-            self.end_line()
+        self._held[index] = self._held.get(index, "") + text
+        if is_last:
+            self._ended.add(index)
+        self._show_choice(self._turn)
+        while self._turn in self._ended:
             self._turn += 1
-            self._show(self._label() + self._take())
+            self._show_choice(self._turn)
 
-    def end_line(self) -> None:
-        """Begin a new line unless we are at the beginning of one."""
+    def finish(self) -> None:
+        """Nothing follows: show what still waits, and end the line."""
+        for index in sorted(self._held):
+            self._show_choice(index)
+        self._end_line()
+
+    def _show_choice(self, index: int) -> None:
+        if index not in self._held:
+            return
+        if self._labelled and index != self._speaker:
+            self._end_line()
+            self._show(f"[{index}] ")
+        self._speaker = index
+        self._show(self._held.pop(index))
+
+    def _end_line(self) -> None:
         if not self._at_line_start:
             self._show("\n")
-
-    def _label(self) -> str:
-        return f"[{self._turn}] " if len(self._held) > 1 else ""
-
-    def _take(self) -> str:
-        text, self._held[self._turn] = self._held[self._turn], ""
-        return text
 
     def _show(self, text: str) -> None:
         if text:
@@ -130,7 +139,7 @@ async def generate(
         if options.json:
             await _print_json(items, answer, out)
         else:
-            await _print_text(items, answer, ChoiceText(out, options.n or 1))
+            await _print_text(items, answer, ChoiceText(out, labelled=(options.n or 1) > 1))
     for error in answer.errors():
         print(f"enginewire-backend: {error}", file=err)
     if options.stats:
@@ -147,7 +156,7 @@ async def _print_text(
             if item.data is not None:
                 text.write(item.data.index, item.data.text, is_last=item.data.is_terminal)
     finally:
-        text.end_line()
+        text.finish()
 
 
 async def _print_json(items: AsyncIterator[Annotated[BackendOutput]], answer: Answer, out: TextIO) -> None:
@@ -161,7 +170,8 @@ def make_request(
 ) -> pb.BackendServiceGenerateRequest:
     """What the options ask for. A model without a chat template completes the prompt as it is."""
     request = default_request(options)
-    request.stop_conditions.stop_token_ids.extend(options.stop_token_ids)
+    if options.stop_token_ids:
+        request.stop_conditions.stop_token_ids.extend(options.stop_token_ids)
     if options.logprobs is not None:
         request.output_options.logprobs = options.logprobs
     asked = pb.BackendServiceGenerateRequest(request=request)

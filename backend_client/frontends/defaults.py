@@ -24,7 +24,8 @@ def default_request(options: SamplingDefaults) -> pb.PreprocessedRequest:
         for name in names:
             if (value := getattr(options, name)) is not None:
                 setattr(message, name, value)
-    request.stop_conditions.stop.extend(options.stop)
+    if options.stop:
+        request.stop_conditions.stop.extend(options.stop)
     if options.ignore_eos:
         request.stop_conditions.ignore_eos = True
     return request

@@ -1,0 +1,39 @@
+"""Backends for tests of the faces: the mocker in its real server, and a TextBackend on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from backend_client.backend import Backend
+from backend_client.engine_client import EngineClient
+from backend_client.frontends.text_backend import TextBackend
+from backend_client.tokenizer import BackendTokenizer
+from tests.engine_server.conftest import StartServer, engine_server, socket_folder
+from tests.engine_server.serving import Serving
+
+__all__ = ["engine_server", "socket_folder"]
+
+StartBackend = Callable[..., Awaitable[tuple[TextBackend, Serving]]]
+
+
+@pytest.fixture
+async def start_backend(engine_server: StartServer) -> AsyncIterator[StartBackend]:
+    """`await start_backend(**options)` is a backend and the engine it uses, left idle afterwards."""
+    async with AsyncExitStack() as clients:
+
+        async def start(**options: object) -> tuple[TextBackend, Serving]:
+            serving = await engine_server(**options)
+            client = await clients.enter_async_context(EngineClient(serving.server.target))
+            tokenizer = BackendTokenizer.from_files(await client.tokenizer_files())
+            return TextBackend(Backend(client, tokenizer.vocabulary), tokenizer), serving
+
+        yield start
+
+
+@pytest.fixture
+async def text_backend(start_backend: StartBackend) -> TextBackend:
+    """A backend on a mocker that answers at once."""
+    return (await start_backend())[0]
