@@ -7,7 +7,10 @@ got stuck, 98 the address is in use, 128 + signal when a second signal ended the
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sys
+import threading
 from collections.abc import Sequence
 
 from engine_server.config import load_options
@@ -31,9 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
 
     async def serve() -> int:
-        return await EngineServer(engine, options).run()
+        exit_code = await EngineServer(engine, options).run()
+        _leave_busy_threads(exit_code)
+        return exit_code
 
     return asyncio.run(serve())
+
+
+def _leave_busy_threads(exit_code: int) -> None:
+    """End the process here when a thread, such as one that still loads a model, would hold up its end."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        logging.shutdown()
+        os._exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def test_a_script_that_is_not_there_is_refused(tmp_path: Path):
 
 def test_the_mocker_needs_no_torch():
     program = (
-        "import sys; from engine_server.config import ServerOptions; from engine_server.engines import make_engine;"
+        "import sys; from engine_server.config import ServerOptions;"
+        "from engine_server.engines import make_engine;"
         "import engine_server.server; make_engine(ServerOptions(engine='mocker'));"
         "sys.exit(bool({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)))"
     )

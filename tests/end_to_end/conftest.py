@@ -1,0 +1,50 @@
+"""Processes for tests: started on request, never left behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.processes import Client, EngineProcess
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A private folder with a name short enough for sockets."""
+    made = Path(tempfile.mkdtemp(prefix="ew-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def launch(folder: Path) -> Iterator[Callable[..., EngineProcess]]:
+    """`launch(*arguments)` starts an engine server on `folder/engine.sock` unless it is told where."""
+    started: list[EngineProcess] = []
+
+    def start(*arguments: str, **given: object) -> EngineProcess:
+        has_address = bool({"--uds", "--port"} & set(arguments))
+        address = [] if has_address else ["--uds", str(folder / "engine.sock")]
+        started.append(EngineProcess(folder, *address, *arguments, **given))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Callable[[str], Client]]:
+    """`connect(target)` is a client that is closed with the test."""
+    clients: list[Client] = []
+
+    def open_client(target: str) -> Client:
+        clients.append(Client(target))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        await client.channel.close()

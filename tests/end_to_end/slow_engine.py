@@ -1,0 +1,39 @@
+"""Engines that have trouble with starting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from engine_server.config import ServerOptions
+from engine_server.mocker_engine import MockerEngine
+from enginewire import v1 as pb
+
+
+class StartsNever(MockerEngine):
+    """Waits for ever."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__()
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Never returns."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class BlocksAThread(StartsNever):
+    """Loads in a thread that cannot be interrupted."""
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Returns after a minute."""
+        await asyncio.to_thread(time.sleep, 60)
+        return await MockerEngine.start(self, worker_id)
+
+
+class FailsToStart(StartsNever):
+    """Finds nothing to load."""
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Never returns."""
+        raise FileNotFoundError("no weights there")

@@ -1,0 +1,133 @@
+"""How an engine server ends: idle, busy, out of patience, twice asked, half started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from enginewire import v1 as pb
+from tests.end_to_end.processes import start_client_process
+from tests.engine_server.serving import ask, detail_of
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+STARTS_NEVER = "tests.end_to_end.slow_engine:StartsNever"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_idle_server_ends_at_once_with_0_and_watchers_see_it(launch, connect, folder, number):
+    server = launch()
+    watching = asyncio.create_task(connect(server.target()).health_history())
+    await connect(server.target()).until_running(0)
+    await asyncio.sleep(0.1)
+    begin = time.monotonic()
+    server.signal(number)
+    assert await watching == [SERVING, NOT_SERVING]
+    assert await asyncio.to_thread(server.exit_code) == 0
+    assert time.monotonic() - begin < 2
+    assert [path.name for path in folder.iterdir() if path.suffix == ".sock"] == []
+
+
+async def test_streams_finish_while_new_requests_are_told_that_it_drains(launch, connect):
+    server = launch("--mocker-itl-ms", "10", "--max-num-seqs", "8")
+    client = connect(server.target())
+    running = [asyncio.create_task(client.finish_of(f"r{i}", 60)) for i in range(8)]
+    await client.until_running(8)
+    server.signal(signal.SIGTERM)
+    await asyncio.to_thread(server.wait_for, "draining")
+    async with asyncio.timeout(5):
+        while (await client.load()).state != pb.ENGINE_STATE_DRAINING:
+            await asyncio.sleep(0.005)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.engine.Generate(ask("late")).read()
+    assert detail_of(caught.value).reason == pb.ERROR_REASON_DRAINING
+    assert await asyncio.gather(*running) == [(pb.FINISH_REASON_LENGTH, 60)] * 8
+    finished = time.monotonic()
+    assert await asyncio.to_thread(server.exit_code) == 0
+    # Right after the last stream, not at the end of the limit.
+    assert time.monotonic() - finished < 2
+
+
+async def test_at_the_limit_streams_get_their_terminal_and_it_ends_with_0(launch, connect):
+    server = launch("--mocker-itl-ms", "20", "--shutdown-timeout", "0.3")
+    client = connect(server.target())
+    running = [asyncio.create_task(client.finish_of(f"r{i}", 4000)) for i in range(3)]
+    await client.until_running(3)
+    begin = time.monotonic()
+    server.signal(signal.SIGTERM)
+    ends = await asyncio.gather(*running)
+    assert {reason for reason, _ in ends} == {pb.FINISH_REASON_CANCELLED}
+    assert await asyncio.to_thread(server.exit_code) == 0
+    assert 0.3 <= time.monotonic() - begin < 2.5
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_it_now_with_terminals_and_its_number(launch, connect, second):
+    server = launch("--mocker-itl-ms", "20")
+    client = connect(server.target())
+    running = asyncio.create_task(client.finish_of("r", 4000))
+    await client.until_running(1)
+    server.signal(signal.SIGTERM)
+    await asyncio.to_thread(server.wait_for, "draining")
+    server.signal(second)
+    assert (await running)[0] == pb.FINISH_REASON_CANCELLED
+    assert await asyncio.to_thread(server.exit_code, 2) == 128 + second
+
+
+@pytest.mark.parametrize("kind", ["StartsNever", "BlocksAThread"])
+def test_a_signal_during_the_start_ends_it_within_seconds(launch, folder, kind):
+    server = launch(engine=f"tests.end_to_end.slow_engine:{kind}")
+    server.wait_for("listening on")
+    time.sleep(0.2)
+    server.signal(signal.SIGTERM)
+    assert server.exit_code(3) == 0
+    assert not (folder / "engine.sock").exists()
+
+
+async def test_until_the_engine_has_started_requests_are_told_so(launch, connect):
+    server = launch(engine=STARTS_NEVER)
+    client = connect(server.wait_for("listening on").removeprefix("listening on "))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.engine.Generate(ask()).read()
+    assert detail_of(caught.value).reason == pb.ERROR_REASON_NOT_STARTED
+    assert (await client.load()).state == pb.ENGINE_STATE_STARTING
+
+
+def test_an_engine_that_cannot_start_ends_it_with_1_and_one_line(launch, folder):
+    server = launch(engine="tests.end_to_end.slow_engine:FailsToStart")
+    assert server.exit_code() == 1
+    assert [event for event in server.events() if "weights" in event] == [
+        "the engine failed to start: no weights there"
+    ]
+    assert "Traceback" not in server.log_path.read_text()
+    assert not (folder / "engine.sock").exists()
+
+
+async def test_a_stuck_engine_ends_it_with_70_and_its_stacks_in_the_log(launch, connect):
+    server = launch("--mocker-fault", "stall:3", "--mocker-itl-ms", "10", "--watchdog-timeout", "0.2")
+    call = connect(server.target()).engine.Generate(ask())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    assert detail_of(caught.value).reason == pb.ERROR_REASON_STUCK
+    assert await asyncio.to_thread(server.exit_code) == 70
+    assert "most recent call first" in server.log_path.read_text()
+
+
+async def test_a_killed_client_frees_everything_it_held(launch, connect):
+    server = launch("--mocker-itl-ms", "10")
+    target = server.target()
+    client = connect(target)
+    with await asyncio.to_thread(start_client_process, target, 4) as other:
+        assert await asyncio.to_thread(other.stdout.readline) == "running\n"
+        await client.until_running(8)
+        os.kill(other.pid, signal.SIGKILL)
+        begin = time.monotonic()
+        await client.until_running(0)
+        assert time.monotonic() - begin < 2
