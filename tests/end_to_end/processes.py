@@ -90,6 +90,12 @@ class Client:
         """GetLoad."""
         return (await self.discovery.GetLoad(pb.GetLoadRequest())).load
 
+    async def until_draining(self) -> None:
+        """Return when it says that it drains."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await self.load()).state != pb.ENGINE_STATE_DRAINING:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.005)
+
     async def until_running(self, count: int) -> None:
         """Return when that many sequences run and no other is in the engine."""
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -109,13 +115,7 @@ class Client:
     async def health_history(self) -> list[int]:
         """Every readiness status until the server ends the stream."""
         request = health_pb2.HealthCheckRequest(service="enginewire.v1.EngineService")
-        seen = []
-        try:
-            async for answer in self.health.Watch(request):
-                seen.append(answer.status)
-        except grpc.aio.AioRpcError as error:
-            assert error.code() == grpc.StatusCode.UNAVAILABLE
-        return seen
+        return [answer.status async for answer in self.health.Watch(request)]
 
 
 def start_client_process(target: str, requests: int) -> subprocess.Popen[str]:

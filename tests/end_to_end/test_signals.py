@@ -40,10 +40,7 @@ async def test_streams_finish_while_new_requests_are_told_that_it_drains(launch,
     running = [asyncio.create_task(client.finish_of(f"r{i}", 60)) for i in range(8)]
     await client.until_running(8)
     server.signal(signal.SIGTERM)
-    await asyncio.to_thread(server.wait_for, "draining")
-    async with asyncio.timeout(5):
-        while (await client.load()).state != pb.ENGINE_STATE_DRAINING:
-            await asyncio.sleep(0.005)
+    await client.until_draining()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.engine.Generate(ask("late")).read()
     assert detail_of(caught.value).reason == pb.ERROR_REASON_DRAINING
