@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import grpc
@@ -146,6 +147,22 @@ async def test_a_call_cancelled_after_its_terminal_changes_nothing(engine_server
     call.cancel()
     await serving.until_idle()
     assert (await serving.generate(ask(max_tokens=2))).usage() == (5, 2)
+
+
+async def test_calls_cancelled_at_any_moment_leave_nothing_behind_and_nothing_in_the_log(
+    engine_server, caplog
+):
+    serving = await engine_server(max_num_seqs=8, mocker_itl_ms=1.0)
+    dice = random.Random(7)
+
+    async def start_and_cancel(i: int) -> None:
+        call = serving.engine.Generate(ask(f"r{i}", max_tokens=100_000))
+        await asyncio.sleep(dice.random() * 0.1)
+        call.cancel()
+
+    await asyncio.gather(*map(start_and_cancel, range(300)))
+    await serving.until_idle(within=2)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_a_closed_channel_frees_its_requests(engine_server):
