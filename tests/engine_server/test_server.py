@@ -18,6 +18,7 @@ from engine_server.interface import StepListener, StepOutputs
 from engine_server.mocker_engine import MockerEngine
 from engine_server.mocker_options import MockerOptions
 from engine_server.server import EngineServer
+from engine_server.sockets import UnixSocket
 from engine_server.status import PUSHBACK_KEY
 from enginewire import v1 as pb
 from tests.engine_server.serving import Serving, ask, detail_of, rest_of, submit, until_true
@@ -194,6 +195,8 @@ async def test_run_ends_with_0_after_a_signal_and_leaves_no_socket(socket_folder
     assert await running == 0
     assert not (socket_folder / "s.sock").exists()
     assert server.lifecycle.state == pb.ENGINE_STATE_STOPPED
+    # The path is free again for another server, even within this process.
+    UnixSocket(socket_folder / "s.sock").close()
 
 
 async def test_run_ends_with_1_and_one_line_when_the_engine_cannot_start(socket_folder, caplog):
