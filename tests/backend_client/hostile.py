@@ -21,7 +21,7 @@ VOCAB_SIZE = 258
 PROMPT = list(b"ping")
 BARE_FIELDS = {"token_ids", "index", "first_output_position"}
 
-# An output, a failure of the request, bytes of a response, a frame for the handle, an event to wait for, END.
+# An output, a failure of the request, bytes, a frame for the handle, an event or seconds to wait for, END.
 Step = object
 Script = Sequence[Step]
 
@@ -118,6 +118,8 @@ class HostileEngine:
                     break
                 if isinstance(step, asyncio.Event):
                     await step.wait()
+                elif isinstance(step, float):
+                    await asyncio.sleep(step)
                 elif isinstance(step, pb.Status):
                     await abort_with(call, step)
                 else:
@@ -163,6 +165,8 @@ async def play(handle: int, script: Script, outgoing: asyncio.Queue[Step]) -> No
     for step in script:
         if isinstance(step, asyncio.Event):
             await step.wait()
+        elif isinstance(step, float):
+            await asyncio.sleep(step)
         elif isinstance(step, pb.Status):
             outgoing.put_nowait(event(handle, status=step))
         elif isinstance(step, pb.LLMEngineOutput):
