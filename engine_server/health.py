@@ -41,13 +41,6 @@ class HealthServicer:
             await call.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=status)
 
-    async def List(self, request: health_pb2.HealthListRequest, call: Call) -> health_pb2.HealthListResponse:
-        """The status of every service."""
-        names = ["", *sorted(self._services)]
-        return health_pb2.HealthListResponse(
-            statuses={name: health_pb2.HealthCheckResponse(status=self._status(name)) for name in names}
-        )
-
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, call: Call
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:

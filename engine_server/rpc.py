@@ -27,9 +27,10 @@ Multiplexed = Callable[[AsyncIterator[Message], Call], AsyncGenerator[Message, N
 
 
 def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
-    """Handlers for every method of `service`, served by the methods of `servicer` of the same name."""
+    """Handlers for the methods of `service` that `servicer` has; gRPC answers UNIMPLEMENTED to the others."""
+    served = [method for method in service.methods if hasattr(servicer, method.name)]
     return grpc.method_handlers_generic_handler(
-        service.full_name, {method.name: _handler(method, servicer) for method in service.methods}
+        service.full_name, {method.name: _handler(method, servicer) for method in served}
     )
 
 
