@@ -30,6 +30,7 @@ from enginewire import v1 as pb
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
 EXIT_SIGNAL: Final = 128
+DEATH_NOTICE_SECONDS: Final = 0.25
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 Work = Callable[[TextBackend], Coroutine[None, None, int]]
@@ -104,7 +105,11 @@ async def with_backend(options: BackendOptions, work: Work) -> int:
         check_owner(options.target)
         return await _on_engine(options, options.target, work)
     async with engine_sidecar(options.launch_command) as (engine, target):
-        return await engine.unless_it_dies(_on_engine(options, target, work))
+        exit_code = await engine.unless_it_dies(_on_engine(options, target, work))
+        if exit_code:
+            # The engine's death is noticed on its sockets first; the better reason may just be coming.
+            await engine.unless_it_dies(asyncio.sleep(DEATH_NOTICE_SECONDS))
+        return exit_code
 
 
 async def _on_engine(options: BackendOptions, target: str, work: Work) -> int:
