@@ -66,6 +66,7 @@ class HostileEngine:
     state: pb.EngineState.ValueType = pb.ENGINE_STATE_READY
     tokenizer: list[pb.GetTokenizerResponse] = field(default_factory=list)
     raw_info: bytes | None = None
+    has_load: bool = True
     scripts: dict[str, Script] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -102,6 +103,8 @@ class HostileEngine:
         return self.info.SerializeToString() if self.raw_info is None else self.raw_info
 
     async def _load(self, data: bytes, call: grpc.aio.ServicerContext) -> bytes:
+        if not self.has_load:
+            await asyncio.Event().wait()
         return pb.GetLoadResponse(load=pb.Load(state=self.state)).SerializeToString()
 
     async def _tokenizer(self, data: bytes, call: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:

@@ -90,6 +90,14 @@ async def test_an_engine_that_accepts_and_says_nothing_is_reported_in_time(socke
         await client.close()
 
 
+async def test_an_engine_that_keeps_its_load_to_itself_is_reported_in_time(hostile_engine):
+    engine = await hostile_engine(has_load=False)
+    async with EngineClient(engine.target) as client:
+        with pytest.raises(RequestFailed) as caught:
+            await asyncio.wait_for(client.wait_ready(0.3), 2)
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 @pytest.mark.parametrize("offset", [-1, 1])
 async def test_an_engine_of_another_revision_is_refused_at_once(hostile_engine, vocabulary, offset):
     info = engine_info()
