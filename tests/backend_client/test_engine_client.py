@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from backend_client.backend import Backend
+from backend_client.backend import DEADLINE_SLACK_SECONDS, Backend
 from backend_client.engine_client import EngineClient
 from backend_client.failure import KNOWN_REASONS, RequestFailed, failed
 from engine_server.status import CODES
@@ -270,6 +270,16 @@ async def test_a_deadline_that_the_engine_ignores_is_kept_here(hostile_engine, v
         assert heard.failure.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
         assert heard.text().startswith("a")
         await until_true(lambda: engine.aborted == ["bad"])
+
+
+async def test_a_caller_that_reads_too_late_is_told_so_whatever_waits(hostile_engine, vocabulary):
+    engine = await hostile_engine(scripts={"bad": [tokens(b"a"), 0.1, tokens(b"b", 1), 60.0]})
+    async with EngineClient(engine.target) as client:
+        outputs = Backend(client, vocabulary).generate(ask(), request_id="bad", timeout=0.2)
+        await anext(outputs)
+        await asyncio.sleep(0.2 + DEADLINE_SLACK_SECONDS + 0.05)
+        (late,) = [item async for item in outputs]
+    assert late.error.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
 
 
 async def test_requests_are_aborted_by_id(engine_server, vocabulary):
