@@ -162,9 +162,10 @@ def test_a_launched_engine_that_is_killed_is_a_clear_error() -> None:
     assert not is_alive(engine)
 
 
-def test_a_launched_engine_does_not_outlive_a_backend_that_is_killed() -> None:
+def test_a_launched_engine_does_not_outlive_a_backend_that_is_killed(socket_folder: Path) -> None:
     argv = command("generate", "--launch", "--engine mocker --mocker-itl-ms 5", *ENDLESS)
-    with running(argv, **PIPES) as process:
+    # Nobody is left to remove the folder of the sidecar, so it goes where the fixture cleans up.
+    with running(argv, env={**os.environ, "TMPDIR": str(socket_folder)}, **PIPES) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         [engine] = children_of(process.pid)
