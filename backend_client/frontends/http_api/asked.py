@@ -13,8 +13,7 @@ from backend_client.frontends.http_api.body import Body, InvalidBody
 from backend_client.frontends.http_api.generation_fields import SCALARS
 from enginewire import v1 as pb
 
-# The contract's own limit, and what one answer may hold in all.
-MAX_N: Final = 128
+# What one answer may hold in all; how many a prompt may have is the engine's to say.
 MAX_CHOICES: Final = 1024
 
 # Path of the contract → key in the body, for what callers spell differently.
@@ -69,11 +68,8 @@ def asked_of(
     body: Body, prompts: Sequence[pb.BackendServiceGenerateRequest], params: Mapping[str, str]
 ) -> Asked:
     """Add how to answer. Raises InvalidBody."""
-    n = prompts[0].request.sampling_options.n
-    if n > MAX_N:
-        raise InvalidBody("n", f"at most {MAX_N}")
-    if max(1, n) * len(prompts) > MAX_CHOICES:
-        raise InvalidBody("prompt", f"at most {MAX_CHOICES} choices over all prompts")
+    if max(1, prompts[0].request.sampling_options.n) * len(prompts) > MAX_CHOICES:
+        raise InvalidBody("n", f"at most {MAX_CHOICES} choices over all prompts")
     is_stream = body.flag("stream")
     options = body.nested("stream_options")
     if options is not None and not is_stream:

@@ -118,7 +118,7 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
         ({"prompt": [99999]}, "prompt[0]"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["x"] * 513}, "prompt"),
-        ({"prompt": ["x"] * 9, "n": 128}, "prompt"),
+        ({"prompt": ["x"] * 9, "n": 128}, "n"),
         ({"structured_outputs": {"regex": "a+"}}, "response_format"),
     ],
 )
