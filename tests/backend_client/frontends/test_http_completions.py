@@ -102,6 +102,7 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2**40}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"stop": [""]}, "stop[0]"),
