@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import Final
 
 from backend_client.config import STANDARD_STREAM, JsonlOptions, load_serve
@@ -24,8 +25,9 @@ PROG: Final = "enginewire-backend"
 MEANINGS: Final[Mapping[str, str]] = {
     "generate": "stream the answer to one prompt",
     "jsonl": "requests as JSON lines in, annotated outputs as JSON lines out",
-    "serve": "serve text over gRPC: enginewire.v1.BackendService",
+    "serve": "serve text over gRPC, and over HTTP as OpenAI does",
 }
+HTTP_PACKAGES: Final = ("orjson", "starlette", "uvicorn")
 EXIT_FAILED: Final = 1
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE
 
@@ -105,13 +107,20 @@ def _jsonl(argv: Sequence[str]) -> int:
 
 def _serve(argv: Sequence[str]) -> int:
     options = load_serve(argv)
+    if options.http_port is not None and (missing := missing_packages(HTTP_PACKAGES)):
+        return _fail(f"--http-port needs {', '.join(missing)}: pip install 'enginewire[http]'")
     from backend_client.frontends.commands import run_command
-    from backend_client.frontends.grpc_service import serve
+    from backend_client.frontends.serve import serve
 
     return run_command(options, lambda backend: serve(backend, options))
 
 
-def _fail(error: Exception) -> int:
+def missing_packages(names: Sequence[str]) -> list[str]:
+    """Those that are not installed."""
+    return [name for name in names if find_spec(name) is None]
+
+
+def _fail(error: Exception | str) -> int:
     print(f"{PROG}: {error}", file=sys.stderr)
     return EXIT_FAILED
 

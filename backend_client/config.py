@@ -18,6 +18,7 @@ from enginewire.addresses import default_socket, is_loopback, shown_socket, want
 from enginewire.options import Loaded, OptionError, computed, load, option
 
 DEFAULT_SERVE_PORT: Final = 50052
+DEFAULT_HTTP_PORT: Final = 8000
 STANDARD_STREAM: Final = Path("-")
 MAX_UINT32: Final = 2**32 - 1
 
@@ -174,9 +175,9 @@ class JsonlOptions(SamplingDefaults):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(BackendOptions):
-    """Options of `enginewire-backend serve`: BackendService, text over gRPC.
+    """Options of `enginewire-backend serve`: BackendService over gRPC, and OpenAI's API over HTTP.
 
-    The server listens on TCP when `port` is set, else on the Unix socket `uds`.
+    gRPC listens on TCP when `port` is set, else on the Unix socket `uds`; HTTP only when asked.
     """
 
     uds: Path = option(
@@ -191,12 +192,22 @@ class ServeOptions(BackendOptions):
         None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
     )
     allow_insecure: bool = option(
-        False, "allow a --host beyond loopback, where anyone can read prompts and send requests"
+        False, "allow a host beyond loopback, where anyone can read prompts and send requests"
+    )
+    http_port: int | None = option(
+        None,
+        f"serve the OpenAI-compatible API over HTTP at this port, such as {DEFAULT_HTTP_PORT}; 0 picks a free"
+        " one and prints it",
+        at_least=0,
+        at_most=65535,
+    )
+    http_host: str = option(
+        "127.0.0.1", f"serve HTTP at this host, at port {DEFAULT_HTTP_PORT} unless --http-port is set"
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
     max_message_bytes: int = option(
         8 * 2**20,
-        "largest message in both directions",
+        "largest gRPC message in both directions, and largest body of an HTTP request",
         unit="bytes",
         at_least=4096,
         at_most=2**31 - 1,
@@ -209,11 +220,12 @@ class ServeOptions(BackendOptions):
 
     def __post_init__(self) -> None:
         BackendOptions.__post_init__(self)
-        if not self.allow_insecure and not is_loopback(self.host):
-            raise OptionError(
-                "--host: whoever reaches a host beyond loopback could read prompts and send requests;"
-                " use 127.0.0.1 or --uds, or say --allow-insecure"
-            )
+        for flag, host in (("--host", self.host), ("--http-host", self.http_host)):
+            if not self.allow_insecure and not is_loopback(host):
+                raise OptionError(
+                    f"{flag}: whoever reaches a host beyond loopback could read prompts and send requests;"
+                    " use 127.0.0.1 or a Unix socket, or say --allow-insecure"
+                )
 
 
 def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:
@@ -222,14 +234,16 @@ def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:
         ServeOptions,
         argv,
         prog="enginewire-backend serve",
-        description="Serve text over gRPC: BackendService of enginewire.v1.",
+        description="Serve text over gRPC (BackendService of enginewire.v1) and over HTTP (as OpenAI does).",
         resolve=choose_address,
     ).options
 
 
 def choose_address(loaded: Loaded[ServeOptions]) -> ServeOptions:
-    """A host alone means TCP at the default port. Raises OptionError when two addresses were given."""
+    """A host alone means the default port. Raises OptionError when two addresses of gRPC were given."""
     options = loaded.options
+    if "http_host" in loaded.sources and options.http_port is None:
+        options = replace(options, http_port=DEFAULT_HTTP_PORT)
     if wants_tcp(loaded.sources) and options.port is None:
         return replace(options, port=DEFAULT_SERVE_PORT)
     return options

@@ -64,6 +64,10 @@ class TokenTable(Protocol):
         """The token's own text in mid-sentence, "" for an unknown id; a part of a character is U+FFFD."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """`token_text` as UTF-8, and the bytes themselves of a part of a character where they are known."""
+        ...
+
 
 class ByteLevelTable:
     """The bytes of each id of a byte-level BPE vocabulary.
@@ -93,6 +97,10 @@ class ByteLevelTable:
         if (data := self.fragments.get(token_id)) is not None:
             return data.decode(errors="replace")
         return (self.texts[token_id] or "") if token_id < len(self.texts) else ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See TokenTable."""
+        return self.fragments.get(token_id) or self.token_text(token_id).encode()
 
 
 class ByteLevelDetokenizer:
@@ -174,6 +182,10 @@ class ByteFallbackTable:
             return value.decode(errors="replace")
         return (self.texts[token_id] or "") if token_id < len(self.texts) else ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """See TokenTable."""
+        return self.byte_values.get(token_id) or self.token_text(token_id).encode()
+
 
 class ByteFallbackDetokenizer:
     """Byte-fallback BPE: text for ordinary ids, characters out of runs of byte ids.
@@ -253,6 +265,10 @@ class WindowTable:
         """See TokenTable."""
         once, twice = (decode(self.tokenizer, [token_id] * times) for times in (1, 2))
         return twice[len(once) :] if twice.startswith(once) else once
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See TokenTable."""
+        return self.token_text(token_id).encode()
 
 
 class WindowDetokenizer:

@@ -54,6 +54,7 @@ class Vocabulary:
         self.kind = self._exact_kind()
         self._tables = {skip: self._table(self.kind, skip) for skip in (False, True)}
         self.token_text = lru_cache(maxsize=MAX_TOKEN_TEXTS)(self._tables[False].token_text)
+        self.token_bytes = self._tables[False].token_bytes
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh text stream."""

@@ -1,4 +1,4 @@
-"""`enginewire-backend serve`: BackendService over gRPC.
+"""BackendService over gRPC.
 
 What the backend or the engine refuses before acceptance ends the call with a status and details;
 whatever fails later is a last item and status OK, as the contract says. Knows nothing about decoding.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import signal
-import sys
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Final, NoReturn
 
 import grpc
@@ -22,7 +21,6 @@ from backend_client.backend import RequestTracker
 from backend_client.config import ServeOptions
 from backend_client.failure import DETAILS_KEY, RequestFailed, failed
 from backend_client.frontends.address import listen
-from backend_client.frontends.commands import EXIT_SIGNAL, received_signals
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
 from enginewire import v1 as pb
@@ -84,35 +82,31 @@ class BackendServicer:
         return self._default_timeout if remaining is None else max(0.0, remaining)
 
 
-async def serve(backend: TextBackend, options: ServeOptions) -> int:
-    """Serve until SIGTERM or Ctrl-C, then let running requests finish within the shutdown timeout.
+class GrpcFace:
+    """A running server. `address` is the target that reaches it."""
 
-    Returns 0, or 128 + signal when a second one ended that. Raises AddressError.
-    """
-    signals = received_signals()
+    def __init__(self, server: grpc.aio.Server, address: str) -> None:
+        self.address = address
+        self._server = server
+
+    async def drain(self, timeout: float) -> None:
+        """Accept nothing more, and abort what still runs after `timeout` seconds."""
+        await self._server.stop(timeout)
+
+
+@asynccontextmanager
+async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
+    """Serve BackendService inside the context. Raises AddressError."""
     server = grpc.aio.server(options=channel_options(options))
     server.add_generic_rpc_handlers((BackendServicer(backend, options.timeout).handlers(),))
     if options.reflection:
         _add_reflection(server)
     with listen(server, options) as target:
         await server.start()
-        print(f"listening on {target}", file=sys.stderr, flush=True)
         try:
-            await signals.get()
-            return await _drain(server, options.shutdown_timeout, signals)
+            yield GrpcFace(server, target)
         finally:
             await server.stop(None)
-
-
-async def _drain(server: grpc.aio.Server, timeout: float, signals: asyncio.Queue[signal.Signals]) -> int:
-    print("draining", file=sys.stderr, flush=True)
-    drained = asyncio.create_task(server.stop(timeout))
-    again = asyncio.create_task(signals.get())
-    await asyncio.wait([drained, again], return_when=asyncio.FIRST_COMPLETED)
-    if not drained.done():
-        return EXIT_SIGNAL + again.result()
-    again.cancel()
-    return 0
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:

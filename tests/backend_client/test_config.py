@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from backend_client.config import (
+    DEFAULT_HTTP_PORT,
     DEFAULT_SERVE_PORT,
     GenerateOptions,
     JsonlOptions,
@@ -120,3 +121,11 @@ def test_every_contract_field_that_an_option_names_exists(
         message, _, field = option.declaration.contract.partition(".")
         if message:
             assert field in getattr(pb, message).DESCRIPTOR.fields_by_name, option.declaration.contract
+
+
+def test_http_is_served_only_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert load_serve([]).http_port is None
+    assert load_serve(["--http-port", "0"]).http_port == 0
+    assert load_serve(["--http-host", "::1"]).http_port == DEFAULT_HTTP_PORT
+    assert "--allow-insecure" in refusal(capsys, load_serve, "--http-host", "0.0.0.0")
+    assert load_serve(["--http-host", "0.0.0.0", "--allow-insecure"]).http_host == "0.0.0.0"

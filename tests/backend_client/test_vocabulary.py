@@ -66,3 +66,11 @@ def test_token_text_of_a_special_token_is_its_name_although_it_is_skipped() -> N
 
 def test_token_text_of_an_unknown_id_is_empty() -> None:
     assert Vocabulary(toy.byte_level()).token_text(10_000) == ""
+
+
+@pytest.mark.parametrize("name", toy.every_family())
+def test_token_bytes_are_those_of_the_text_or_of_a_part_of_a_character(name: str) -> None:
+    vocabulary = Vocabulary(toy.every_family()[name])
+    for token_id in range(vocabulary.size):
+        text = vocabulary.token_text(token_id)
+        assert vocabulary.token_bytes(token_id).decode(errors="replace") == text

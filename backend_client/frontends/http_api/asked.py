@@ -1,0 +1,77 @@
+"""What a caller asked for, whichever endpoint it came through.
+
+Sans-IO. Knows nothing about JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from backend_client.frontends.http_api.body import Body, InvalidBody
+from backend_client.frontends.http_api.generation_fields import SCALARS
+from enginewire import v1 as pb
+
+# What one answer may hold in all; how many a prompt may have is the engine's to say.
+MAX_CHOICES: Final = 1024
+
+# Path of the contract → key in the body, for what callers spell differently.
+PARAMS: Final[Mapping[str, str]] = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "chat.messages": "messages",
+    "chat": "messages",
+    "sampling_options.guided_decoding": "response_format",
+    "output_options.logprobs": "logprobs",
+    **{f"{message}.{field}": key for key, (_, message, field) in SCALARS.items()},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One HTTP request. Each prompt has `n` choices; `params` overrides PARAMS.
+
+    `include_usage` is about streams; a whole answer always has usage.
+    """
+
+    prompts: Sequence[pb.BackendServiceGenerateRequest]
+    is_stream: bool
+    include_usage: bool
+    params: Mapping[str, str]
+
+    @property
+    def model(self) -> str:
+        """The model as the caller named it; "" when it did not."""
+        return self.prompts[0].request.model
+
+    @property
+    def n(self) -> int:
+        """Choices of each prompt."""
+        return max(1, self.prompts[0].request.sampling_options.n)
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Log-probabilities were asked for."""
+        return self.prompts[0].request.output_options.HasField("logprobs")
+
+    def param_of(self, field: str) -> str | None:
+        """The body's key for a path of the contract; None when no field is at fault."""
+        params = {**PARAMS, **self.params}
+        for path in sorted(params, key=len, reverse=True):
+            if field.startswith(path):
+                return params[path] + field.removeprefix(path)
+        return field.rpartition(".")[2] or None
+
+
+def asked_of(
+    body: Body, prompts: Sequence[pb.BackendServiceGenerateRequest], params: Mapping[str, str]
+) -> Asked:
+    """Add how to answer. Raises InvalidBody."""
+    if max(1, prompts[0].request.sampling_options.n) * len(prompts) > MAX_CHOICES:
+        raise InvalidBody("n", f"at most {MAX_CHOICES} choices over all prompts")
+    is_stream = body.flag("stream")
+    options = body.nested("stream_options")
+    if options is not None and not is_stream:
+        raise InvalidBody("stream_options", "only allowed when stream is true")
+    return Asked(prompts, is_stream, options is not None and options.flag("include_usage"), params)

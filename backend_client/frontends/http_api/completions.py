@@ -1,0 +1,85 @@
+"""POST /v1/completions: prompts as text or token ids in, one or many, and the JSON of choices out.
+
+Sans-IO. Knows nothing about sending.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from backend_client.frontends.http_api.asked import Asked, asked_of
+from backend_client.frontends.http_api.body import Body, InvalidBody, checked
+from backend_client.frontends.http_api.choice import Choice
+from backend_client.frontends.http_api.generation_fields import assign, extend, fill_request
+from backend_client.frontends.http_api.logprobs import CompletionRows, LogprobRows
+from backend_client.vocabulary import Vocabulary
+from enginewire import v1 as pb
+
+MAX_PROMPTS: Final = 512
+# OpenAI's default; every other endpoint goes on until the context is full.
+DEFAULT_MAX_TOKENS: Final = 16
+
+
+class CompletionEndpoint:
+    """What is special about completions. See Endpoint."""
+
+    id_prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def read(self, body: Body) -> Asked:
+        """Raises InvalidBody."""
+        prompts = read_prompts(body)
+        common = pb.PreprocessedRequest()
+        fill_request(common, body)
+        if not common.stop_conditions.HasField("max_tokens"):
+            common.stop_conditions.max_tokens = max(DEFAULT_MAX_TOKENS, common.stop_conditions.min_tokens)
+        if (logprobs := body.integer("logprobs")) is not None:
+            assign(common.output_options, "logprobs", logprobs, "logprobs")
+        for prompt in prompts:
+            prompt.request.MergeFrom(common)
+        return asked_of(body, prompts, {})
+
+    def rows(self, vocabulary: Vocabulary) -> LogprobRows:
+        """Log-probabilities in this endpoint's form."""
+        return CompletionRows(vocabulary)
+
+    def chunk(self, choice: Choice) -> dict[str, object]:
+        """What is new in a choice."""
+        return self.whole(choice)
+
+    def whole(self, choice: Choice) -> dict[str, object]:
+        """A choice that has ended."""
+        text, logprobs = choice.take()
+        return {
+            "index": choice.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+
+
+def read_prompts(body: Body) -> list[pb.BackendServiceGenerateRequest]:
+    """A text, texts, token ids, or lists of token ids. Raises InvalidBody."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return [pb.BackendServiceGenerateRequest(text=prompt)]
+    items = checked("prompt", prompt, list)
+    if items and isinstance(items[0], int):
+        return [token_prompt(body)]
+    if not 0 < len(items) <= MAX_PROMPTS:
+        raise InvalidBody("prompt", f"must be 1 to {MAX_PROMPTS} prompts")
+    return [
+        pb.BackendServiceGenerateRequest(text=item)
+        if isinstance(item, str)
+        else token_prompt(Body({"prompt": checked(f"prompt[{place}]", item, list)}))
+        for place, item in enumerate(items)
+    ]
+
+
+def token_prompt(body: Body) -> pb.BackendServiceGenerateRequest:
+    """A prompt of token ids. Raises InvalidBody."""
+    asked = pb.BackendServiceGenerateRequest(token_ids=True)
+    extend(asked.request.token_ids, body, "prompt")
+    return asked

@@ -1,0 +1,35 @@
+"""What an endpoint has to say for itself. Sans-IO."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from backend_client.frontends.http_api.asked import Asked
+from backend_client.frontends.http_api.body import Body
+from backend_client.frontends.http_api.choice import Choice
+from backend_client.frontends.http_api.logprobs import LogprobRows
+from backend_client.vocabulary import Vocabulary
+
+
+class Endpoint(Protocol):
+    """How requests are read and choices are written. `id_prefix` begins the ids of answers."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def read(self, body: Body) -> Asked:
+        """Raises InvalidBody."""
+        ...
+
+    def rows(self, vocabulary: Vocabulary) -> LogprobRows:
+        """Log-probabilities in this endpoint's form."""
+        ...
+
+    def chunk(self, choice: Choice) -> dict[str, object]:
+        """What is new in a choice."""
+        ...
+
+    def whole(self, choice: Choice) -> dict[str, object]:
+        """A choice that has ended."""
+        ...

@@ -1,0 +1,88 @@
+"""The HTTP face as a server: its socket, its beginning and its end.
+
+Knows nothing about routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+
+from backend_client.config import ServeOptions
+from backend_client.frontends.address import AddressError
+from backend_client.frontends.http_api.app import make_app
+from backend_client.frontends.http_api.generate_route import ServedBackend
+from backend_client.frontends.text_backend import TextBackend
+
+
+class QuietServer(uvicorn.Server):
+    """Leaves the process's signals to the command."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn.Server."""
+        yield
+
+
+class HttpFace:
+    """A running server. `address` is the base URL without /v1."""
+
+    def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
+        self.address = url_of(listener)
+        self._served = ServedBackend(backend, options.timeout, options.max_message_bytes)
+        config = uvicorn.Config(
+            make_app(self._served),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+        )
+        self._server = QuietServer(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+
+    async def drain(self, timeout: float) -> None:
+        """Accept nothing more; running answers that take longer than `timeout` seconds are refused."""
+        self._server.should_exit = True
+        await asyncio.wait([self._task], timeout=timeout)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End at once."""
+        self._server.should_exit = True
+        self._served.refuse_live()
+        await asyncio.wait([self._task])
+
+
+@contextlib.asynccontextmanager
+async def http_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[HttpFace]:
+    """Serve HTTP inside the context. Raises AddressError."""
+    assert options.http_port is not None
+    with listening(options.http_host, options.http_port) as listener:
+        face = HttpFace(backend, options, listener)
+        try:
+            yield face
+        finally:
+            await face.stop()
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A TCP socket that accepts connections. Raises AddressError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise AddressError(f"{host}:{port}: {error.strerror}") from error
+    with listener:
+        yield listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

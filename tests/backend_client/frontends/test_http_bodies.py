@@ -1,0 +1,140 @@
+"""Bodies and answers without a server: whatever comes in, and what goes out of it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import orjson
+import pytest
+from hypothesis import given, strategies as st
+
+from backend_client.annotated import BackendOutput
+from backend_client.frontends.http_api.answer import Answer, Head
+from backend_client.frontends.http_api.asked import MAX_CHOICES, Asked
+from backend_client.frontends.http_api.body import Body, InvalidBody
+from backend_client.frontends.http_api.chat import ChatEndpoint
+from backend_client.frontends.http_api.completions import CompletionEndpoint
+from backend_client.frontends.http_api.endpoint import Endpoint
+from backend_client.frontends.http_api.generation_fields import SCALARS, UNSUPPORTED
+from backend_client.vocabulary import Vocabulary
+from enginewire import v1 as pb
+
+ENDPOINTS = [ChatEndpoint(), CompletionEndpoint()]
+OTHER_KEYS = [
+    "allowed_token_ids",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "messages",
+    "model",
+    "prompt",
+    "response_format",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "stream",
+    "stream_options",
+    "structured_outputs",
+    "top_logprobs",
+]
+NESTED_KEYS = ["type", "json_schema", "schema", "regex", "choice", "json", "role", "content", "text", "5"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NESTED_KEYS), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+BODIES = st.dictionaries(st.sampled_from([*SCALARS, *UNSUPPORTED, *OTHER_KEYS]), VALUES, max_size=5)
+ENOUGH = {"messages": [{"role": "user", "content": "x"}], "prompt": ["x", "y"]}
+
+
+def asked_for(endpoint: Endpoint, **fields: object) -> Asked:
+    return endpoint.read(Body(ENOUGH | fields))
+
+
+def answer_to(asked: Asked, vocabulary: Vocabulary) -> Answer:
+    return Answer(CompletionEndpoint(), asked, Head("id", 1, "m"), vocabulary)
+
+
+@given(BODIES, st.booleans())
+def test_whatever_a_body_holds_it_is_read_or_refused_with_a_field(
+    fields: dict[str, object], is_enough: bool
+) -> None:
+    for endpoint in ENDPOINTS:
+        body = Body.parse(orjson.dumps(ENOUGH | fields if is_enough else fields))
+        with contextlib.suppress(InvalidBody):
+            asked = endpoint.read(body)
+            assert 1 <= asked.n * len(asked.prompts) <= MAX_CHOICES
+            assert all(prompt.SerializeToString() for prompt in asked.prompts)
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_object_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidBody) as refusal:
+        Body.parse(b"[" + data)
+    assert refusal.value.field == ""
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_every_plain_field_reaches_its_place_in_the_contract(endpoint: Endpoint) -> None:
+    fields = dict.fromkeys(SCALARS, 1) | {
+        key: True for key, (read, _, _) in SCALARS.items() if read is Body.flag
+    }
+    request = asked_for(endpoint, **fields).prompts[-1].request
+    for key, (_, message, field) in SCALARS.items():
+        assert getattr(getattr(request, message), field) == 1, key
+
+
+def test_guides_of_both_spellings_reach_the_contract() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    for fields, expected in (
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, pb.GuidedDecoding(json_object=True)),
+        ({"response_format": schema}, pb.GuidedDecoding(json_schema='{"type":"object"}')),
+        ({"structured_outputs": {"json": {"a": 1}}}, pb.GuidedDecoding(json_schema='{"a":1}')),
+        ({"structured_outputs": {"regex": "a+"}}, pb.GuidedDecoding(regex="a+")),
+        ({"structured_outputs": {"grammar": "r"}}, pb.GuidedDecoding(ebnf_grammar="r")),
+        (
+            {"structured_outputs": {"choice": ["a", "b"]}},
+            pb.GuidedDecoding(choice=pb.GuidedChoice(choices=["a", "b"])),
+        ),
+    ):
+        options = asked_for(ChatEndpoint(), **fields).prompts[0].request.sampling_options
+        assert options.HasField("guided_decoding") is (expected is not None)
+        assert expected is None or options.guided_decoding == expected
+    with pytest.raises(InvalidBody):
+        asked_for(ChatEndpoint(), response_format=schema, structured_outputs={"regex": "a"})
+
+
+def test_withheld_text_makes_no_event(vocabulary: Vocabulary) -> None:
+    answer = answer_to(asked_for(CompletionEndpoint(), stream=True), vocabulary)
+    assert answer.events([(0, BackendOutput(token_ids=[65]))]) == b""
+    assert answer.events([(1, BackendOutput(token_ids=[65], text="A"))]).count(b"data: ") == 1
+
+
+def test_outputs_that_arrive_together_make_one_event_per_choice(vocabulary: Vocabulary) -> None:
+    answer = answer_to(asked_for(CompletionEndpoint(), stream=True, n=2), vocabulary)
+    batch = [
+        (place, BackendOutput(token_ids=[65], text=text, index=index))
+        for place, index, text in ((0, 0, "a"), (0, 1, "b"), (1, 1, "c"), (0, 0, "d"))
+    ]
+    events = [orjson.loads(event) for event in answer.events(batch).split(b"data: ")[1:]]
+    assert [(event["choices"][0]["index"], event["choices"][0]["text"]) for event in events] == [
+        (0, "ad"),
+        (1, "b"),
+        (3, "c"),
+    ]
+
+
+def test_usage_is_summed_over_prompts_with_the_cached_tokens(vocabulary: Vocabulary) -> None:
+    answer = answer_to(asked_for(CompletionEndpoint()), vocabulary)
+    usage = pb.CompletionUsage(prompt_tokens=3, completion_tokens=2, total_tokens=5)
+    usage.prompt_tokens_details.cached_tokens = 1
+    answer.add([(place, BackendOutput(text="x", completion_usage=usage)) for place in range(2)])
+    assert orjson.loads(answer.whole())["usage"] == {
+        "prompt_tokens": 6,
+        "completion_tokens": 4,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
