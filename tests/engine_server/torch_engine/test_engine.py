@@ -86,7 +86,8 @@ async def test_start_reports_progress_and_a_true_configuration(options):
     assert (config.context_length, config.vocab_size, list(config.eos_token_ids)) == (256, 199, [1])
     assert config.total_kv_blocks == 4 * 256 // 16
     assert config.capabilities.seed
-    assert not config.capabilities.prefix_cache
+    assert config.capabilities.prefix_cache
+    assert config.capabilities.kv_events
 
 
 async def test_a_listener_gets_one_row_per_token_and_one_terminal(engine, expected):
