@@ -76,6 +76,7 @@ class StepThread:
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._answers: list[Callable[[], None]] = []
         self._asked: set[asyncio.Future[Any]] = set()
+        self._has_ended = False
         self._stopping = False
         self._step_started: float | None = None
         self._slowest_step = 0.0
@@ -91,6 +92,8 @@ class StepThread:
 
     async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
         """What `question` returns; whatever it changed is published first. Raises EngineDead."""
+        if self._has_ended:
+            raise EngineDead("the engine is closed")
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._asked.add(answer)
         answer.add_done_callback(self._asked.discard)
@@ -104,8 +107,6 @@ class StepThread:
             self._answers.append(lambda: reply(value))
 
         self.post(command)
-        if not self._thread.is_alive():
-            self._refuse_asked()
         return await answer
 
     def stop(self) -> None:
@@ -216,6 +217,7 @@ class StepThread:
             self._on_loop(answer)
 
     def _refuse_asked(self) -> None:
+        self._has_ended = True
         for answer in list(self._asked):
             if not answer.done():
                 answer.set_exception(EngineDead("the engine is closed"))

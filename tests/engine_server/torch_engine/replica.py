@@ -16,6 +16,7 @@ class Replica:
         self.tokens: dict[int, tuple[int, ...]] = {}
         self.parents: dict[int, int | None] = {}
         self.sequence: int | None = None
+        self._in_snapshot = False
 
     def apply(self, changes: Iterable[CacheChange]) -> None:
         for change in changes:
@@ -29,10 +30,10 @@ class Replica:
 
     def read(self, events: Iterable[pb.KvEvent]) -> None:
         """Events of the wire; within a snapshot the number stays, after it it grows by one."""
-        in_snapshot = False
         for event in events:
-            in_snapshot = event.HasField("cleared") or (in_snapshot and event.sequence == self.sequence)
-            assert in_snapshot or self.sequence is None or event.sequence == self.sequence + 1
+            continues = self._in_snapshot and event.sequence == self.sequence
+            self._in_snapshot = event.HasField("cleared") or continues
+            assert self._in_snapshot or self.sequence is None or event.sequence == self.sequence + 1
             self.sequence = event.sequence
             stored = event.stored
             if event.HasField("stored"):

@@ -123,7 +123,9 @@ def urgency(now: float = 10.0, **routing: object) -> tuple[float, float, int]:
 
 
 def test_a_lower_priority_runs_first_and_a_jump_moves_the_arrival_earlier():
-    assert urgency(priority=-1) < urgency(now=9.0) < urgency(priority_jump=0.5) < urgency() < urgency(priority=1)
+    assert (
+        urgency(priority=-1) < urgency(now=9.0) < urgency(priority_jump=0.5) < urgency() < urgency(priority=1)
+    )
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))

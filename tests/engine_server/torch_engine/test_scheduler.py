@@ -172,6 +172,26 @@ def test_a_preempted_sequence_finds_its_own_blocks_again():
     assert request.num_cached_tokens == 0, "what it computed itself is no saving"
 
 
+def test_what_was_built_on_a_broken_block_is_forgotten_with_it():
+    scheduler = Scheduler(BlockPool(16, 4), max_num_seqs=4, max_num_batched_tokens=32)
+    scheduler.add(make_request(30, 1, salt=""))
+    run(scheduler)
+    scheduler.add(make_request(30, 1, salt="", first=2))
+    run(scheduler)
+    assert scheduler.pool.num_cached == 14
+    broken = make_request(6, 9, salt="")
+    scheduler.add(broken)
+    compute(scheduler, scheduler.schedule())
+    blocks = list(broken.sequences[0].block_table)
+    scheduler.release(broken.sequences[0])
+    scheduler.prefix_cache.distrust(blocks)
+    assert scheduler.pool.num_cached == 7
+    other = make_request(30, 1, salt="", first=2)
+    scheduler.add(other)
+    scheduler.schedule()
+    assert other.num_cached_tokens == 28
+
+
 def test_a_prompt_that_is_cached_leaves_its_last_token_to_compute():
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=32)
     for expected_tokens, cached in ((12, 0), (4, 8)):
@@ -344,6 +364,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache = self.scheduler.prefix_cache
         self.replica.apply(cache.take_changes())
         assert set(self.replica.tokens) == {public_hash(digest) for digest in cache._blocks}
+        for entry in cache._entries.values():
+            parent = public_hash(entry.parent) if entry.parent else None
+            assert self.replica.parents[public_hash(entry.digest)] == parent
         for sequence in self.sequences:
             for index in range(sequence.num_cached_blocks):
                 tokens = tuple(sequence.token_ids[index * self.SIZE : (index + 1) * self.SIZE])
@@ -376,4 +399,4 @@ def text(sequence: Sequence, position: int) -> object:
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
