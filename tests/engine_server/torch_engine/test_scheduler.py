@@ -192,6 +192,20 @@ def test_what_was_built_on_a_broken_block_is_forgotten_with_it():
     assert other.num_cached_tokens == 28
 
 
+def test_blocks_that_another_sequence_holds_need_no_room():
+    scheduler = Scheduler(BlockPool(9, 4), max_num_seqs=4, max_num_batched_tokens=64)
+    first, second, stranger = (make_request(21, 3, salt=salt) for salt in ("", "", "b"))
+    scheduler.add(first)
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(second)
+    scheduler.schedule()
+    assert scheduler.running == [*first.sequences, *second.sequences]
+    scheduler.release(second.sequences[0])
+    scheduler.add(stranger)
+    scheduler.schedule()
+    assert scheduler.waiting == stranger.sequences
+
+
 def test_a_prompt_that_is_cached_leaves_its_last_token_to_compute():
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=32)
     for expected_tokens, cached in ((12, 0), (4, 8)):
