@@ -61,6 +61,7 @@ class ServerOptions:
     max_num_seqs: int = option(
         64,
         "most sequences that run at the same time",
+        aliases=("--max-batch-size",),
         at_least=1,
         contract="EngineConfig.max_num_seqs",
     )
@@ -90,6 +91,31 @@ class ServerOptions:
         "memory for the KV cache; chosen by device when not set",
         unit="bytes",
         at_least=1,
+    )
+    enable_prefix_caching: bool = option(
+        True,
+        "reuse the KV blocks of equal prompt beginnings (--engine torch)",
+        contract="Capabilities.prefix_cache",
+    )
+    max_batch_prefill_tokens: int | None = option(
+        None,
+        "most prompt tokens computed in one step; as many as fit when not set (--engine torch)",
+        unit="tokens",
+        at_least=1,
+    )
+    max_batch_total_tokens: int | None = option(
+        None,
+        "most tokens that prompts and longest outputs of all running sequences may have (--engine torch)",
+        unit="tokens",
+        at_least=1,
+    )
+    waiting_served_ratio: float = option(
+        0.0,
+        "sequences that must wait, per running one, before any of them joins the batch (--engine torch)",
+        at_least=0,
+    )
+    max_waiting_tokens: int = option(
+        20, "steps after which waiting sequences join whatever the ratio (--engine torch)", at_least=0
     )
 
     uds: Path = option(

@@ -55,6 +55,11 @@ def _torch(options: ServerOptions) -> StepEngine:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             seed=options.seed,
+            enable_prefix_caching=options.enable_prefix_caching,
+            max_batch_prefill_tokens=options.max_batch_prefill_tokens,
+            max_batch_total_tokens=options.max_batch_total_tokens,
+            waiting_served_ratio=options.waiting_served_ratio,
+            max_waiting_tokens=options.max_waiting_tokens,
         ),
         progress=_log_progress,
     )

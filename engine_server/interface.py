@@ -9,7 +9,7 @@ Lifecycle: construct → `start` → many concurrent requests → `drain` → `c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -169,4 +169,22 @@ class StepEngine(LLMEngine, Protocol):
 
     def stalled_for(self) -> float:
         """Seconds the current step has been running beyond its expected time; 0.0 when healthy."""
+        ...
+
+
+@runtime_checkable
+class PrefixCacheEngine(Protocol):
+    """What an engine adds that shows and resets its own prefix cache. Both may raise Unsupported."""
+
+    def subscribe_kv_events(
+        self, dp_rank: int, after_sequence: int | None
+    ) -> AsyncGenerator[pb.SubscribeKvEventsResponse, None]:
+        """Events after a number, or a snapshot; then all that happens until the engine is cleaned up.
+
+        A subscriber that cannot keep up gets SlowConsumer; it never makes the engine wait.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> int:
+        """Drop the cached blocks that no request holds; returns how many those were."""
         ...

@@ -18,24 +18,29 @@ from typing import Final
 
 import grpc
 
+from engine_server.admin_service import AdminServicer
 from engine_server.admission import QueueLimits, RequestTable
 from engine_server.config import ServerOptions
 from engine_server.delivery import BufferLimits
 from engine_server.discovery import DiscoveryServicer, Identity
 from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from engine_server.interface import StepEngine
+from engine_server.kv_service import KvServicer
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.request_rules import effective_limits
 from engine_server.rpc import handlers
 from engine_server.servicer import EngineServicer
 from engine_server.sockets import AddressError, UnixSocket, check_port_is_free
 from enginewire import __version__, v1 as pb
-from enginewire.v1 import discovery_service_pb2, engine_service_pb2
+from enginewire.v1 import admin_service_pb2, discovery_service_pb2, engine_service_pb2, kv_service_pb2
 
 log = logging.getLogger(__name__)
 
 ENGINE_SERVICE = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"]
 DISCOVERY_SERVICE = discovery_service_pb2.DESCRIPTOR.services_by_name["DiscoveryService"]
+KV_SERVICE = kv_service_pb2.DESCRIPTOR.services_by_name["KvService"]
+ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE)
 
 EXIT_OK: Final = 0
 EXIT_START_FAILED: Final = 1
@@ -193,14 +198,14 @@ class EngineServer:
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         buffers = BufferLimits(self.options.stream_buffer_tokens, self.options.slow_consumer_timeout)
-        engine = EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id)
-        discovery = DiscoveryServicer(self.lifecycle, self.identity)
-        names = frozenset({ENGINE_SERVICE.full_name, DISCOVERY_SERVICE.full_name})
-        return (
-            handlers(ENGINE_SERVICE, engine),
-            handlers(DISCOVERY_SERVICE, discovery),
-            handlers(HEALTH_SERVICE, HealthServicer(self.lifecycle, names)),
+        servicers = (
+            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id),
+            DiscoveryServicer(self.lifecycle, self.identity),
+            KvServicer(self.lifecycle),
+            AdminServicer(self.lifecycle),
         )
+        health = HealthServicer(self.lifecycle, frozenset(service.full_name for service in SERVICES))
+        return (*map(handlers, SERVICES, servicers), handlers(HEALTH_SERVICE, health))
 
     def _bind(self, server: grpc.aio.Server) -> str:
         if self.options.port is None:
@@ -262,5 +267,5 @@ def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
 def _add_reflection(server: grpc.aio.Server) -> None:
     from grpc_reflection.v1alpha import reflection
 
-    names = (ENGINE_SERVICE.full_name, DISCOVERY_SERVICE.full_name, HEALTH_SERVICE.full_name)
+    names = [service.full_name for service in (*SERVICES, HEALTH_SERVICE)]
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

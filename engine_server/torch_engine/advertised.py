@@ -33,7 +33,7 @@ def engine_config(
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=loaded.defaults.eos_token_ids,
         role=pb.ENGINE_ROLE_AGGREGATED,
-        capabilities=_capabilities(loaded),
+        capabilities=_capabilities(loaded, options.enable_prefix_caching),
         limits=_limits(limits),
     )
 
@@ -46,6 +46,7 @@ def load_message(snapshot: LoadSnapshot, num_submitted: int) -> pb.Load:
         waiting_tokens=snapshot.waiting_tokens,
         kv_blocks_used=snapshot.blocks_used,
         kv_blocks_total=snapshot.blocks_total,
+        kv_blocks_cached=snapshot.blocks_cached,
         step=snapshot.steps,
         preemptions=snapshot.preemptions,
         requests_finished=snapshot.requests_finished,
@@ -53,7 +54,7 @@ def load_message(snapshot: LoadSnapshot, num_submitted: int) -> pb.Load:
     )
 
 
-def _capabilities(loaded: LoadedEngine) -> pb.Capabilities:
+def _capabilities(loaded: LoadedEngine, prefix_caching: bool) -> pb.Capabilities:
     return pb.Capabilities(
         seed=True,
         multiple_choices=True,
@@ -66,6 +67,8 @@ def _capabilities(loaded: LoadedEngine) -> pb.Capabilities:
         selected_logprobs=True,
         resume=True,
         priority=True,
+        prefix_cache=prefix_caching,
+        kv_events=prefix_caching,
         tokenizer=loaded.tokenizer is not None,
         default_sampling=_defaults(loaded.defaults),
     )

@@ -141,14 +141,20 @@ class EngineCore:
 
     def _update(self, batch: list[Scheduled], rows: list[Sequence], sampled: Sampled) -> None:
         for grant in batch:
-            grant.sequence.num_computed_tokens += grant.num_tokens
+            self.scheduler.advance(grant)
         for row, sequence in enumerate(rows):
             if sequence.is_finished:  # a sibling failed in this very step
                 continue
             if sampled.valid[row]:
                 self._append(sequence, sampled, row)
             else:
-                self.fail(sequence.request, StepFailed("the model's logits leave no token to choose"))
+                self._reject(sequence.request)
+
+    def _reject(self, request: Request) -> None:
+        """Fail a request whose logits are unusable, and let nobody else find what it computed."""
+        blocks = [block for sequence in request.unfinished for block in sequence.block_table]
+        self.fail(request, StepFailed("the model's logits leave no token to choose"))
+        self.scheduler.prefix_cache.distrust(blocks)
 
     def _append(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
         sequence.append(sampled.token_ids[row])

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence as Seq
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence as Seq
 
-from engine_server.failures import Draining, EngineDead, NotStarted
+from engine_server.failures import Draining, EngineDead, InvalidRequest, NotStarted, Unsupported
 from engine_server.interface import (
     GenerateContext,
     MetricsBindings,
@@ -20,7 +20,9 @@ from engine_server.interface import (
 )
 from engine_server.step_streams import StepStreams
 from engine_server.torch_engine.advertised import engine_config, load_message
+from engine_server.torch_engine.kv_events import KvEventLog
 from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.torch_engine.prefix_cache import CacheChange
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
 from engine_server.torch_engine.step_thread import StepThread
 from enginewire import v1 as pb
@@ -41,6 +43,7 @@ class TorchEngine:
         self._streams = StepStreams()
         self._thread: StepThread | None = None
         self._reader: RequestReader | None = None
+        self._kv_events: KvEventLog | None = None
         self._tokenizer: Tokenizer | None = None
         self._is_closed = False
         self._num_submitted = 0
@@ -50,14 +53,19 @@ class TorchEngine:
         if self._thread or self._is_closed:
             raise EngineDead("an engine starts once")
         loop = asyncio.get_running_loop()
-        self._thread = StepThread(self._options, loop, self._streams, self._progress)
+        self._thread = StepThread(
+            self._options, loop, self._streams, self._take_cache_changes, self._progress
+        )
         self._thread.start()
         loaded = await self._thread.loaded
         limits = RequestLimits(
             vocab_size=loaded.config.vocab_size,
             context_length=loaded.context_length,
             kv_capacity=loaded.core.scheduler.pool.capacity,
+            prefix_caching=self._options.enable_prefix_caching,
         )
+        if self._options.enable_prefix_caching:
+            self._kv_events = KvEventLog(self._options.block_size, loaded.medium)
         self._reader = RequestReader(limits, loaded.defaults, self._options.seed)
         self._tokenizer = loaded.tokenizer
         return engine_config(self._options, loaded, limits)
@@ -104,6 +112,8 @@ class TorchEngine:
     async def cleanup(self) -> None:
         """Cancel what is live, end the step thread, forget the model."""
         self._is_closed = True
+        if self._kv_events:
+            self._kv_events.close()
         if self._thread:
             self._thread.stop()
             if await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT):
@@ -111,8 +121,24 @@ class TorchEngine:
         self._reader = None
 
     async def kv_event_sources(self) -> Seq[pb.KvEventSource]:
-        """None: there is no prefix cache."""
-        return []
+        """This engine itself, when it caches prefixes."""
+        return [pb.KvEventSource(dp_rank=0)] if self._options.enable_prefix_caching else []
+
+    async def subscribe_kv_events(
+        self, dp_rank: int, after_sequence: int | None
+    ) -> AsyncGenerator[pb.SubscribeKvEventsResponse, None]:
+        """What the prefix cache does; ends with the engine. Raises SlowConsumer."""
+        if dp_rank != 0:
+            raise InvalidRequest(f"dp_rank: no such rank, got {dp_rank}, allowed 0", field="dp_rank")
+        async for message in self._events().subscribe(after_sequence):
+            yield message
+
+    async def reset_prefix_cache(self) -> int:
+        """Drop the cached blocks that no request holds; returns how many those were."""
+        self._events()
+        if self._is_closed or self._thread is None:
+            raise EngineDead("the engine is closed")
+        return await self._thread.ask(lambda core: core.scheduler.prefix_cache.reset())
 
     async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
         """The engine has no metrics of its own beside `load`."""
@@ -129,6 +155,17 @@ class TorchEngine:
     def stalled_for(self) -> float:
         """Seconds the current step is over its allowance; infinite once the engine has died."""
         return self._thread.stalled_for() if self._thread else 0.0
+
+    def _events(self) -> KvEventLog:
+        if not self._options.enable_prefix_caching:
+            raise Unsupported("the prefix cache is switched off")
+        if self._kv_events is None:
+            raise NotStarted("the engine is still starting")
+        return self._kv_events
+
+    def _take_cache_changes(self, changes: Seq[CacheChange]) -> None:
+        if self._kv_events:
+            self._kv_events.append(changes)
 
     async def _abort_when_cancelled(self, context: GenerateContext) -> None:
         await context.wait_cancelled()

@@ -26,7 +26,7 @@ from engine_server.torch_engine.model_runner import ModelRunner
 from engine_server.torch_engine.model_source import resolve_model
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
-from engine_server.torch_engine.scheduler import Scheduler
+from engine_server.torch_engine.scheduler import AdmissionRules, Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
 
 CPU_CACHE_BYTES = 2 * 2**30
@@ -42,7 +42,10 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """Everything that is known once the model is warm. `slowest_step` is an estimate in seconds."""
+    """Everything that is known once the model is warm.
+
+    `slowest_step` is an estimate in seconds, `medium` where the KV cache is: "cpu" or "gpu".
+    """
 
     core: EngineCore
     config: ModelConfig
@@ -50,6 +53,7 @@ class LoadedEngine:
     tokenizer: Tokenizer | None
     context_length: int
     slowest_step: float
+    medium: str
 
 
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
@@ -69,7 +73,8 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     slowest_step = _warm_up(core, context_length)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
-    return LoadedEngine(core, config, defaults, folder.tokenizer(), context_length, slowest_step)
+    medium = "gpu" if device.type == "cuda" else "cpu"
+    return LoadedEngine(core, config, defaults, folder.tokenizer(), context_length, slowest_step, medium)
 
 
 def choose_device(options: TorchEngineOptions) -> torch.device:
@@ -119,7 +124,13 @@ def choose_context(options: TorchEngineOptions, config: ModelConfig, pool: Block
 def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.device) -> Scheduler:
     default = CUDA_STEP_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
     step_tokens = options.max_num_batched_tokens or max(default, options.max_num_seqs)
-    return Scheduler(pool, options.max_num_seqs, step_tokens)
+    rules = AdmissionRules(
+        max_batch_prefill_tokens=options.max_batch_prefill_tokens,
+        max_batch_total_tokens=options.max_batch_total_tokens,
+        waiting_served_ratio=options.waiting_served_ratio,
+        max_waiting_tokens=options.max_waiting_tokens,
+    )
+    return Scheduler(pool, options.max_num_seqs, step_tokens, rules)
 
 
 def _runner(model: Model, pool: BlockPool) -> ModelRunner:

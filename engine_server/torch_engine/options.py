@@ -17,7 +17,7 @@ class TorchEngineOptions:
 
     `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the
     memory for keys and values unless `num_kv_blocks` says how many blocks there are. `seed`
-    makes unseeded requests repeatable.
+    makes unseeded requests repeatable. The last four are explained at `AdmissionRules`.
     """
 
     model: str = "builtin:demo"
@@ -32,6 +32,11 @@ class TorchEngineOptions:
     max_num_batched_tokens: int | None = None
     seed: int | None = None
     num_threads: int | None = None
+    enable_prefix_caching: bool = True
+    max_batch_prefill_tokens: int | None = None
+    max_batch_total_tokens: int | None = None
+    waiting_served_ratio: float = 0.0
+    max_waiting_tokens: int = 20
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -44,6 +49,8 @@ class TorchEngineOptions:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must not be below max_num_seqs")
+        if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
+            raise ValueError("waiting_served_ratio and max_waiting_tokens must not be negative")
 
 
 _POSITIVE = (
@@ -54,4 +61,6 @@ _POSITIVE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "num_threads",
+    "max_batch_prefill_tokens",
+    "max_batch_total_tokens",
 )

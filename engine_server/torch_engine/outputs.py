@@ -54,6 +54,7 @@ def _usage(request: Request) -> pb.CompletionUsage:
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=min(prompt + completion, MAX_UINT32),
+        prompt_tokens_details=pb.PromptTokensDetails(cached_tokens=request.num_cached_tokens or 0),
     )
 
 

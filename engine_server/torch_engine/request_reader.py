@@ -15,6 +15,7 @@ from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.prefix_cache import chain_root
 from engine_server.torch_engine.sequence import LogprobsWanted, Request, Sequence, Urgency
 from enginewire import v1 as pb
 
@@ -23,17 +24,25 @@ MIN_DIVISOR = 0.01
 by less can overflow, and a distribution that sharp is greedy anyway."""
 SMALLEST = 1e-45
 """Below every positive float32: the open end of a range."""
+CLASS_SECONDS = 60.0
+MAX_CLASSES = 60
+"""A request of priority p counts as having arrived 60 s × p later. So a more urgent class overtakes, but
+nobody waits for ever: who arrives more than two hours later overtakes no one, whatever the priorities."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a request may ask for. `kv_capacity` is how many tokens the whole cache holds."""
+    """What a request may ask for. `kv_capacity` is how many tokens the whole cache holds.
+
+    Without `prefix_caching` no request reads or writes the prefix cache.
+    """
 
     vocab_size: int
     context_length: int
     kv_capacity: int
     max_n: int = 64
     max_logprobs: int = 64
+    prefix_caching: bool = True
 
 
 class RequestReader:
@@ -59,6 +68,7 @@ class RequestReader:
             stop=self._stop(message, len(prompt)),
             urgency=self._urgency(message.routing, now),
             logprobs=self._logprobs(message.output_options),
+            cache_root=self._cache_root(message),
         )
         request.sequences = self._sequences(message, request)
         return request
@@ -129,7 +139,13 @@ class RequestReader:
 
     def _urgency(self, routing: pb.RoutingHints, now: float) -> Urgency:
         _check("routing.priority_jump", isfinite(routing.priority_jump), "must be finite")
-        return routing.priority, now - routing.priority_jump, self._serial
+        classes = min(max(routing.priority, -MAX_CLASSES), MAX_CLASSES)
+        moment = now - routing.priority_jump + CLASS_SECONDS * classes
+        return moment, routing.priority, self._serial
+
+    def _cache_root(self, message: pb.PreprocessedRequest) -> bytes | None:
+        stays_out = message.bypass_prefix_cache or message.is_probe or not self._limits.prefix_caching
+        return None if stays_out else chain_root(message.cache_salt)
 
     def _sequences(self, message: pb.PreprocessedRequest, request: Request) -> list[Sequence]:
         options = message.sampling_options

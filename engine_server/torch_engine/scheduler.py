@@ -2,7 +2,8 @@
 
 There is no prefill phase and no decode phase: every sequence lets `num_computed_tokens` catch up
 with its tokens. A decode has one token to catch up with, a prompt has many and may take several
-steps, a preempted sequence starts again at zero; one step mixes all of them.
+steps, a preempted sequence starts again at what the prefix cache still has of it; one step mixes all
+of them.
 
 Knows nothing about torch, threads, protobuf or the meaning of a token.
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import floor
 from operator import attrgetter
 
 from engine_server.torch_engine.kv_cache import BlockPool
+from engine_server.torch_engine.prefix_cache import PrefixCache
 from engine_server.torch_engine.sequence import Request, Sequence
 
 _by_urgency = attrgetter("urgency")
@@ -34,18 +37,43 @@ class Scheduled:
         return self.num_tokens == self.sequence.num_pending_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """When waiting sequences may join those that run. Every default means "as soon as they fit".
+
+    A step computes at most `max_batch_prefill_tokens` prompt tokens. Prompts and longest outputs of all
+    running sequences together stay within `max_batch_total_tokens`. While any sequence runs, the waiting
+    ones must be at least `waiting_served_ratio` times as many, or none was admitted for
+    `max_waiting_tokens` steps: each admission makes those that run wait for a prefill.
+    """
+
+    max_batch_prefill_tokens: int | None = None
+    max_batch_total_tokens: int | None = None
+    waiting_served_ratio: float = 0.0
+    max_waiting_tokens: int = 20
+
+
 class Scheduler:
     """Waiting and running sequences over one block pool, both ordered by urgency."""
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        rules: AdmissionRules = AdmissionRules(),
+    ) -> None:
         """Every running decode gets its token in every step: the budget must allow for that."""
         assert 0 < max_num_seqs <= max_num_batched_tokens, "the budget cannot serve all decodes"
         self.pool = pool
+        self.prefix_cache = PrefixCache(pool)
+        self.rules = rules
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self._steps_without_admission = 0
         self._deadlines: dict[Request, float] = {}
 
     @property
@@ -64,11 +92,19 @@ class Scheduler:
         """Grant this step's tokens and allocate their blocks."""
         decodes = sum(sequence.num_pending_tokens == 1 for sequence in self.running)
         budget = self.max_num_batched_tokens - decodes
+        if self.rules.max_batch_prefill_tokens is not None:
+            budget = min(budget, self.rules.max_batch_prefill_tokens)
         granted, preempted = self._schedule_running(budget)
-        if not preempted:
+        self._steps_without_admission += 1
+        if not preempted and self._is_worth_admitting():
             budget -= sum(grant.num_tokens for grant in granted) - decodes
             granted += self._schedule_waiting(budget)
         return granted
+
+    def advance(self, grant: Scheduled) -> None:
+        """Take note that the tokens of a grant are computed."""
+        grant.sequence.num_computed_tokens += grant.num_tokens
+        self.prefix_cache.register(grant.sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended, wherever it is, and free its blocks."""
@@ -100,24 +136,65 @@ class Scheduler:
                 granted.append(self._grant(sequence, num_tokens))
         return granted, len(self.running) < num_running
 
+    def _is_worth_admitting(self) -> bool:
+        overdue = self._steps_without_admission > self.rules.max_waiting_tokens
+        enough = floor(self.rules.waiting_served_ratio * len(self.running))
+        return overdue or not self.running or len(self.waiting) >= enough
+
     def _schedule_waiting(self, budget: int) -> list[Scheduled]:
         granted: list[Scheduled] = []
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
-            if not self._fits(sequence):
+        num_passed = 0  # they keep their turn, and a place among those that may run
+        while budget > 0 and num_passed < min(len(self.waiting), self.max_num_seqs - len(self.running)):
+            sequence = self.waiting[num_passed]
+            if self._is_prompt_under_way(sequence):
+                num_passed += 1
+                continue
+            cached = self.prefix_cache.find(sequence)
+            if not self._fits(sequence, cached):
                 break
-            self.waiting.pop(0)
-            insort(self.running, sequence, key=_by_urgency)
+            self.waiting.pop(num_passed)
+            self._start(sequence, cached)
             num_tokens = min(sequence.num_pending_tokens, budget)
             budget -= num_tokens
             granted.append(self._grant(sequence, num_tokens))
         return granted
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def _is_prompt_under_way(self, sequence: Sequence) -> bool:
+        """True while another choice computes the prompt that this one will then find in the cache."""
+        request = sequence.request
+        if request.cache_root is None:
+            return False
+        size = self.pool.block_size
+        shared = (len(request.prompt_token_ids) - 1) // size * size
+        return any(other.block_table and other.num_computed_tokens < shared for other in request.unfinished)
+
+    def _fits(self, sequence: Sequence, cached: Seq[int]) -> bool:
+        if not self.running:
+            return True
         # One spare block per running sequence: without it a newcomer is preempted at once by
         # the decodes beside it, and its prefill was for nothing.
         needed = self.pool.blocks_for(len(sequence.token_ids)) + len(self.running)
-        return not self.running or needed <= self.pool.num_free
+        shared = sum(map(self.pool.is_held, cached))
+        return needed - shared <= self.pool.num_free and self._is_within_total(sequence)
+
+    def _is_within_total(self, sequence: Sequence) -> bool:
+        limit = self.rules.max_batch_total_tokens
+        if limit is None:
+            return True
+        batch = [*self.running, sequence]
+        return sum(each.request.stop.max_total_tokens for each in batch) <= limit
+
+    def _start(self, sequence: Sequence, cached: list[int]) -> None:
+        """Let a sequence run that was waiting, beginning after the blocks that are computed already."""
+        insort(self.running, sequence, key=_by_urgency)
+        self._steps_without_admission = 0
+        self.pool.hold(cached)
+        sequence.block_table = cached
+        sequence.num_cached_blocks = len(cached)
+        sequence.num_computed_tokens = len(cached) * self.pool.block_size
+        request = sequence.request
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(sequence.num_computed_tokens, len(request.prompt_token_ids))
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt from the least urgent end until `sequence` fits; False if it went itself."""
@@ -146,4 +223,5 @@ class Scheduler:
     def _free(self, sequence: Sequence) -> None:
         self.pool.free(sequence.block_table)
         sequence.block_table = []
+        sequence.num_cached_blocks = 0
         sequence.num_computed_tokens = 0

@@ -36,8 +36,10 @@ class LogprobsWanted:
 class Request:
     """What all choices of one request share.
 
-    `urgency` orders requests, smallest first: the priority class, the effective arrival time in
-    seconds and a serial number.
+    `urgency` orders requests, smallest first: the arrival time in seconds, moved by what the caller's
+    priority is worth, the priority itself and a serial number. `cache_root` is where the request's
+    chains of block hashes begin; None keeps it out of the prefix cache. `num_cached_tokens` are prompt
+    tokens that were in the cache when the first choice began to run, None before that.
     """
 
     context: GenerateContext
@@ -46,6 +48,8 @@ class Request:
     stop: StopRules
     urgency: Urgency
     logprobs: LogprobsWanted | None = None
+    cache_root: bytes | None = None
+    num_cached_tokens: int | None = None
     sequences: list[Sequence] = field(default_factory=list)
     unique_prompt_ids: list[int] = field(init=False)
 
@@ -73,7 +77,9 @@ class Request:
 class Sequence:
     """One choice: its tokens, how many of them are in the KV cache, and where.
 
-    `resumed` are output tokens that an earlier engine already delivered.
+    `resumed` are output tokens that an earlier engine already delivered. `block_digests` is the chain of
+    hashes of its full blocks, as far as anyone has asked; the first `num_cached_blocks` blocks of the
+    table are in the prefix cache.
     """
 
     request: Request
@@ -82,6 +88,8 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    num_cached_blocks: int = 0
     cum_log_prob: float = 0.0
     is_finished: bool = False
     output_counts: Counter[int] = field(init=False)

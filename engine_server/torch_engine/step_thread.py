@@ -10,14 +10,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine_server.failures import EngineDead
 from engine_server.interface import StepListener, StepOutputs
 from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.torch_engine.prefix_cache import CacheChange
 
 if TYPE_CHECKING:
     from engine_server.torch_engine.core import EngineCore
@@ -31,6 +32,8 @@ STALL_FACTOR = 20.0
 counts as stalled: a swapping machine is slow, not dead."""
 
 Command = Callable[["EngineCore"], None]
+CacheListener = Callable[[Seq[CacheChange]], None]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class LoadSnapshot:
     waiting_tokens: int = 0
     blocks_used: int = 0
     blocks_total: int = 0
+    blocks_cached: int = 0
     steps: int = 0
     preemptions: int = 0
     requests_added: int = 0
@@ -57,17 +61,22 @@ class StepThread:
         options: TorchEngineOptions,
         loop: asyncio.AbstractEventLoop,
         listener: StepListener,
+        cache_listener: CacheListener,
         progress: Callable[[str, float], None],
     ) -> None:
-        """`listener` is called on `loop`, `progress` on the step thread."""
+        """The listeners are called on `loop`, `progress` on the step thread."""
         self.snapshot = LoadSnapshot()
         self.loaded: asyncio.Future[LoadedEngine] = loop.create_future()
         self.is_dead = False
         self._options = options
         self._loop = loop
         self._listener = listener
+        self._cache_listener = cache_listener
         self._progress = progress
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._answers: list[Callable[[], None]] = []
+        self._asked: set[asyncio.Future[Any]] = set()
+        self._has_ended = False
         self._stopping = False
         self._step_started: float | None = None
         self._slowest_step = 0.0
@@ -80,6 +89,25 @@ class StepThread:
     def post(self, command: Command) -> None:
         """Run `command` on the core before the next step."""
         self._commands.put(command)
+
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What `question` returns; whatever it changed is published first. Raises EngineDead."""
+        if self._has_ended:
+            raise EngineDead("the engine is closed")
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._asked.add(answer)
+        answer.add_done_callback(self._asked.discard)
+
+        def reply(value: Answer) -> None:
+            if not answer.done():
+                answer.set_result(value)
+
+        def command(core: EngineCore) -> None:
+            value = question(core)
+            self._answers.append(lambda: reply(value))
+
+        self.post(command)
+        return await answer
 
     def stop(self) -> None:
         """Cancel what is live, deliver it, and end the thread after the current step."""
@@ -121,6 +149,7 @@ class StepThread:
         except Exception:  # a bug of ours: every live request must still hear of its end
             log.critical("the step thread died", exc_info=True)
             self._die(engine.core)
+        self._on_loop(self._refuse_asked)
 
     def _load(self) -> LoadedEngine:
         self._report("import", 0.0)
@@ -136,7 +165,9 @@ class StepThread:
             core.step()
             self._step_started = None
             self._publish(core)
+            self._deliver_changes(core)
             self._deliver(core.take_outputs())
+            self._answer()
 
     def _take_commands(self, core: EngineCore, wait: bool) -> None:
         if wait:
@@ -163,6 +194,7 @@ class StepThread:
             waiting_tokens=sum(len(request.prompt_token_ids) for request in waiting),
             blocks_used=scheduler.pool.num_used,
             blocks_total=scheduler.pool.num_blocks,
+            blocks_cached=scheduler.pool.num_cached,
             steps=counters.steps,
             preemptions=scheduler.num_preemptions,
             requests_added=counters.requests_added,
@@ -173,6 +205,22 @@ class StepThread:
     def _deliver(self, outputs: StepOutputs) -> None:
         if outputs.contexts or outputs.outputs or outputs.failures:
             self._on_loop(self._listener, outputs)
+
+    def _deliver_changes(self, core: EngineCore) -> None:
+        changes = core.scheduler.prefix_cache.take_changes()
+        if changes:
+            self._on_loop(self._cache_listener, changes)
+
+    def _answer(self) -> None:
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            self._on_loop(answer)
+
+    def _refuse_asked(self) -> None:
+        self._has_ended = True
+        for answer in list(self._asked):
+            if not answer.done():
+                answer.set_exception(EngineDead("the engine is closed"))
 
     def _report(self, phase: str, done: float) -> None:
         if self._stopping:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 import pytest_asyncio
 
-from engine_server.failures import ContextExceeded, Draining, EngineDead, InvalidRequest, NotStarted
+from engine_server.failures import (
+    ContextExceeded,
+    Draining,
+    EngineDead,
+    InvalidRequest,
+    NotStarted,
+    Unsupported,
+)
 from engine_server.interface import GenerateContext, StepEngine, StepOutputs
 from engine_server.torch_engine.engine import TorchEngine
 from engine_server.torch_engine.model_folder import ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
 from enginewire import v1 as pb
+from tests.engine_server.torch_engine.replica import Replica
 from tests.engine_server.torch_engine.tiny import greedy
 
 PROMPT = [5, 9, 33, 7, 100]
@@ -86,7 +95,8 @@ async def test_start_reports_progress_and_a_true_configuration(options):
     assert (config.context_length, config.vocab_size, list(config.eos_token_ids)) == (256, 199, [1])
     assert config.total_kv_blocks == 4 * 256 // 16
     assert config.capabilities.seed
-    assert not config.capabilities.prefix_cache
+    assert config.capabilities.prefix_cache
+    assert config.capabilities.kv_events
 
 
 async def test_a_listener_gets_one_row_per_token_and_one_terminal(engine, expected):
@@ -280,3 +290,70 @@ async def test_a_storm_of_requests_and_aborts_ends_every_request_once(options):
         assert usage.completion_tokens == len(recorder.tokens(context))
     assert_idle(engine)
     await engine.cleanup()
+
+
+async def follow(engine: TorchEngine, replica: Replica) -> None:
+    async for message in engine.subscribe_kv_events(0, replica.sequence):
+        replica.read(message.events)
+
+
+async def test_a_subscriber_holds_as_many_blocks_as_an_idle_engine_caches(engine):
+    early, late = Replica(16), Replica(16)
+    following = [asyncio.create_task(follow(engine, early))]
+    for size in (3, 9, 40, 9):
+        await collect(engine, greedy(PROMPT * size, 30))
+    following.append(asyncio.create_task(follow(engine, late)))
+    await asyncio.sleep(0)
+    assert len(early.tokens) == len(late.tokens) == engine.load().kv_blocks_cached > 10
+    assert early.tokens == late.tokens
+    num_cached = len(early.tokens)
+    assert await engine.reset_prefix_cache() == num_cached
+    assert engine.load().kv_blocks_cached == 0
+    await asyncio.sleep(0)
+    assert early.tokens == late.tokens == {}
+    await engine.cleanup()
+    await asyncio.gather(*following)
+
+
+async def test_blocks_in_use_survive_a_reset(engine, expected):
+    recorder, context = Recorder(), GenerateContext("r")
+    engine.set_step_listener(recorder)
+    engine.submit(greedy(PROMPT * 8, 60), context)
+    await recorder.until(lambda: len(recorder.tokens(context)) > 3)
+    assert await engine.reset_prefix_cache() == 0
+    await recorder.until(lambda: bool(recorder.terminals(context)))
+    assert recorder.tokens(context) == expected("llama", PROMPT * 8, 60)
+    assert engine.load().kv_blocks_cached == 6
+
+
+async def test_kv_sources_and_resets_follow_the_switch(engine, options):
+    assert await engine.kv_event_sources() == [pb.KvEventSource(dp_rank=0)]
+    with pytest.raises(InvalidRequest, match="dp_rank"):
+        await anext(engine.subscribe_kv_events(1, None))
+    without = TorchEngine(replace(options, enable_prefix_caching=False))
+    config = await without.start(1)
+    assert not config.capabilities.prefix_cache
+    assert not config.capabilities.kv_events
+    assert await without.kv_event_sources() == []
+    for _ in range(2):
+        outputs = await collect(without, greedy(PROMPT * 8, 2))
+        assert outputs[-1].completion_usage.prompt_tokens_details.cached_tokens == 0
+    assert without.load().kv_blocks_cached == 0
+    with pytest.raises(Unsupported):
+        await without.reset_prefix_cache()
+    with pytest.raises(Unsupported):
+        await anext(without.subscribe_kv_events(0, None))
+    await without.cleanup()
+
+
+async def test_a_reset_of_an_engine_that_ends_is_refused_not_left_open(engine, caplog):
+    def bug(core: object) -> None:
+        raise ZeroDivisionError
+
+    engine._thread.post(bug)
+    for _ in range(2):  # the first finds the thread alive
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(engine.reset_prefix_cache(), 5)
+    await engine.cleanup()
+    with pytest.raises(EngineDead):
+        await engine.reset_prefix_cache()

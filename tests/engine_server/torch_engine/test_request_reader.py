@@ -8,7 +8,12 @@ from hypothesis import given, settings, strategies as st
 from engine_server.failures import ContextExceeded, EngineError, InvalidRequest, KvExhausted
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.generation_config import GenerationDefaults
-from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+from engine_server.torch_engine.request_reader import (
+    CLASS_SECONDS,
+    MAX_CLASSES,
+    RequestLimits,
+    RequestReader,
+)
 from engine_server.torch_engine.sequence import Request
 from enginewire import v1 as pb
 
@@ -112,10 +117,27 @@ def test_end_of_sequence_ids_come_from_the_request_or_the_model():
     assert read(**stops(ignore_eos=True, stop_token_ids=[8])).stop.ending_ids == {8}
 
 
-def test_a_priority_jump_moves_the_arrival_earlier_within_the_class():
-    jumped = read(routing=pb.RoutingHints(priority=2, priority_jump=4.0))
-    assert jumped.urgency[:2] == (2, 6.0)
-    assert read().urgency[:2] == (0, 10.0)
+def urgency(now: float = 10.0, **routing: object) -> tuple[float, float, int]:
+    request = pb.PreprocessedRequest(token_ids=[1], routing=pb.RoutingHints(**routing))
+    return RequestReader(LIMITS, DEFAULTS, seed=1).read(request, GenerateContext("r"), now).urgency
+
+
+def test_a_lower_priority_runs_first_and_a_jump_moves_the_arrival_earlier():
+    assert (
+        urgency(priority=-1) < urgency(now=9.0) < urgency(priority_jump=0.5) < urgency() < urgency(priority=1)
+    )
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))
+def test_nobody_is_overtaken_for_ever_whatever_the_priorities(waiting, newcomer):
+    longest = 2 * MAX_CLASSES * CLASS_SECONDS
+    assert urgency(now=0.0, priority=waiting) < urgency(now=longest + 1.0, priority=newcomer)
+
+
+def test_the_prefix_cache_is_shared_within_a_salt_and_left_alone_on_request():
+    assert read().cache_root == read(cache_salt="").cache_root != read(cache_salt="a").cache_root
+    assert read(bypass_prefix_cache=True).cache_root is None
+    assert read(is_probe=True).cache_root is None
 
 
 numbers = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1e-45, 3e38])

@@ -1,0 +1,188 @@
+"""The prefix cache: which full KV blocks already hold the tokens that a sequence begins with.
+
+A block is known by the hash of everything up to its end: the hash of the block before it and its own
+tokens. Of every cached block the one before it is cached too, because it is held by whoever holds the
+later one and, when nobody does, given up after it. Knows nothing about torch, protobuf or who is told of
+the changes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from engine_server.torch_engine.kv_cache import BlockPool
+from engine_server.torch_engine.sequence import Sequence
+
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks that were added, each the child of the one before it. `parent` is None for a first block."""
+
+    parent: int | None
+    hashes: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks that are cached no longer."""
+
+    hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Nothing is cached any more."""
+
+
+CacheChange = BlocksStored | BlocksRemoved | CacheCleared
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    digest: bytes
+    parent: bytes
+
+
+def chain_root(cache_salt: str, lora_name: str = "") -> bytes:
+    """Where a chain of hashes begins; only sequences of equal roots share blocks.
+
+    The model is no part of it: a cache never outlives its model, and servers of one model should agree on
+    the hashes however its folder is called.
+    """
+    salt, name = cache_salt.encode(), lora_name.encode()
+    lengths = struct.pack("<2Q", len(salt), len(name))
+    return blake2b(lengths + salt + name, digest_size=DIGEST_BYTES, person=b"root").digest()
+
+
+def public_hash(digest: bytes) -> int:
+    """What others see of a digest: 64 bits of it."""
+    return int.from_bytes(digest[:8], "little")
+
+
+class PrefixCache:
+    """Finds and registers full blocks of one pool. Belongs to the thread of its scheduler."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._blocks: dict[bytes, int] = {}
+        self._entries: dict[int, _Entry] = {}
+        self._changes: list[CacheChange] = []
+        pool.on_evict = self._on_evict
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, sequence: Sequence) -> list[int]:
+        """The longest run of cached blocks that a sequence begins with; one token stays to be computed."""
+        limit = (len(sequence.token_ids) - 1) // self._pool.block_size
+        found: list[int] = []
+        for digest in self._digests(sequence, limit):
+            block = self._blocks.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def register(self, sequence: Sequence) -> None:
+        """Keep the full blocks that a sequence has computed since the last time.
+
+        Where another sequence was first with an equal block, this one takes that one and gives its own back.
+        """
+        if sequence.request.cache_root is None:
+            return
+        first, end = sequence.num_cached_blocks, sequence.num_computed_tokens // self._pool.block_size
+        if first == end:
+            return
+        digests = self._digests(sequence, end)
+        while first < end and self._adopt(sequence, first, digests[first]):
+            first += 1
+        self._store(sequence, first, digests[:end])
+        sequence.num_cached_blocks = end
+
+    def reset(self) -> int:
+        """Forget every block that nobody holds; returns how many those were."""
+        idle = self._pool.idle
+        self._drop(idle)
+        return len(idle)
+
+    def distrust(self, blocks: Iterable[int]) -> None:
+        """Forget blocks that may be broken, and what was built on them, unless someone holds them."""
+        idle = self._pool.idle
+        doomed = {self._entries[block].digest for block in set(blocks).intersection(idle)}
+        broken: list[int] = []
+        for block in reversed(idle):  # a block was let go before the one that it follows
+            entry = self._entries[block]
+            if entry.digest in doomed or entry.parent in doomed:
+                doomed.add(entry.digest)
+                broken.append(block)
+        self._drop(broken)
+
+    def take_changes(self) -> list[CacheChange]:
+        """What happened since the last call, in order."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _digests(self, sequence: Sequence, count: int) -> Seq[bytes]:
+        """The first `count` hashes of the sequence's chain; nothing when it stays out of the cache."""
+        root = sequence.request.cache_root
+        if root is None:
+            return ()
+        size, chain = self._pool.block_size, sequence.block_digests
+        for start in range(len(chain) * size, count * size, size):
+            tokens = struct.pack(f"<{size}I", *sequence.token_ids[start : start + size])
+            parent = chain[-1] if chain else root
+            chain.append(blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest())
+        return chain[:count]
+
+    def _adopt(self, sequence: Sequence, index: int, digest: bytes) -> bool:
+        """Exchange a block for the cached one that is equal; False when there is none."""
+        known = self._blocks.get(digest)
+        if known is None:
+            return False
+        self._pool.hold([known])
+        self._pool.free([sequence.block_table[index]])
+        sequence.block_table[index] = known
+        return True
+
+    def _store(self, sequence: Sequence, first: int, digests: Seq[bytes]) -> None:
+        """Add the blocks from `first` on. None of them is cached, since the first is not."""
+        if first == len(digests):
+            return
+        for index in range(first, len(digests)):
+            block, digest = sequence.block_table[index], digests[index]
+            assert digest not in self._blocks, "a block is cached without the one before it"
+            self._blocks[digest] = block
+            self._entries[block] = _Entry(digest, digests[index - 1] if index else b"")
+            self._pool.keep(block)
+        size = self._pool.block_size
+        self._changes.append(
+            BlocksStored(
+                parent=public_hash(digests[first - 1]) if first else None,
+                hashes=tuple(map(public_hash, digests[first:])),
+                token_ids=tuple(sequence.token_ids[first * size : len(digests) * size]),
+            )
+        )
+
+    def _drop(self, blocks: Seq[int]) -> None:
+        self._pool.drop(blocks)
+        removed = [self._forget(block) for block in blocks]
+        if removed:
+            self._changes.append(BlocksRemoved(tuple(removed)) if self._blocks else CacheCleared())
+
+    def _on_evict(self, block: int) -> None:
+        removed: tuple[int, ...] = (self._forget(block),)
+        if self._changes and isinstance(last := self._changes[-1], BlocksRemoved):
+            removed = last.hashes + removed
+            self._changes.pop()
+        self._changes.append(BlocksRemoved(removed))
+
+    def _forget(self, block: int) -> int:
+        digest = self._entries.pop(block).digest
+        del self._blocks[digest]
+        return public_hash(digest)
