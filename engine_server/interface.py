@@ -188,3 +188,16 @@ class PrefixCacheEngine(Protocol):
     async def reset_prefix_cache(self) -> int:
         """Drop the cached blocks that no request holds; returns how many those were."""
         ...
+
+
+@runtime_checkable
+class PreparingEngine(StepEngine, Protocol):
+    """A step engine that compiles grammars: what takes too long for `submit` is done before it."""
+
+    async def prepare(self, request: pb.PreprocessedRequest) -> None:
+        """Compile the guide of a validated request; raises an EngineError to reject it.
+
+        Nothing is kept for the request itself: it may never be submitted. One that is submitted
+        unprepared is served too, but its guide is then refused after acceptance.
+        """
+        ...

@@ -16,6 +16,15 @@ from enginewire import v1 as pb
 if TYPE_CHECKING:
     from engine_server.torch_engine.loading import LoadedEngine
 
+GUIDED_MODES = (
+    pb.GUIDED_MODE_JSON_SCHEMA,
+    pb.GUIDED_MODE_REGEX,
+    pb.GUIDED_MODE_CHOICE,
+    pb.GUIDED_MODE_EBNF_GRAMMAR,
+    pb.GUIDED_MODE_STRUCTURAL_TAG,
+    pb.GUIDED_MODE_JSON_OBJECT,
+)
+
 
 def engine_config(
     options: TorchEngineOptions, loaded: LoadedEngine, limits: RequestLimits
@@ -58,6 +67,7 @@ def _capabilities(loaded: LoadedEngine, prefix_caching: bool) -> pb.Capabilities
     return pb.Capabilities(
         seed=True,
         multiple_choices=True,
+        best_of=True,
         min_p=True,
         penalties=True,
         logit_bias=True,
@@ -65,6 +75,7 @@ def _capabilities(loaded: LoadedEngine, prefix_caching: bool) -> pb.Capabilities
         bad_words=True,
         logprobs=True,
         selected_logprobs=True,
+        guided_modes=GUIDED_MODES if loaded.grammars else (),
         resume=True,
         priority=True,
         prefix_cache=prefix_caching,

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine_server.failures import DeadlineExceeded, EngineError, StepFailed
+from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed
 from engine_server.interface import GenerateContext, StepOutputs
+from engine_server.torch_engine.best_of import Candidates
 from engine_server.torch_engine.model_runner import batch_order
 from engine_server.torch_engine.outputs import make_terminal, no_tokens, token_output
 from engine_server.torch_engine.sampler import Sampled, sample
@@ -55,6 +56,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._live: dict[GenerateContext, Request] = {}
+        self._candidates: dict[Request, Candidates] = {}
         self._outputs = StepOutputs(step=0)
 
     @property
@@ -67,7 +69,14 @@ class EngineCore:
         """Queue a request. A choice that a resumed part has already completed ends at once."""
         self.counters.requests_added += 1
         self._live[request.context] = request
+        if request.best_of:
+            self._candidates[request] = Candidates(request.best_of)
         self.scheduler.add(request)
+        if not all(sequence.start_matching() for sequence in request.unfinished):
+            field = "resume.choices.generated_token_ids"
+            self.fail(request, InvalidRequest(f"{field}: must follow the grammar", field=field))
+        if request.context.is_cancelled:  # while its grammar was compiled
+            self.abort(request.context)
         for sequence in request.unfinished:
             finish = sequence.finish()
             if finish:
@@ -84,6 +93,12 @@ class EngineCore:
         for sequence in request.unfinished:
             self.scheduler.release(sequence)
         self._forget(request)
+        self._outputs.failures.append((request.context, error))
+
+    def reject(self, request: Request, error: EngineError) -> None:
+        """Fail a request that was never added."""
+        self.counters.requests_added += 1
+        self.counters.requests_finished += 1
         self._outputs.failures.append((request.context, error))
 
     def abort_all(self) -> None:
@@ -153,11 +168,15 @@ class EngineCore:
     def _reject(self, request: Request) -> None:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
         blocks = [block for sequence in request.unfinished for block in sequence.block_table]
-        self.fail(request, StepFailed("the model's logits leave no token to choose"))
+        self.fail(request, StepFailed("logits and rules leave no token to choose"))
         self.scheduler.prefix_cache.distrust(blocks)
 
     def _append(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
-        sequence.append(sampled.token_ids[row])
+        if not sequence.append(sampled.token_ids[row]):
+            self.fail(
+                sequence.request, StepFailed("the output left its grammar, or that is too slow to follow")
+            )
+            return
         self.counters.tokens_generated += 1
         logprobs = sampled.logprobs[row]
         if logprobs is not None:
@@ -166,7 +185,7 @@ class EngineCore:
         if finish:
             self._end(sequence, token_output(sequence, logprobs), finish)
         elif logprobs is not None:
-            self._outputs.outputs.append((sequence.request.context, token_output(sequence, logprobs)))
+            self._deliver(sequence, token_output(sequence, logprobs))
         else:
             self._add_row(sequence)
 
@@ -181,12 +200,19 @@ class EngineCore:
         request = sequence.request
         self.scheduler.release(sequence)
         make_terminal(output, sequence, finish)
+        self._deliver(sequence, output)
         if not request.unfinished:
             self._forget(request)
-        self._outputs.outputs.append((request.context, output))
+
+    def _deliver(self, sequence: Sequence, output: pb.LLMEngineOutput) -> None:
+        request = sequence.request
+        candidates = self._candidates.get(request)
+        ready = candidates.take(sequence, output) if candidates else [output]
+        self._outputs.outputs += [(request.context, output) for output in ready]
 
     def _forget(self, request: Request) -> None:
         del self._live[request.context]
+        self._candidates.pop(request, None)
         self.counters.requests_finished += 1
 
     def _expire(self) -> None:

@@ -6,17 +6,18 @@ that nothing a caller sends can break a batch. Knows nothing about torch or queu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
-from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted
+from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted, Unsupported
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.generation_config import GenerationDefaults
-from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
 from engine_server.torch_engine.prefix_cache import chain_root
-from engine_server.torch_engine.sequence import LogprobsWanted, Request, Sequence, Urgency
+from engine_server.torch_engine.sequence import BestOf, LogprobsWanted, Request, Sequence, Urgency
 from enginewire import v1 as pb
 
 MIN_DIVISOR = 0.01
@@ -28,6 +29,8 @@ CLASS_SECONDS = 60.0
 MAX_CLASSES = 60
 """A request of priority p counts as having arrived 60 s × p later. So a more urgent class overtakes, but
 nobody waits for ever: who arrives more than two hours later overtakes no one, whatever the priorities."""
+
+GRAMMAR_ENGINE = "xgrammar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,11 @@ class RequestReader:
             urgency=self._urgency(message.routing, now),
             logprobs=self._logprobs(message.output_options),
             cache_root=self._cache_root(message),
+            guide=read_guide(message.sampling_options),
         )
+        request.best_of = _best_of(message)
+        if request.best_of and request.logprobs is None:
+            request.logprobs = LogprobsWanted(0)  # candidates are compared by them
         request.sequences = self._sequences(message, request)
         return request
 
@@ -149,9 +156,10 @@ class RequestReader:
 
     def _sequences(self, message: pb.PreprocessedRequest, request: Request) -> list[Sequence]:
         options = message.sampling_options
-        n = options.n if options.HasField("n") else 1
+        n = max(options.n if options.HasField("n") else 1, options.best_of)
         limit = self._limits.max_n
-        _check("sampling_options.n", 1 <= n <= limit, f"must be from 1 to {limit}")
+        field = "best_of" if request.best_of else "n"
+        _check(f"sampling_options.{field}", 1 <= n <= limit, f"must be from 1 to {limit}")
         resumed = {choice.index: choice for choice in message.resume.choices}
         fits = len(resumed) == len(message.resume.choices) and all(index < n for index in resumed)
         _check("resume.choices", fits, "must name each choice below n at most once")
@@ -175,6 +183,38 @@ class RequestReader:
     def _check_ids(self, ids: Iterable[int], field: str) -> None:
         in_range = max(ids, default=0) < self._limits.vocab_size
         _check(field, in_range, "must hold ids below the vocabulary size")
+
+
+def read_guide(options: pb.SamplingOptions) -> Guide | None:
+    """The grammar a request asks for, unchecked; raises for what no grammar engine here can do."""
+    if not options.HasField("guided_decoding"):
+        return None
+    guided = options.guided_decoding
+    field = "sampling_options.guided_decoding"
+    kind = guided.WhichOneof("guide")
+    _check(field, kind is not None, "must have a guide")
+    assert kind is not None, "checked above"
+    if guided.HasField("whitespace_pattern"):
+        raise Unsupported(f"{field}.whitespace_pattern: not supported", field=f"{field}.whitespace_pattern")
+    if guided.backend not in ("", GRAMMAR_ENGINE):
+        raise Unsupported(f"{field}.backend: only {GRAMMAR_ENGINE} is served", field=f"{field}.backend")
+    if kind == "json_object":
+        return Guide(kind)
+    text = json.dumps(list(guided.choice.choices)) if kind == "choice" else getattr(guided, kind)
+    return Guide(kind, text)
+
+
+def _best_of(message: pb.PreprocessedRequest) -> BestOf | None:
+    options, output = message.sampling_options, message.output_options
+    n = options.n if options.HasField("n") else 1
+    if not options.HasField("best_of") or options.best_of == n:
+        return None
+    field = "sampling_options.best_of"
+    _check(field, options.best_of > n, "must not be below n")
+    # Nothing is delivered before the choice is made: there is no state to continue from.
+    if any(choice.finished or choice.generated_token_ids for choice in message.resume.choices):
+        raise Unsupported(f"{field}: above n it cannot be resumed", field=field)
+    return BestOf(n, output.HasField("logprobs") or bool(output.logprob_token_ids))
 
 
 def _number(options: pb.SamplingOptions, name: str, default: float, low: float, high: float) -> float:
