@@ -23,7 +23,7 @@ from engine_server.failures import (
     QueueFull,
     SlowConsumer,
 )
-from engine_server.interface import GenerateContext, StepEngine, StepOutputs
+from engine_server.interface import GenerateContext, PreparingEngine, StepEngine, StepOutputs
 from engine_server.validation import check_generate
 from enginewire import v1 as pb
 
@@ -63,6 +63,7 @@ class RequestTable:
         self._engine: StepEngine | None = None
         self._config = pb.EngineConfig()
         self._live: dict[str, Live] = {}
+        self._num_preparing = 0
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._early_aborts: OrderedDict[str, float] = OrderedDict()
         self._idle = asyncio.Event()
@@ -76,6 +77,19 @@ class RequestTable:
     def close(self, failure: Callable[[], EngineError]) -> None:
         """Refuse new requests from now on; `failure` makes the refusal."""
         self.closed = failure
+
+    async def prepare(self, request: pb.GenerateRequest) -> None:
+        """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
+        engine = self._open_engine()
+        check_generate(request, self._config)
+        if self._num_preparing >= self.limits.requests:
+            raise _queue_full("requests", self._num_preparing, self.limits.requests)
+        self._num_preparing += 1
+        try:
+            if isinstance(engine, PreparingEngine):
+                await engine.prepare(request.request)
+        finally:
+            self._num_preparing -= 1
 
     def submit(self, request: pb.GenerateRequest, sink: Sink, deadline: float | None) -> GenerateContext:
         """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
@@ -198,6 +212,11 @@ class RequestTable:
             _trim(self._finished)
         if not self._live:
             self._idle.set()
+
+
+def needs_preparation(request: pb.GenerateRequest) -> bool:
+    """True for a request that has something to compile before it can be accepted."""
+    return request.request.sampling_options.HasField("guided_decoding")
 
 
 class _Discard:

@@ -170,3 +170,16 @@ class StepEngine(LLMEngine, Protocol):
     def stalled_for(self) -> float:
         """Seconds the current step has been running beyond its expected time; 0.0 when healthy."""
         ...
+
+
+@runtime_checkable
+class PreparingEngine(StepEngine, Protocol):
+    """A step engine that compiles grammars: what takes too long for `submit` is done before it."""
+
+    async def prepare(self, request: pb.PreprocessedRequest) -> None:
+        """Compile the guide of a validated request; raises an EngineError to reject it.
+
+        Nothing is kept for the request itself: it may never be submitted. One that is submitted
+        unprepared is served too, but its guide is then refused after acceptance.
+        """
+        ...

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 
 from google.protobuf.duration_pb2 import Duration
 
-from engine_server.admission import RequestTable
+from engine_server.admission import RequestTable, needs_preparation
 from engine_server.call_metadata import apply_metadata
-from engine_server.delivery import BufferLimits, Connection, RequestStream
-from engine_server.failures import EngineError, InvalidRequest
+from engine_server.delivery import BufferLimits, Connection, HandleSink, RequestStream
+from engine_server.failures import Cancelled, EngineError, InvalidRequest
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.rpc import Call
 from engine_server.status import as_failure
@@ -37,6 +37,8 @@ class EngineServicer:
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """One request, one stream."""
         apply_metadata(request, _metadata(call))
+        if needs_preparation(request):
+            await self._requests.prepare(request)
         stream = RequestStream(self._limits)
         context = self._requests.submit(request, stream, deadline_of(call.time_remaining()))
         try:
@@ -109,6 +111,7 @@ class MultiplexedSession:
         self._requests = requests
         self._lifetime_id = lifetime_id
         self._deadline = deadline_of(time_remaining)
+        self._preparing: dict[int, asyncio.Task[None]] = {}
 
     async def read(self, frames: AsyncIterator[pb.GenerateMultiplexedRequest]) -> None:
         """Serve the client's frames until it half-closes. A malformed frame ends the stream."""
@@ -136,14 +139,36 @@ class MultiplexedSession:
         try:
             apply_metadata(submit.generate, submit.metadata)
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
-            self.connection.live[handle] = self._requests.submit(submit.generate, sink, deadline)
+            if needs_preparation(submit.generate):
+                task = asyncio.create_task(self._prepare(submit.generate, sink, deadline))
+                self._preparing[handle] = task
+            else:
+                self._accept(submit.generate, sink, deadline)
         except EngineError as failure:
             sink.fail(failure)
-            return
-        accepted = pb.Accepted(engine_lifetime_id=self._lifetime_id, request_id=submit.generate.request_id)
+
+    def _accept(self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None) -> None:
+        handle = sink.handle
+        self.connection.live[handle] = self._requests.submit(request, sink, deadline)
+        accepted = pb.Accepted(engine_lifetime_id=self._lifetime_id, request_id=request.request_id)
         self.connection.event(pb.HandleEvent(handle=handle, accepted=accepted))
 
+    async def _prepare(self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None) -> None:
+        """Accept what takes time to accept, without holding up the frames behind it."""
+        try:
+            await self._requests.prepare(request)
+            self._accept(request, sink, deadline)
+        except asyncio.CancelledError:
+            sink.fail(Cancelled("aborted before it was accepted"))
+        except Exception as error:  # noqa: BLE001  # whatever it was, the handle must hear of it
+            sink.fail(as_failure(error))
+        finally:
+            del self._preparing[sink.handle]
+
     async def _abort(self, handle: int, reason: str) -> None:
+        if handle in self._preparing:
+            self._preparing[handle].cancel()
+            return
         context = self.connection.live.get(handle)
         if context is not None:
             await self._requests.abort(context, reason)

@@ -16,6 +16,15 @@ from enginewire import v1 as pb
 if TYPE_CHECKING:
     from engine_server.torch_engine.loading import LoadedEngine
 
+GUIDED_MODES = (
+    pb.GUIDED_MODE_JSON_SCHEMA,
+    pb.GUIDED_MODE_REGEX,
+    pb.GUIDED_MODE_CHOICE,
+    pb.GUIDED_MODE_EBNF_GRAMMAR,
+    pb.GUIDED_MODE_STRUCTURAL_TAG,
+    pb.GUIDED_MODE_JSON_OBJECT,
+)
+
 
 def engine_config(
     options: TorchEngineOptions, loaded: LoadedEngine, limits: RequestLimits
@@ -64,6 +73,7 @@ def _capabilities(loaded: LoadedEngine) -> pb.Capabilities:
         bad_words=True,
         logprobs=True,
         selected_logprobs=True,
+        guided_modes=GUIDED_MODES if loaded.grammars else (),
         resume=True,
         priority=True,
         tokenizer=loaded.tokenizer is not None,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine_server.failures import DeadlineExceeded, EngineError, StepFailed
+from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.torch_engine.model_runner import batch_order
 from engine_server.torch_engine.outputs import make_terminal, no_tokens, token_output
@@ -68,6 +68,11 @@ class EngineCore:
         self.counters.requests_added += 1
         self._live[request.context] = request
         self.scheduler.add(request)
+        if not all(sequence.start_matching() for sequence in request.unfinished):
+            field = "resume.choices.generated_token_ids"
+            self.fail(request, InvalidRequest(f"{field}: must follow the grammar", field=field))
+        if request.context.is_cancelled:  # while its grammar was compiled
+            self.abort(request.context)
         for sequence in request.unfinished:
             finish = sequence.finish()
             if finish:
@@ -84,6 +89,12 @@ class EngineCore:
         for sequence in request.unfinished:
             self.scheduler.release(sequence)
         self._forget(request)
+        self._outputs.failures.append((request.context, error))
+
+    def reject(self, request: Request, error: EngineError) -> None:
+        """Fail a request that was never added."""
+        self.counters.requests_added += 1
+        self.counters.requests_finished += 1
         self._outputs.failures.append((request.context, error))
 
     def abort_all(self) -> None:
@@ -148,10 +159,12 @@ class EngineCore:
             if sampled.valid[row]:
                 self._append(sequence, sampled, row)
             else:
-                self.fail(sequence.request, StepFailed("the model's logits leave no token to choose"))
+                self.fail(sequence.request, StepFailed("logits and rules leave no token to choose"))
 
     def _append(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
-        sequence.append(sampled.token_ids[row])
+        if not sequence.append(sampled.token_ids[row]):
+            self.fail(sequence.request, StepFailed("the output left its grammar"))
+            return
         self.counters.tokens_generated += 1
         logprobs = sampled.logprobs[row]
         if logprobs is not None:

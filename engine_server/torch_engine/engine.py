@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence as Seq
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING
 
-from engine_server.failures import Draining, EngineDead, NotStarted
+from engine_server.failures import Draining, EngineDead, EngineError, NotStarted, Unsupported
 from engine_server.interface import (
     GenerateContext,
     MetricsBindings,
@@ -21,9 +23,15 @@ from engine_server.interface import (
 from engine_server.step_streams import StepStreams
 from engine_server.torch_engine.advertised import engine_config, load_message
 from engine_server.torch_engine.options import TorchEngineOptions
-from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+from engine_server.torch_engine.params import Guide
+from engine_server.torch_engine.request_reader import RequestLimits, RequestReader, read_guide
+from engine_server.torch_engine.sequence import Request
 from engine_server.torch_engine.step_thread import StepThread
 from enginewire import v1 as pb
+
+if TYPE_CHECKING:
+    from engine_server.torch_engine.guided import CompiledGuide
+    from engine_server.torch_engine.guided_compiler import GrammarCompiler
 
 JOIN_TIMEOUT = 10.0
 """Seconds to wait for the current step at cleanup; the thread is a daemon and ends with the process."""
@@ -42,6 +50,7 @@ class TorchEngine:
         self._thread: StepThread | None = None
         self._reader: RequestReader | None = None
         self._tokenizer: Tokenizer | None = None
+        self._grammars: GrammarCompiler | None = None
         self._is_closed = False
         self._num_submitted = 0
 
@@ -60,21 +69,33 @@ class TorchEngine:
         )
         self._reader = RequestReader(limits, loaded.defaults, self._options.seed)
         self._tokenizer = loaded.tokenizer
+        self._grammars = loaded.grammars
         return engine_config(self._options, loaded, limits)
 
     def set_step_listener(self, listener: StepListener) -> None:
         """Register who receives every step's outputs."""
         self._streams.listener = listener
 
+    async def prepare(self, request: pb.PreprocessedRequest) -> None:
+        """Compile the request's grammar; raises the EngineError that `submit` could only deliver later."""
+        guide = read_guide(request.sampling_options)
+        if guide:
+            await asyncio.shield(asyncio.wrap_future(self._compile(guide)))
+
     def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
-        """Queue a request, or raise an EngineError."""
+        """Queue a request, or raise an EngineError. One whose grammar is not compiled yet waits for it."""
         if self._is_closed or (self._thread and self._thread.is_dead):
             raise EngineDead("the engine is closed")
         if self._reader is None or self._thread is None:
             raise NotStarted("the engine is still starting")
         accepted = self._reader.read(request, context, time.monotonic())
+        if accepted.guide is None:
+            self._num_submitted += 1
+            self._thread.post(lambda core: core.add(accepted))
+            return
+        compiled = self._compile(accepted.guide)
         self._num_submitted += 1
-        self._thread.post(lambda core: core.add(accepted))
+        compiled.add_done_callback(lambda future: self._add_guided(accepted, future))
 
     async def generate(
         self, request: pb.PreprocessedRequest, context: GenerateContext
@@ -83,6 +104,7 @@ class TorchEngine:
         self._streams.open(context)
         watch = asyncio.create_task(self._abort_when_cancelled(context))
         try:
+            await self.prepare(request)
             self.submit(request, context)
             async for output in self._streams.read(context, _num_unfinished(request)):
                 yield output
@@ -104,6 +126,8 @@ class TorchEngine:
     async def cleanup(self) -> None:
         """Cancel what is live, end the step thread, forget the model."""
         self._is_closed = True
+        if self._grammars:
+            await asyncio.to_thread(self._grammars.close)
         if self._thread:
             self._thread.stop()
             if await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT):
@@ -129,6 +153,27 @@ class TorchEngine:
     def stalled_for(self) -> float:
         """Seconds the current step is over its allowance; infinite once the engine has died."""
         return self._thread.stalled_for() if self._thread else 0.0
+
+    def _compile(self, guide: Guide) -> Future[CompiledGuide]:
+        if self._grammars is None:
+            field = f"sampling_options.guided_decoding.{guide.kind}"
+            raise Unsupported(f"{field}: this engine has no grammars", field=field)
+        return self._grammars.compile(guide)
+
+    def _add_guided(self, request: Request, compiled: Future[CompiledGuide]) -> None:
+        """Called on whichever thread the compilation ended on."""
+        assert self._thread is not None, "cleanup ends compilations before the thread"
+        thread = self._thread
+        try:
+            request.grammar = compiled.result()
+        except EngineError as error:
+            failure = error
+        except CancelledError:
+            failure = EngineDead("the engine is closed")
+        else:
+            thread.post(lambda core: core.add(request))
+            return
+        thread.post(lambda core: core.reject(request, failure))
 
     async def _abort_when_cancelled(self, context: GenerateContext) -> None:
         await context.wait_cancelled()

@@ -6,10 +6,13 @@ loops or protobuf.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,6 +31,11 @@ from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
 from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
+
+if TYPE_CHECKING:
+    from engine_server.torch_engine.guided_compiler import GrammarCompiler
+
+log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 2 * 2**30
 CUDA_CACHE_SHARE = 0.8
@@ -50,6 +58,7 @@ class LoadedEngine:
     tokenizer: Tokenizer | None
     context_length: int
     slowest_step: float
+    grammars: GrammarCompiler | None = None
 
 
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
@@ -69,7 +78,9 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     slowest_step = _warm_up(core, context_length)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
-    return LoadedEngine(core, config, defaults, folder.tokenizer(), context_length, slowest_step)
+    tokenizer = folder.tokenizer()
+    grammars = _grammars(tokenizer, config, defaults)
+    return LoadedEngine(core, config, defaults, tokenizer, context_length, slowest_step, grammars)
 
 
 def choose_device(options: TorchEngineOptions) -> torch.device:
@@ -126,6 +137,21 @@ def _runner(model: Model, pool: BlockPool) -> ModelRunner:
     config = model.config
     shape = (pool.num_blocks, pool.block_size, config.num_kv_heads, config.head_dim)
     return ModelRunner(model, KvTensors(config.num_layers, shape, like=model.embedding))
+
+
+def _grammars(
+    tokenizer: Tokenizer | None, config: ModelConfig, defaults: GenerationDefaults
+) -> GrammarCompiler | None:
+    """None without xgrammar, or with a tokenizer whose tokens it cannot read."""
+    if tokenizer is None or find_spec("xgrammar") is None:
+        return None
+    from engine_server.torch_engine.guided_compiler import GrammarCompiler
+    from engine_server.torch_engine.guided_vocabulary import read_vocabulary
+
+    vocabulary = read_vocabulary(tokenizer, config.vocab_size, defaults.eos_token_ids)
+    if vocabulary is None:
+        log.warning("no guided decoding: the tokenizer is neither byte-level nor has a byte fallback")
+    return GrammarCompiler(vocabulary) if vocabulary else None
 
 
 def _warm_up(core: EngineCore, context_length: int) -> float:

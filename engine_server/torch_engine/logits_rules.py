@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen: token rules first, then penalties.
+"""What changes logits before a token is chosen: grammars, then token rules, then penalties.
 
 Rows that ask for nothing are not touched. Knows nothing about temperature or random numbers.
 """
@@ -10,13 +10,16 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine.sequence import Sequence
+from engine_server.torch_engine.sequence import Matcher, Sequence
 
 BANNED = float("-inf")
 
 
 def apply_rules(logits: Tensor, sequences: Seq[Sequence]) -> bool:
     """Change `logits` [rows, vocab] in place; True if any row was touched."""
+    guided = {row: matcher for row, sequence in enumerate(sequences) if (matcher := sequence.matcher)}
+    if guided:
+        _mask(logits, list(guided), list(guided.values()))
     ruled = [row for row, sequence in enumerate(sequences) if _has_rules(sequence)]
     for row in ruled:
         _apply_token_rules(logits[row], sequences[row])
@@ -24,7 +27,23 @@ def apply_rules(logits: Tensor, sequences: Seq[Sequence]) -> bool:
     if penalised:
         _penalise_repetition(logits, sequences, penalised)
         _penalise_occurrence(logits, sequences, penalised)
-    return bool(ruled or penalised)
+    return bool(guided or ruled or penalised)
+
+
+def _mask(logits: Tensor, rows: Seq[int], matchers: Seq[Matcher]) -> None:
+    """Leave each of `rows` only what its grammar allows: nothing, when it is too slow to follow."""
+    masks = torch.zeros(len(rows), -(-logits.shape[-1] // 32), dtype=torch.int32)
+    for i, matcher in enumerate(matchers):
+        if not matcher.fill(masks, i):
+            masks[i] = 0
+    allowed = unpack(masks.to(logits.device), logits.shape[-1])
+    logits[rows] = logits[rows].masked_fill(~allowed, BANNED)
+
+
+def unpack(masks: Tensor, vocab_size: int) -> Tensor:
+    """Booleans [rows, vocab_size] from bits [rows, vocab_size / 32], lowest bit first."""
+    bits = torch.arange(32, dtype=masks.dtype, device=masks.device)
+    return ((masks[:, :, None] >> bits) & 1).bool().flatten(1)[:, :vocab_size]
 
 
 def _has_rules(sequence: Sequence) -> bool:
@@ -38,7 +57,7 @@ def _apply_token_rules(logits: Tensor, sequence: Sequence) -> None:
         kept = logits[allowed]
         logits.fill_(BANNED)
         logits[allowed] = kept
-    banned = _banned_ids(sequence)
+    banned = _banned_ids(sequence, logits)
     if banned:
         logits[banned] = BANNED
     if sampling.logit_bias:
@@ -46,9 +65,12 @@ def _apply_token_rules(logits: Tensor, sequence: Sequence) -> None:
         logits[list(ids)] += torch.tensor(values, device=logits.device)
 
 
-def _banned_ids(sequence: Sequence) -> list[int]:
+def _banned_ids(sequence: Sequence, logits: Tensor) -> list[int]:
     """Ids that would end the choice too early or complete a bad word."""
-    banned = list(sequence.request.stop.ending_ids) if sequence.must_not_end else []
+    ending = list(sequence.request.stop.ending_ids) if sequence.must_not_end else []
+    # A grammar that is at its end has nothing but an end to offer.
+    must_end = sequence.matcher is not None and logits.isfinite().sum() == logits[ending].isfinite().sum()
+    banned = [] if must_end else ending
     words = sequence.request.sampling.bad_words
     longest = max((len(word) for word in words), default=1) - 1
     tail = sequence.token_ids[len(sequence.token_ids) - min(longest, sequence.num_output_tokens) :]

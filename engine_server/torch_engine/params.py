@@ -51,6 +51,14 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Guide:
+    """A grammar as text. `kind` is a field of GuidedDecoding; the alternatives of a choice are JSON."""
+
+    kind: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRules:
     """When a choice ends. Token counts are output tokens.
 

@@ -6,15 +6,16 @@ that nothing a caller sends can break a batch. Knows nothing about torch or queu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
-from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted
+from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted, Unsupported
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.generation_config import GenerationDefaults
-from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
 from engine_server.torch_engine.sequence import LogprobsWanted, Request, Sequence, Urgency
 from enginewire import v1 as pb
 
@@ -23,6 +24,8 @@ MIN_DIVISOR = 0.01
 by less can overflow, and a distribution that sharp is greedy anyway."""
 SMALLEST = 1e-45
 """Below every positive float32: the open end of a range."""
+
+GRAMMAR_ENGINE = "xgrammar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class RequestReader:
             stop=self._stop(message, len(prompt)),
             urgency=self._urgency(message.routing, now),
             logprobs=self._logprobs(message.output_options),
+            guide=read_guide(message.sampling_options),
         )
         request.sequences = self._sequences(message, request)
         return request
@@ -159,6 +163,25 @@ class RequestReader:
     def _check_ids(self, ids: Iterable[int], field: str) -> None:
         in_range = max(ids, default=0) < self._limits.vocab_size
         _check(field, in_range, "must hold ids below the vocabulary size")
+
+
+def read_guide(options: pb.SamplingOptions) -> Guide | None:
+    """The grammar a request asks for, unchecked; raises for what no grammar engine here can do."""
+    if not options.HasField("guided_decoding"):
+        return None
+    guided = options.guided_decoding
+    field = "sampling_options.guided_decoding"
+    kind = guided.WhichOneof("guide")
+    _check(field, kind is not None, "must have a guide")
+    assert kind is not None, "checked above"
+    if guided.HasField("whitespace_pattern"):
+        raise Unsupported(f"{field}.whitespace_pattern: not supported", field=f"{field}.whitespace_pattern")
+    if guided.backend not in ("", GRAMMAR_ENGINE):
+        raise Unsupported(f"{field}.backend: only {GRAMMAR_ENGINE} is served", field=f"{field}.backend")
+    if kind == "json_object":
+        return Guide(kind)
+    text = json.dumps(list(guided.choice.choices)) if kind == "choice" else getattr(guided, kind)
+    return Guide(kind, text)
 
 
 def _number(options: pb.SamplingOptions, name: str, default: float, low: float, high: float) -> float:

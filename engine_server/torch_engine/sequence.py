@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Protocol
 
 from engine_server.interface import GenerateContext
-from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
 
 
 class Finish(Enum):
@@ -22,6 +23,31 @@ class Finish(Enum):
 
 
 Urgency = tuple[float, float, int]
+
+
+class Matcher(Protocol):
+    """Where one choice is in its grammar."""
+
+    @property
+    def is_over(self) -> bool:
+        """True when the grammar allows nothing more."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False when the grammar does not allow it."""
+        ...
+
+    def fill(self, masks: object, row: int) -> bool:
+        """Set the bits of the next tokens in a tensor [rows, vocab / 32]; False when that is too slow."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled guide."""
+
+    def start(self, ending_ids: list[int]) -> Matcher:
+        """A matcher at the beginning of the output."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +72,8 @@ class Request:
     stop: StopRules
     urgency: Urgency
     logprobs: LogprobsWanted | None = None
+    guide: Guide | None = None
+    grammar: Grammar | None = None
     sequences: list[Sequence] = field(default_factory=list)
     unique_prompt_ids: list[int] = field(init=False)
 
@@ -85,6 +113,7 @@ class Sequence:
     cum_log_prob: float = 0.0
     is_finished: bool = False
     output_counts: Counter[int] = field(init=False)
+    matcher: Matcher | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = self.request.prompt_token_ids + self.resumed
@@ -110,16 +139,27 @@ class Sequence:
         """True while `min_tokens` forbids EOS and stop ids as the next token."""
         return self.num_output_tokens < self.request.stop.min_tokens
 
-    def append(self, token_id: int) -> None:
-        """Add one sampled token."""
+    def start_matching(self) -> bool:
+        """Follow the request's grammar, if any, over the resumed tokens; False when they do not match."""
+        if self.request.grammar is None:
+            return True
+        self.matcher = self.request.grammar.start(sorted(self.request.stop.ending_ids))
+        return all(self.matcher.accept(token_id) for token_id in self.resumed)
+
+    def append(self, token_id: int) -> bool:
+        """Add one sampled token; False when it is outside of the grammar."""
         self.token_ids.append(token_id)
         if self.request.sampling.has_penalties:
             self.output_counts[token_id] += 1
+        return self.matcher is None or self.matcher.accept(token_id)
 
     def finish(self) -> Finish | None:
         """Why this choice is over, or None while it may go on."""
         stop = self.request.stop
         last = self.token_ids[-1] if self.num_output_tokens else None
-        if self.num_output_tokens > stop.min_tokens and last in stop.ending_ids:
-            return Finish.EOS if last in stop.eos_token_ids else Finish.STOP
+        # A grammar may be at its end before `min_tokens`, or without a token that says so.
+        is_over = self.matcher is not None and self.matcher.is_over
+        if is_over or (self.num_output_tokens > stop.min_tokens and last in stop.ending_ids):
+            is_stop = last in stop.ending_ids and last not in stop.eos_token_ids
+            return Finish.STOP if is_stop else Finish.EOS
         return Finish.LENGTH if len(self.token_ids) >= stop.max_total_tokens else None

@@ -1,0 +1,170 @@
+"""Compiles the grammars of guided requests: in another process, within limits, each once.
+
+Its futures may be waited for from any thread; nothing here runs on the step thread or blocks the
+event loop. Knows nothing about requests beyond their guide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import xgrammar
+
+from engine_server.failures import EngineDead, InvalidRequest, QueueFull, StepFailed
+from engine_server.torch_engine.guided import CompiledGuide
+from engine_server.torch_engine.params import Guide
+
+WORKER = Path(__file__).with_name("guided_worker.py")
+NUM_THREADS = 2
+"""Grammars that compile at the same time, so that a hard one does not hold up all others."""
+MAX_PENDING = 128
+ANSWER_SECONDS = 30.0
+"""The worker limits a compilation to far less; this also covers its start and a busy machine."""
+CACHE_BYTES = 256 * 2**20
+TOO_COSTLY = "takes too long or too much memory to compile"
+
+
+class GrammarCompiler:
+    """Compiled grammars by guide, the least recently used ones forgotten."""
+
+    def __init__(self, vocabulary: xgrammar.TokenizerInfo, cache_bytes: int = CACHE_BYTES) -> None:
+        """Start the worker process; it is ready a few seconds later."""
+        self._vocabulary = vocabulary
+        self._cache_bytes = cache_bytes
+        self._lock = threading.Lock()
+        self._grammars: OrderedDict[Guide, Future[CompiledGuide]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._worker: Worker | None = Worker(vocabulary)
+
+    def compile(self, guide: Guide) -> Future[CompiledGuide]:
+        """Never blocks. The future raises InvalidRequest; raises QueueFull when too many wait."""
+        with self._lock:
+            found = self._grammars.get(guide)
+            if found is not None and not (found.done() and found.exception()):
+                self._grammars.move_to_end(guide)
+                return found
+            if sum(not future.done() for future in self._grammars.values()) >= MAX_PENDING:
+                raise QueueFull("too many grammars are waiting to be compiled", retry_after=1.0)
+            if self._worker is None:
+                raise EngineDead("the engine is closed")
+            future = self._grammars[guide] = self._pool.submit(self._compile, guide)
+        future.add_done_callback(lambda _: self._trim(guide))
+        return future
+
+    def close(self) -> None:
+        """End the worker, and with it every compilation. Blocks until they have ended."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker:
+            worker.close()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _compile(self, guide: Guide) -> CompiledGuide:
+        field = f"sampling_options.guided_decoding.{guide.kind}"
+        compiled, refusal = self._ask(json.dumps([guide.kind, guide.text]).encode())
+        if compiled is None:
+            raise InvalidRequest(f"{field}: {refusal}", field=field)
+        grammar = xgrammar.CompiledGrammar.deserialize_json(compiled, self._vocabulary)
+        return CompiledGuide(grammar, max(len(compiled), grammar.memory_size_bytes))
+
+    def _ask(self, job: bytes) -> tuple[str | None, str]:
+        """The serialized grammar, or None and what is wrong with the guide."""
+        for _ in range(2):  # the worker may have died since the last grammar: then a second one is asked
+            worker = self._running_worker()
+            reply = worker.ask(job)
+            if reply[:1] == b"+":
+                return reply[1:].decode(), ""
+            if reply[:1] == b"-":
+                return None, reply[1:].decode()
+            if worker.is_alive:
+                return None, TOO_COSTLY
+        raise StepFailed("the grammar compiler does not answer")
+
+    def _running_worker(self) -> Worker:
+        with self._lock:
+            if self._worker is None:
+                raise EngineDead("the engine is closed")
+            if not self._worker.is_alive:
+                self._worker.close()
+                self._worker = Worker(self._vocabulary)
+            return self._worker
+
+    def _trim(self, newest: Guide) -> None:
+        """Forget refused grammars, and the least recently used ones beyond the cache's size."""
+        with self._lock:
+            done = [(guide, future) for guide, future in self._grammars.items() if future.done()]
+            for guide, future in done:
+                if future.cancelled() or future.exception():
+                    del self._grammars[guide]
+            sizes = {guide: future.result().num_bytes for guide, future in done if guide in self._grammars}
+            excess = sum(sizes.values()) - self._cache_bytes
+            for guide, size in sizes.items():
+                if excess <= 0 or guide == newest:
+                    break
+                del self._grammars[guide]
+                excess -= size
+
+
+class Worker:
+    """The process that runs `guided_worker`."""
+
+    def __init__(self, vocabulary: xgrammar.TokenizerInfo) -> None:
+        self._socket, far = socket.socketpair()
+        # Nothing may come from a grammar into a log; -P keeps this folder's modules off its path.
+        command = [sys.executable, "-P", str(WORKER), str(far.fileno())]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(  # noqa: S603  # a command of ours alone
+            command,
+            stdin=quiet,
+            stdout=quiet,
+            stderr=quiet,
+            pass_fds=[far.fileno()],
+            start_new_session=True,  # an interrupt of the engine's terminal is the engine's to handle
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        far.close()
+        content = vocabulary.serialize_json().encode()
+        self._lock = threading.Lock()
+        self._unsent = len(content).to_bytes(8, "big") + content
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the process has ended."""
+        return self._process.poll() is None
+
+    def ask(self, job: bytes) -> bytes:
+        """The worker's answer; empty when the compilation was killed, or the worker with it."""
+        near, far = socket.socketpair()
+        with near:
+            near.settimeout(ANSWER_SECONDS)
+            try:
+                with far:
+                    self._send(far)
+                near.sendall(job)
+                near.shutdown(socket.SHUT_WR)
+                with near.makefile("rb") as stream:
+                    return stream.read()
+            except OSError:  # a fork that was killed, a worker that died, or one that hangs
+                return b""
+
+    def close(self) -> None:
+        """End the process."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, job: socket.socket) -> None:
+        with self._lock:
+            # Later than the start, which must not block: the vocabulary is larger than a pipe.
+            if self._unsent:
+                self._socket.sendall(self._unsent)
+                self._unsent = b""
+            socket.send_fds(self._socket, [b"\0"], [job.fileno()])
