@@ -111,7 +111,7 @@ class MultiplexedSession:
         self._requests = requests
         self._lifetime_id = lifetime_id
         self._deadline = deadline_of(time_remaining)
-        self._preparing: dict[int, asyncio.Task[None]] = {}
+        self._preparing: dict[int, tuple[asyncio.Task[None], HandleSink]] = {}
 
     async def read(self, frames: AsyncIterator[pb.GenerateMultiplexedRequest]) -> None:
         """Serve the client's frames until it half-closes. A malformed frame ends the stream."""
@@ -141,7 +141,7 @@ class MultiplexedSession:
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
             if needs_preparation(submit.generate):
                 task = asyncio.create_task(self._prepare(submit.generate, sink, deadline))
-                self._preparing[handle] = task
+                self._preparing[handle] = task, sink
             else:
                 self._accept(submit.generate, sink, deadline)
         except EngineError as failure:
@@ -158,16 +158,15 @@ class MultiplexedSession:
         try:
             await self._requests.prepare(request)
             self._accept(request, sink, deadline)
-        except asyncio.CancelledError:
-            sink.fail(Cancelled("aborted before it was accepted"))
         except Exception as error:  # noqa: BLE001  # whatever it was, the handle must hear of it
             sink.fail(as_failure(error))
-        finally:
-            del self._preparing[sink.handle]
+        self._preparing.pop(sink.handle)
 
     async def _abort(self, handle: int, reason: str) -> None:
         if handle in self._preparing:
-            self._preparing[handle].cancel()
+            task, sink = self._preparing.pop(handle)
+            task.cancel()
+            sink.fail(Cancelled("aborted before it was accepted"))
             return
         context = self.connection.live.get(handle)
         if context is not None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence as Seq
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from engine_server.failures import Draining, EngineDead, EngineError, NotStarted, Unsupported
+from engine_server.failures import Draining, EngineDead, EngineError, NotStarted, StepFailed, Unsupported
 from engine_server.interface import (
     GenerateContext,
     MetricsBindings,
@@ -164,15 +164,12 @@ class TorchEngine:
         """Called on whichever thread the compilation ended on."""
         assert self._thread is not None, "cleanup ends compilations before the thread"
         thread = self._thread
-        try:
+        error = EngineDead("the engine is closed") if compiled.cancelled() else compiled.exception()
+        if error is None:
             request.grammar = compiled.result()
-        except EngineError as error:
-            failure = error
-        except CancelledError:
-            failure = EngineDead("the engine is closed")
-        else:
             thread.post(lambda core: core.add(request))
             return
+        failure = error if isinstance(error, EngineError) else StepFailed("the grammar was not compiled")
         thread.post(lambda core: core.reject(request, failure))
 
     async def _abort_when_cancelled(self, context: GenerateContext) -> None:

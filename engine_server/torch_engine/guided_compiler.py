@@ -29,6 +29,8 @@ MAX_PENDING = 128
 ANSWER_SECONDS = 30.0
 """The worker limits a compilation to far less; this also covers its start and a busy machine."""
 CACHE_BYTES = 256 * 2**20
+OVERHEAD_BYTES = 2**15
+"""Counted for every grammar, so that small ones are not too many."""
 TOO_COSTLY = "takes too long or too much memory to compile"
 
 
@@ -73,27 +75,27 @@ class GrammarCompiler:
         if compiled is None:
             raise InvalidRequest(f"{field}: {refusal}", field=field)
         grammar = xgrammar.CompiledGrammar.deserialize_json(compiled, self._vocabulary)
-        return CompiledGuide(grammar, max(len(compiled), grammar.memory_size_bytes))
+        return CompiledGuide(grammar, max(len(compiled), grammar.memory_size_bytes) + OVERHEAD_BYTES)
 
     def _ask(self, job: bytes) -> tuple[str | None, str]:
         """The serialized grammar, or None and what is wrong with the guide."""
-        for _ in range(2):  # the worker may have died since the last grammar: then a second one is asked
-            worker = self._running_worker()
-            reply = worker.ask(job)
-            if reply[:1] == b"+":
-                return reply[1:].decode(), ""
-            if reply[:1] == b"-":
-                return None, reply[1:].decode()
-            if worker.is_alive:
+        worker = self._worker
+        for _ in range(2):  # the worker may have died since the last grammar: then a new one is asked
+            if worker is None:
+                raise EngineDead("the engine is closed")
+            started, kind, content = _parts(worker.ask(job))
+            if kind:
+                return (content.decode(), "") if kind == b"+" else (None, content.decode())
+            if started and self._worker is worker:
                 return None, TOO_COSTLY
+            worker = self._replaced(worker)
         raise StepFailed("the grammar compiler does not answer")
 
-    def _running_worker(self) -> Worker:
+    def _replaced(self, worker: Worker) -> Worker | None:
+        """The worker to ask after `worker` gave no answer; None when the engine is closed."""
         with self._lock:
-            if self._worker is None:
-                raise EngineDead("the engine is closed")
-            if not self._worker.is_alive:
-                self._worker.close()
+            if self._worker is worker:
+                worker.close()
                 self._worker = Worker(self._vocabulary)
             return self._worker
 
@@ -135,13 +137,8 @@ class Worker:
         self._lock = threading.Lock()
         self._unsent = len(content).to_bytes(8, "big") + content
 
-    @property
-    def is_alive(self) -> bool:
-        """False once the process has ended."""
-        return self._process.poll() is None
-
     def ask(self, job: bytes) -> bytes:
-        """The worker's answer; empty when the compilation was killed, or the worker with it."""
+        """What the worker answers until it ends the connection."""
         near, far = socket.socketpair()
         with near:
             near.settimeout(ANSWER_SECONDS)
@@ -168,3 +165,8 @@ class Worker:
                 self._socket.sendall(self._unsent)
                 self._unsent = b""
             socket.send_fds(self._socket, [b"\0"], [job.fileno()])
+
+
+def _parts(reply: bytes) -> tuple[bytes, bytes, bytes]:
+    """That the compilation began, whether it succeeded, and the rest; empty as far as it was cut off."""
+    return reply[:1], reply[1:2], reply[2:]

@@ -28,6 +28,8 @@ MEMORY_BYTES = 2**30
 MAX_COMPILED_BYTES = 16 * 2**20
 MAX_WHITESPACE = 20
 """Characters in a row between JSON tokens: without a bound weak models never leave them."""
+STARTED = b"."
+"""Comes before every answer: nothing after it means that the fork was killed for its limits."""
 COMPILED = b"+"
 REFUSED = b"-"
 
@@ -58,10 +60,14 @@ def _read_vocabulary(engine: socket.socket) -> str:
 
 
 def _serve(compiler: xgrammar.GrammarCompiler, job: socket.socket) -> None:
+    job.sendall(STARTED)
     _limit()
     with job.makefile("rb") as stream:
         kind, text = json.loads(stream.read())
-    job.sendall(answer(compiler, kind, text))
+    content = answer(compiler, kind, text)
+    # The rest waits for the engine, and is over when that closes its end.
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    job.sendall(content)
 
 
 def _limit() -> None:
@@ -81,7 +87,7 @@ def answer(compiler: xgrammar.GrammarCompiler, kind: str, text: str) -> bytes:
             return REFUSED + b"no output can match"
         compiled = grammar.serialize_json().encode()
     except (RuntimeError, ValueError) as error:
-        return REFUSED + _first_line(error).encode()
+        return REFUSED + _first_line(error).encode(errors="replace")
     return COMPILED + compiled if len(compiled) <= MAX_COMPILED_BYTES else REFUSED + b"too large"
 
 
