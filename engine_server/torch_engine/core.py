@@ -163,7 +163,9 @@ class EngineCore:
 
     def _append(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
         if not sequence.append(sampled.token_ids[row]):
-            self.fail(sequence.request, StepFailed("the output left its grammar"))
+            self.fail(
+                sequence.request, StepFailed("the output left its grammar, or that is too slow to follow")
+            )
             return
         self.counters.tokens_generated += 1
         logprobs = sampled.logprobs[row]

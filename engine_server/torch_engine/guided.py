@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import xgrammar
 
-SLOW_SECONDS = 0.5
-"""Processor time after which a grammar is too ambiguous to be followed any further."""
+SECONDS_AT_START = 0.25
+SECONDS_PER_CALL = 0.002
+"""Processor time a matcher may take, on average well above what any usual grammar does: following an
+ambiguous one takes longer with every token, on the thread that all requests share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class GuidedMatcher:
     """
 
     def __init__(self, grammar: xgrammar.CompiledGrammar, ending_ids: list[int]) -> None:
+        self._seconds_left = SECONDS_AT_START
         self._matcher = (
             xgrammar.GrammarMatcher(grammar, override_stop_tokens=list(ending_ids))
             if ending_ids
@@ -46,11 +49,16 @@ class GuidedMatcher:
         return self._matcher.is_terminated()
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False, and no change, when the grammar does not allow it."""
-        return not self.is_over and self._matcher.accept_token(token_id)
+        """Go on by one token; False when the grammar does not allow it, or is too slow to follow."""
+        started = time.thread_time()
+        return not self.is_over and self._matcher.accept_token(token_id) and self._is_in_time(started)
 
     def fill(self, masks: object, row: int) -> bool:
         """Set the bits of the next tokens in a tensor [rows, vocab / 32]; False when that is too slow."""
         started = time.thread_time()
         self._matcher.fill_next_token_bitmask(masks, row)  # type: ignore[arg-type]  # whoever calls has torch
-        return time.thread_time() - started <= SLOW_SECONDS
+        return self._is_in_time(started)
+
+    def _is_in_time(self, started: float) -> bool:
+        self._seconds_left += SECONDS_PER_CALL - (time.thread_time() - started)
+        return self._seconds_left > 0

@@ -34,7 +34,7 @@ class Matcher(Protocol):
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False when the grammar does not allow it."""
+        """Go on by one token; False when the grammar does not allow it, or is too slow to follow."""
         ...
 
     def fill(self, masks: object, row: int) -> bool:

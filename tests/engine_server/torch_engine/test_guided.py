@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given, settings, strategies as st
 
-from engine_server.failures import EngineDead, EngineError, InvalidRequest, Unsupported
+from engine_server.failures import EngineDead, EngineError, InvalidRequest, StepFailed, Unsupported
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.torch_engine.engine import TorchEngine
 from engine_server.torch_engine.options import TorchEngineOptions
@@ -230,6 +230,27 @@ async def test_a_hostile_guide_is_refused_soon_and_blocks_nothing(engine, guide)
 async def test_a_guide_that_only_looks_dangerous_is_served(engine, guide):
     text, _ = await text_of(engine, ask(max_tokens=10, **guide))
     assert re.fullmatch("b?a*", text)
+
+
+AMBIGUOUS = "((a|b)*(a|b)*)*x"
+
+
+async def test_a_grammar_that_is_too_slow_to_follow_ends_alone(engine):
+    slow = ask(max_tokens=250, regex=AMBIGUOUS)
+    slow.sampling_options.allowed_token_ids.extend(TOKENIZER.encode("ab").ids)
+    healthy = asyncio.create_task(text_of(engine, ask(1, 250, regex="[0-9]{200}")))
+    with pytest.raises(StepFailed):
+        await outputs_of(engine, slow)
+    assert re.fullmatch("[0-9]{200}", (await healthy)[0])
+
+
+async def test_resuming_a_grammar_that_is_too_slow_to_follow_blocks_nobody_for_long(engine):
+    request = ask(max_tokens=250, regex=AMBIGUOUS)
+    request.resume.choices.add(index=0, generated_token_ids=TOKENIZER.encode("ab" * 100).ids)
+    begin = time.monotonic()
+    with pytest.raises(InvalidRequest):
+        await outputs_of(engine, request)
+    assert time.monotonic() - begin < 2
 
 
 async def test_a_guide_that_was_not_prepared_is_compiled_on_submit(engine):
