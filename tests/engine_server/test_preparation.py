@@ -135,3 +135,4 @@ async def test_guides_beyond_the_queue_are_refused(engine_server, engine):
     assert refused.failure.reason == pb.ERROR_REASON_QUEUE_FULL
     engine.go_on.set()
     assert (await first).usage() == (5, 2)
+    assert (await serving.generate(guided("g3"))).usage() == (5, 2)

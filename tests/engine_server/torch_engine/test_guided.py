@@ -11,14 +11,19 @@ from itertools import count, pairwise
 
 import pytest
 import pytest_asyncio
+import torch
 from hypothesis import given, settings, strategies as st
 
 from engine_server.failures import EngineDead, EngineError, InvalidRequest, StepFailed, Unsupported
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.torch_engine.engine import TorchEngine
 from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.sampler import sample
+from engine_server.torch_engine.sequence import Request, Sequence
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.byte_level import BOS, EOS, TOKENIZER
+from tests.engine_server.torch_engine.tiny import VOCAB
 
 SCHEMA = {
     "type": "object",
@@ -242,6 +247,22 @@ async def test_a_grammar_that_is_too_slow_to_follow_ends_alone(engine):
     with pytest.raises(StepFailed):
         await outputs_of(engine, slow)
     assert re.fullmatch("[0-9]{200}", (await healthy)[0])
+
+
+async def test_a_row_whose_mask_comes_too_late_has_no_token(engine):
+    class Late:
+        is_over = False
+
+        def accept(self, token_id: int) -> bool:
+            return True
+
+        def fill(self, masks: torch.Tensor, row: int) -> bool:
+            masks[row] = -1
+            return False
+
+    request = Request(GenerateContext("r"), [5], SamplingParams(seed=0), StopRules(99), (0, 0.0, 0))
+    sequences = [Sequence(request, 0, matcher=Late()), Sequence(request, 1)]
+    assert sample(torch.zeros(2, VOCAB), sequences).valid == [False, True]
 
 
 async def test_resuming_a_grammar_that_is_too_slow_to_follow_blocks_nobody_for_long(engine):
