@@ -66,6 +66,7 @@ def _capabilities(loaded: LoadedEngine) -> pb.Capabilities:
     return pb.Capabilities(
         seed=True,
         multiple_choices=True,
+        best_of=True,
         min_p=True,
         penalties=True,
         logit_bias=True,

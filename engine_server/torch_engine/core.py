@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed
 from engine_server.interface import GenerateContext, StepOutputs
+from engine_server.torch_engine.best_of import Candidates
 from engine_server.torch_engine.model_runner import batch_order
 from engine_server.torch_engine.outputs import make_terminal, no_tokens, token_output
 from engine_server.torch_engine.sampler import Sampled, sample
@@ -55,6 +56,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._live: dict[GenerateContext, Request] = {}
+        self._candidates: dict[Request, Candidates] = {}
         self._outputs = StepOutputs(step=0)
 
     @property
@@ -67,6 +69,8 @@ class EngineCore:
         """Queue a request. A choice that a resumed part has already completed ends at once."""
         self.counters.requests_added += 1
         self._live[request.context] = request
+        if request.best_of:
+            self._candidates[request] = Candidates(request.best_of)
         self.scheduler.add(request)
         if not all(sequence.start_matching() for sequence in request.unfinished):
             field = "resume.choices.generated_token_ids"
@@ -175,7 +179,7 @@ class EngineCore:
         if finish:
             self._end(sequence, token_output(sequence, logprobs), finish)
         elif logprobs is not None:
-            self._outputs.outputs.append((sequence.request.context, token_output(sequence, logprobs)))
+            self._deliver(sequence, token_output(sequence, logprobs))
         else:
             self._add_row(sequence)
 
@@ -190,12 +194,19 @@ class EngineCore:
         request = sequence.request
         self.scheduler.release(sequence)
         make_terminal(output, sequence, finish)
+        self._deliver(sequence, output)
         if not request.unfinished:
             self._forget(request)
-        self._outputs.outputs.append((request.context, output))
+
+    def _deliver(self, sequence: Sequence, output: pb.LLMEngineOutput) -> None:
+        request = sequence.request
+        candidates = self._candidates.get(request)
+        ready = candidates.take(sequence, output) if candidates else [output]
+        self._outputs.outputs += [(request.context, output) for output in ready]
 
     def _forget(self, request: Request) -> None:
         del self._live[request.context]
+        self._candidates.pop(request, None)
         self.counters.requests_finished += 1
 
     def _expire(self) -> None:

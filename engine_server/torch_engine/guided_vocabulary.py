@@ -23,12 +23,15 @@ ENCODINGS = {
 def read_vocabulary(
     tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]
 ) -> xgrammar.TokenizerInfo | None:
-    """The bytes of every token below `vocab_size`; None for a tokenizer of another kind."""
-    content = tokenizer.files.get("tokenizer.json")
-    encoding = _encoding(json.loads(content)) if content else None
-    if content is None or encoding is None:
+    """The bytes of every token below `vocab_size`; None for a tokenizer of another kind, or a broken one."""
+    content = tokenizer.files.get("tokenizer.json", b"")
+    try:
+        library = tokenizers.Tokenizer.from_buffer(content)
+    except Exception:  # noqa: BLE001  # the library has no exception of its own
         return None
-    library = tokenizers.Tokenizer.from_buffer(content)
+    encoding = _encoding(json.loads(content))
+    if encoding is None:
+        return None
     # An empty text marks a token that no grammar may produce: special ones, and ids without a token.
     texts = [""] * vocab_size
     special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}

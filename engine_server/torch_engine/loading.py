@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -143,14 +142,16 @@ def _grammars(
     tokenizer: Tokenizer | None, config: ModelConfig, defaults: GenerationDefaults
 ) -> GrammarCompiler | None:
     """None without xgrammar, or with a tokenizer whose tokens it cannot read."""
-    if tokenizer is None or find_spec("xgrammar") is None:
+    if tokenizer is None:
         return None
-    from engine_server.torch_engine.guided_compiler import GrammarCompiler
-    from engine_server.torch_engine.guided_vocabulary import read_vocabulary
-
+    try:
+        from engine_server.torch_engine.guided_compiler import GrammarCompiler
+        from engine_server.torch_engine.guided_vocabulary import read_vocabulary
+    except ImportError:
+        return None
     vocabulary = read_vocabulary(tokenizer, config.vocab_size, defaults.eos_token_ids)
     if vocabulary is None:
-        log.warning("no guided decoding: the tokenizer is neither byte-level nor has a byte fallback")
+        log.warning("no guided decoding: the tokens of this tokenizer cannot be read as bytes")
     return GrammarCompiler(vocabulary) if vocabulary else None
 
 

@@ -45,15 +45,16 @@ def make_terminal(output: pb.LLMEngineOutput, sequence: Sequence, finish: Finish
     if finish is Finish.STOP:
         output.stop_match.token_id = sequence.token_ids[-1]
     if not sequence.request.unfinished:
-        output.completion_usage.CopyFrom(_usage(sequence.request))
+        output.completion_usage.CopyFrom(usage_of(sequence.request, sequence.request.num_output_tokens))
 
 
-def _usage(request: Request) -> pb.CompletionUsage:
-    prompt, completion = len(request.prompt_token_ids), request.num_output_tokens
+def usage_of(request: Request, completion_tokens: int) -> pb.CompletionUsage:
+    """The usage of a whole request."""
+    prompt_tokens = len(request.prompt_token_ids)
     return pb.CompletionUsage(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=min(prompt + completion, MAX_UINT32),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=min(prompt_tokens + completion_tokens, MAX_UINT32),
     )
 
 

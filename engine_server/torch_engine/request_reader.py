@@ -16,7 +16,7 @@ from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted,
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
-from engine_server.torch_engine.sequence import LogprobsWanted, Request, Sequence, Urgency
+from engine_server.torch_engine.sequence import BestOf, LogprobsWanted, Request, Sequence, Urgency
 from enginewire import v1 as pb
 
 MIN_DIVISOR = 0.01
@@ -64,6 +64,9 @@ class RequestReader:
             logprobs=self._logprobs(message.output_options),
             guide=read_guide(message.sampling_options),
         )
+        request.best_of = _best_of(message)
+        if request.best_of and request.logprobs is None:
+            request.logprobs = LogprobsWanted(0)  # candidates are compared by them
         request.sequences = self._sequences(message, request)
         return request
 
@@ -137,9 +140,10 @@ class RequestReader:
 
     def _sequences(self, message: pb.PreprocessedRequest, request: Request) -> list[Sequence]:
         options = message.sampling_options
-        n = options.n if options.HasField("n") else 1
+        n = max(options.n if options.HasField("n") else 1, options.best_of)
         limit = self._limits.max_n
-        _check("sampling_options.n", 1 <= n <= limit, f"must be from 1 to {limit}")
+        field = "best_of" if request.best_of else "n"
+        _check(f"sampling_options.{field}", 1 <= n <= limit, f"must be from 1 to {limit}")
         resumed = {choice.index: choice for choice in message.resume.choices}
         fits = len(resumed) == len(message.resume.choices) and all(index < n for index in resumed)
         _check("resume.choices", fits, "must name each choice below n at most once")
@@ -182,6 +186,19 @@ def read_guide(options: pb.SamplingOptions) -> Guide | None:
         return Guide(kind)
     text = json.dumps(list(guided.choice.choices)) if kind == "choice" else getattr(guided, kind)
     return Guide(kind, text)
+
+
+def _best_of(message: pb.PreprocessedRequest) -> BestOf | None:
+    options, output = message.sampling_options, message.output_options
+    n = options.n if options.HasField("n") else 1
+    if not options.HasField("best_of") or options.best_of == n:
+        return None
+    field = "sampling_options.best_of"
+    _check(field, options.best_of > n, "must not be below n")
+    # Nothing is delivered before the choice is made: there is no state to continue from.
+    if any(choice.finished or choice.generated_token_ids for choice in message.resume.choices):
+        raise Unsupported(f"{field}: above n it cannot be resumed", field=field)
+    return BestOf(n, output.HasField("logprobs") or bool(output.logprob_token_ids))
 
 
 def _number(options: pb.SamplingOptions, name: str, default: float, low: float, high: float) -> float:

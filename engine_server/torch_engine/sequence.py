@@ -58,6 +58,14 @@ class LogprobsWanted:
     token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """The sequences are candidates: only the `n` best are returned, `with_logprobs` if the caller asked."""
+
+    n: int
+    with_logprobs: bool
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """What all choices of one request share.
@@ -74,6 +82,7 @@ class Request:
     logprobs: LogprobsWanted | None = None
     guide: Guide | None = None
     grammar: Grammar | None = None
+    best_of: BestOf | None = None
     sequences: list[Sequence] = field(default_factory=list)
     unique_prompt_ids: list[int] = field(init=False)
 

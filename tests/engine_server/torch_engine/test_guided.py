@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from itertools import count, pairwise
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from engine_server.failures import EngineDead, EngineError, InvalidRequest, StepFailed, Unsupported
-from engine_server.interface import GenerateContext, StepOutputs
+from engine_server.interface import GenerateContext, PreparingEngine, StepOutputs
 from engine_server.torch_engine.engine import TorchEngine
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
@@ -44,6 +45,7 @@ async def engine(folder) -> AsyncIterator[TorchEngine]:
     made = TorchEngine(TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1))
     config = await made.start(1)
     assert len(config.capabilities.guided_modes) == 6
+    assert isinstance(made, PreparingEngine)
     yield made
     await made.cleanup()
 
@@ -315,6 +317,16 @@ async def test_cleanup_fails_a_request_whose_grammar_is_still_compiling(folder):
     async with asyncio.timeout(5):
         step = await steps.get()
     assert [(c, type(error)) for c, error in step.failures] == [(context, EngineDead)]
+
+
+async def test_without_a_grammar_engine_nothing_is_advertised_and_a_guide_is_refused(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine_server.torch_engine.guided_compiler", None)
+    engine = TorchEngine(TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1))
+    config = await engine.start(1)
+    assert not config.capabilities.guided_modes
+    with pytest.raises(Unsupported):
+        engine.submit(ask(json_object=True), GenerateContext("r"))
+    await engine.cleanup()
 
 
 async def test_what_the_grammar_engine_cannot_do_is_refused_by_name(engine):

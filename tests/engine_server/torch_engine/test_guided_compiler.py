@@ -137,6 +137,11 @@ def test_a_tokenizer_without_bytes_has_no_vocabulary(decoder):
     assert vocabulary_of(json.dumps(content)) is None
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"decoder": {"type": "ByteLevel"}}'])
+def test_a_broken_tokenizer_has_no_vocabulary(content):
+    assert vocabulary_of(content) is None
+
+
 def test_a_byte_fallback_is_found_inside_a_sequence_of_decoders():
     content = json.loads(TOKENIZER.to_str())
     content["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
