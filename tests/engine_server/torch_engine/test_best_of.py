@@ -37,8 +37,11 @@ def test_the_best_candidates_come_back_best_first(engine):
     assert all(output.HasField("logprobs") for output in answer.outputs)
 
 
-def test_usage_counts_what_is_returned_on_the_last_terminal_alone(engine):
-    answer = engine.answer(ask(2, 5))
+@pytest.mark.parametrize("seed", range(6))
+def test_usage_counts_what_is_returned_on_the_last_terminal_alone(engine, seed):
+    request = ask(2, 5)
+    request.sampling_options.seed = seed
+    answer = engine.answer(request)
     carriers = [output for output in answer.outputs if output.HasField("completion_usage")]
     assert carriers == answer.terminals[-1:] == answer.outputs[-1:]
     assert carriers[0].completion_usage.completion_tokens == sum(map(len, answer.tokens.values()))
