@@ -119,7 +119,7 @@ def _has_a_token(grammar: xgrammar.CompiledGrammar) -> bool:
 
 def _first_line(error: Exception) -> str:
     """Without the time and the place in the library's source that its messages begin with."""
-    text = str(error).strip().split("\n")[0]
+    text = str(error).strip().split("\n")[0].replace("std::bad_alloc", "too large")
     return text.rsplit(": ", 1)[-1][:200] if text.startswith("[") else text[:200]
 
 
