@@ -7,19 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine.attention import KvTensors, Span, plan_attention
-from engine_server.torch_engine.model import Model
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Span, plan_attention
+from engine_server.torch_engine.model_config import ServedConfig
 from engine_server.torch_engine.scheduler import Scheduled
+
+
+class ServedModel(Protocol):
+    """A model of our own code or of transformers."""
+
+    @property
+    def config(self) -> ServedConfig:
+        """Its sizes."""
+        ...
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input table; its dtype and device are those of the whole model."""
+        ...
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
+    ) -> Tensor:
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
+        ...
 
 
 class ModelRunner:
     """A model and its KV cache."""
 
-    def __init__(self, model: Model, cache: KvTensors) -> None:
+    def __init__(self, model: ServedModel, cache: KvTensors) -> None:
         self.model = model
         self.cache = cache
         self._windows = frozenset(model.config.windows)
