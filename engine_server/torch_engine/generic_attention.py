@@ -154,7 +154,7 @@ class ShapePass:
         return torch.full_like(like, MARK + len(self._known_reaches) - 1)
 
     def _reach(self, mask: Tensor | None) -> Reach:
-        marks = [] if mask is None else mask.unique().tolist()
+        marks = [] if mask is None else torch.unique(mask).tolist()
         index = marks[0] - MARK if len(marks) == 1 else -1
         if index not in range(len(self._known_reaches)):
             raise UnsupportedAttentionError(OWN_MASK if marks else "a layer has no causal mask")

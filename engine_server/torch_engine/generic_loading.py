@@ -6,13 +6,14 @@ nothing about engines, caches or requests.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from engine_server.torch_engine.generic_attention import UnsupportedAttentionError
@@ -31,9 +32,9 @@ def load_generic_model(
     folder.weight_files()
     with quiet():
         config = _read_config(folder)
-        _check_class(folder, config)
-        network = _load_network(folder, config, dtype)
-    network.to(device=device)  # type: ignore[arg-type]  # its decorator hides the parameters
+        network = _load_network(folder, config, _network_class(folder, config), dtype)
+    # torch's own method: the override of transformers, which looks for quantised weights, is untyped.
+    torch.nn.Module.to(network, device)
     progress(0.9)
     try:
         model = observe(network, _max_position(folder, config))
@@ -51,40 +52,46 @@ def load_generic_model(
 def quiet() -> Iterator[None]:
     """Keep the log lines and progress bars of transformers off the terminal."""
     verbosity, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if had_bars:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _read_config(folder: ModelFolder) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+        return cast(PreTrainedConfig, config)
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         name = folder.config.get("model_type")
         raise _refusal(folder, f"transformers cannot read it as model_type {name!r:.60}") from error
 
 
-def _check_class(folder: ModelFolder, config: PreTrainedConfig) -> None:
-    """Refuse what can be refused by name, before any weight is read."""
-    network = AutoModelForCausalLM._model_mapping.get(type(config), None)
+def _network_class(folder: ModelFolder, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class that transformers has for it; refuses what can be refused before any weight is read."""
+    network = cast("type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
     if network is None or network.__name__ != _architecture(folder):
         raise _refusal(folder, "no causal language model of transformers")
+    if folder.config.get("quantization_config") is not None:
+        raise _refusal(folder, "quantization_config: only unquantised weights are")
     if config.is_encoder_decoder:
         raise _refusal(folder, "not a decoder-only model")
     if network._is_stateful:
         raise _refusal(folder, "it keeps state other than keys and values")
     if not network._supports_attention_backend:
         raise _refusal(folder, "it does not use the attention interface of transformers")
+    return network
 
 
-def _load_network(folder: ModelFolder, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _load_network(
+    folder: ModelFolder, config: PreTrainedConfig, network_class: type[PreTrainedModel], dtype: torch.dtype
+) -> PreTrainedModel:
     try:
-        network, info = AutoModelForCausalLM.from_pretrained(
+        loaded: object = network_class.from_pretrained(
             folder.path,
             config=config,
             dtype=dtype,
@@ -96,10 +103,9 @@ def _load_network(folder: ModelFolder, config: PreTrainedConfig, dtype: torch.dt
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         cause = " ".join(str(error).split())[:200]
         raise ModelLoadError(f"{folder.path}: transformers cannot load the weights ({cause})") from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelLoadError(f"{folder.path}: no weight file holds the tensor {missing[0]}")
-    assert isinstance(network, PreTrainedModel)
+    network, info = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
+    for missing in sorted(info["missing_keys"]):
+        raise ModelLoadError(f"{folder.path}: no weight file holds the tensor {missing}")
     return network
 
 

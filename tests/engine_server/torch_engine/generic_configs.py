@@ -1,0 +1,184 @@
+"""Tiny configurations of the architectures of transformers: those that serve and those that cannot.
+
+A new architecture is one entry here; `docs/models.md` is written from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from tests.engine_server.torch_engine.tiny import VOCAB
+
+CONTEXT = 96
+WINDOW = 9
+SHAPE: dict[str, object] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+EXPERTS: dict[str, object] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENT: dict[str, object] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}
+GROUPS: dict[str, object] = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+DEEPSEEK = {**EXPERTS, **LATENT, **GROUPS, "n_routed_experts": 4, "n_shared_experts": 1}
+SLIDES = {"sliding_window": WINDOW}
+MIXED = {**SLIDES, "layer_types": ["sliding_attention", "full_attention"]}
+FOUR = {"num_experts": 4}
+FOUR_LOCAL = {"num_local_experts": 4}
+FOUR_ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1}
+LONGROPE: dict[str, object] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 48,
+}
+
+Fields = Mapping[str, object]
+SERVED: dict[str, Fields] = {
+    "afmoe": {**EXPERTS, **FOUR, **MIXED, "num_dense_layers": 1},
+    "apertus": {},
+    "arcee": {},
+    "aria_text": {**EXPERTS, "moe_num_experts": 4},
+    "axk1": DEEPSEEK,
+    "beam": {**EXPERTS, **FOUR, **SLIDES},
+    "bert": {"is_decoder": True},
+    "bert-generation": {"is_decoder": True},
+    "bitnet": {},
+    "cohere": {},
+    "cohere2": MIXED,
+    "cohere2_moe": {**EXPERTS, **FOUR, **MIXED},
+    "ctrl": {"n_embd": 32, "dff": 48, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT},
+    "cwm": MIXED,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "diffllama": {},
+    "dots1": {**EXPERTS, **GROUPS, **FOUR_ROUTED, **MIXED},
+    "electra": {"is_decoder": True, "embedding_size": 32},
+    "ernie": {"is_decoder": True},
+    "ernie4_5": {},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
+    "exaone4": MIXED,
+    "exaone_moe": {**EXPERTS, **FOUR, **MIXED, "first_k_dense_replace": 1},
+    "flex_olmo": {**EXPERTS, **FOUR},
+    "flint": {**EXPERTS, **MIXED},
+    "gemma": {},
+    "gemma2": MIXED,
+    "gemma3_text": {**MIXED, "final_logit_softcapping": 3.0},
+    "gemma4_text": {**MIXED, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
+    "glm": {},
+    "glm4": {},
+    "glm4_moe": {**EXPERTS, **GROUPS, **FOUR_ROUTED},
+    "glm4_moe_lite": DEEPSEEK,
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "gpt_neox": {},
+    "gpt_oss": {**EXPERTS, **FOUR_LOCAL, **MIXED},
+    "granite": {"attention_multiplier": 0.2, "logits_scaling": 2.0, "residual_multiplier": 0.7},
+    "granite_swa": MIXED,
+    "granitemoe": {**EXPERTS, **FOUR_LOCAL},
+    "granitemoe_swa": {**EXPERTS, **FOUR_LOCAL, **MIXED},
+    "granitemoeshared": {**EXPERTS, **FOUR_LOCAL, "shared_intermediate_size": 24},
+    "helium": {},
+    "hrm_text": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {**EXPERTS, **FOUR, "moe_topk": 2},
+    "hy_v3": {**EXPERTS, **FOUR},
+    "hyperclovax": {},
+    "jais2": {},
+    "jetmoe": {"num_key_value_heads": 2, "kv_channels": 8, **FOUR_LOCAL},
+    "kolibri1": {**MIXED},
+    "laguna": {**EXPERTS, **FOUR},
+    "llama4_text": {**EXPERTS, **FOUR_LOCAL, "intermediate_size_mlp": 48, "attention_chunk_size": 64},
+    "longcat_flash": {**DEEPSEEK, "num_layers": 2, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 24},
+    "mellum": {**EXPERTS, **FOUR},
+    "mimo_v2_flash": {**EXPERTS, **FOUR_ROUTED, **MIXED},
+    "minicpm3": LATENT,
+    "minimax_m2": {**EXPERTS, **FOUR_LOCAL},
+    "minimax_m3_vl_text": {**EXPERTS, **FOUR_LOCAL},
+    "ministral": MIXED,
+    "ministral3": SLIDES,
+    "mixtral": {**EXPERTS, **FOUR_LOCAL, **SLIDES},
+    "modernbert-decoder": {"local_attention": 8},
+    "nanochat": {},
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": MIXED,
+    "olmoe": {**EXPERTS, **FOUR},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "persimmon": {},
+    "phi": {},
+    "phi3": {**SLIDES, "rope_parameters": LONGROPE},
+    "phimoe": {**EXPERTS, **FOUR_LOCAL, **SLIDES},
+    "qwen2_moe": {**EXPERTS, **FOUR, "shared_expert_intermediate_size": 24},
+    "qwen3_moe": {**EXPERTS, **FOUR},
+    "seed_oss": {},
+    "smollm3": {},
+    "solar_open": {**EXPERTS, **GROUPS, **FOUR_ROUTED},
+    "starcoder2": SLIDES,
+    "vaultgemma": MIXED,
+    "youtu": LATENT,
+}
+"""model_type → what its configuration needs beside SHAPE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A model that must not start, and the reason that its user reads."""
+
+    reason: str
+    changes: Fields
+
+
+NO_INTERFACE = "does not use the attention interface"
+STATE = "keeps state other than keys and values"
+OTHER_MASK = "masks attention in a way of its own"
+DIFFERS = "logits change"
+REFUSED: dict[str, Refused] = {
+    "biogpt": Refused(NO_INTERFACE, {}),
+    "bloom": Refused(NO_INTERFACE, {}),
+    "camembert": Refused(DIFFERS, {"is_decoder": True}),
+    "codegen": Refused(NO_INTERFACE, {"n_embd": 32, "n_head": 4, "rotary_dim": 4}),
+    "doge": Refused(OTHER_MASK, {}),
+    "falcon": Refused(NO_INTERFACE, {}),
+    "falcon_mamba": Refused(STATE, {}),
+    "gemma3n_text": Refused(DIFFERS, {"num_kv_shared_layers": 1, "vocab_size_per_layer_input": VOCAB}),
+    "gptj": Refused(NO_INTERFACE, {}),
+    "lfm2": Refused("1 of its 2 layers use", {"layer_types": ["conv", "full_attention"]}),
+    "mamba": Refused(STATE, {}),
+    "minimax": Refused("1 of its 2 layers use", {**EXPERTS, **FOUR_LOCAL}),
+    "mpt": Refused(NO_INTERFACE, {}),
+    "qwen3_next": Refused(STATE, {}),
+    "roberta": Refused(OTHER_MASK, {}),
+    "rwkv": Refused(STATE, {}),
+    "stablelm": Refused(NO_INTERFACE, {}),
+    "t5": Refused("no causal language model", {}),
+    "whisper": Refused("not a decoder-only model", {}),
+    "xglm": Refused(NO_INTERFACE, {}),
+}
+"""model_type → why it is refused; a family of its own kind each, not a complete list."""
+
+
+def tiny_config(model_type: str, changes: Fields) -> PreTrainedConfig:
+    """SHAPE as far as the architecture knows its fields, and all of `changes`."""
+    config_class = CONFIG_MAPPING[model_type]
+    known = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
+    return config_class(**{name: value for name, value in SHAPE.items() if name in known} | dict(changes))
