@@ -243,7 +243,7 @@ AttentionMaskInterface.register(OBSERVED, _observed_mask)
 
 
 def _attend_group(
-    call: AttentionCall, group: AttentionGroup, keys: Tensor, values: Tensor, mask: Tensor
+    call: AttentionCall, group: AttentionGroup, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> Tensor:
     """Query heads that share a KV head are rows (decode) or heads (prefill) of one batch entry."""
     query = call.query[group.rows]
@@ -261,16 +261,28 @@ def _attend_group(
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, call: AttentionCall, sinks: Tensor | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    call: AttentionCall,
+    sinks: Tensor | None,
 ) -> Tensor:
-    keys, values, mask = keys.to(query.dtype), values.to(query.dtype), mask.to(query.dtype)
+    """No mask means the causal one over as many queries as keys."""
+    keys, values = keys.to(query.dtype), values.to(query.dtype)
+    mask = None if mask is None else mask.to(query.dtype)
     if call.softcap is None and sinks is None:
-        return scaled_dot_product_attention(query, keys, values, mask, scale=call.scale)
+        causal = mask is None
+        return scaled_dot_product_attention(query, keys, values, mask, is_causal=causal, scale=call.scale)
     scores = query @ keys.transpose(-1, -2) * call.scale
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
-    scores = scores + mask
+    scores = scores + (_causal_mask(scores) if mask is None else mask)
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return weights[..., : keys.shape[-2]] @ values
+
+
+def _causal_mask(scores: Tensor) -> Tensor:
+    return torch.full_like(scores[0, 0], float("-inf")).triu(1)

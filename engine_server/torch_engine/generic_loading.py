@@ -43,7 +43,7 @@ def load_generic_model(
     except UnsupportedAttentionError as error:
         raise _refusal(folder, str(error)) from error
     except Exception as error:  # code of any architecture: it may raise anything
-        raise _refusal(folder, f"{type(error).__name__} in its forward pass") from error
+        raise _refusal(folder, f"its forward pass fails without a mask: {type(error).__name__}") from error
     progress(1.0)
     return model
 

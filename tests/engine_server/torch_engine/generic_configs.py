@@ -6,7 +6,7 @@ A new architecture is one entry here; `docs/models.md` is written from these tab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -40,6 +40,14 @@ GROUPS: dict[str, object] = {"n_group": 1, "topk_group": 1, "first_k_dense_repla
 DEEPSEEK = {**EXPERTS, **LATENT, **GROUPS, "n_routed_experts": 4, "n_shared_experts": 1}
 SLIDES = {"sliding_window": WINDOW}
 MIXED = {**SLIDES, "layer_types": ["sliding_attention", "full_attention"]}
+SHARED_KV = {
+    **SLIDES,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
+}
 FOUR = {"num_experts": 4}
 FOUR_LOCAL = {"num_local_experts": 4}
 FOUR_ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1}
@@ -82,7 +90,8 @@ SERVED: dict[str, Fields] = {
     "gemma": {},
     "gemma2": MIXED,
     "gemma3_text": {**MIXED, "final_logit_softcapping": 3.0},
-    "gemma4_text": {**MIXED, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
+    "gemma3n_text": {**SHARED_KV, "laurel_rank": 8},
+    "gemma4_text": SHARED_KV,
     "glm": {},
     "glm4": {},
     "glm4_moe": {**EXPERTS, **GROUPS, **FOUR_ROUTED},
@@ -126,7 +135,7 @@ SERVED: dict[str, Fields] = {
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "persimmon": {},
     "phi": {},
-    "phi3": {**SLIDES, "rope_parameters": LONGROPE},
+    "phi3": {**SLIDES, "rope_parameters": LONGROPE, "original_max_position_embeddings": 48},
     "phimoe": {**EXPERTS, **FOUR_LOCAL, **SLIDES},
     "qwen2_moe": {**EXPERTS, **FOUR, "shared_expert_intermediate_size": 24},
     "qwen3_moe": {**EXPERTS, **FOUR},
@@ -142,43 +151,50 @@ SERVED: dict[str, Fields] = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A model that must not start, and the reason that its user reads."""
+    """A model that must not start, and the reason that its user reads.
+
+    Most are refused by name. `has_weights` says that it takes a look at the network; then `changes`
+    are what its configuration needs beside SHAPE. `architecture` is for classes of another task.
+    """
 
     reason: str
-    changes: Fields
+    changes: Fields = field(default_factory=dict)
+    has_weights: bool = False
+    architecture: str = ""
 
 
-NO_INTERFACE = "does not use the attention interface"
-STATE = "keeps state other than keys and values"
-OTHER_MASK = "masks attention in a way of its own"
-DIFFERS = "logits change"
+NO_INTERFACE = Refused("it does not use the attention interface of transformers")
+STATE = Refused("it keeps state other than keys and values")
+CONV = {"layer_types": ["conv", "full_attention"]}
+SPARSE = {**DEEPSEEK, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
+DIFFERS = "its logits change when it runs in pieces through the KV cache"
 REFUSED: dict[str, Refused] = {
-    "biogpt": Refused(NO_INTERFACE, {}),
-    "bloom": Refused(NO_INTERFACE, {}),
-    "camembert": Refused(DIFFERS, {"is_decoder": True}),
-    "codegen": Refused(NO_INTERFACE, {"n_embd": 32, "n_head": 4, "rotary_dim": 4}),
-    "doge": Refused(OTHER_MASK, {}),
-    "falcon": Refused(NO_INTERFACE, {}),
-    "falcon_mamba": Refused(STATE, {}),
-    "gemma3n_text": Refused(DIFFERS, {"num_kv_shared_layers": 1, "vocab_size_per_layer_input": VOCAB}),
-    "gptj": Refused(NO_INTERFACE, {}),
-    "lfm2": Refused("1 of its 2 layers use", {"layer_types": ["conv", "full_attention"]}),
-    "mamba": Refused(STATE, {}),
-    "minimax": Refused("1 of its 2 layers use", {**EXPERTS, **FOUR_LOCAL}),
-    "mpt": Refused(NO_INTERFACE, {}),
-    "qwen3_next": Refused(STATE, {}),
-    "roberta": Refused(OTHER_MASK, {}),
-    "rwkv": Refused(STATE, {}),
-    "stablelm": Refused(NO_INTERFACE, {}),
-    "t5": Refused("no causal language model", {}),
-    "whisper": Refused("not a decoder-only model", {}),
-    "xglm": Refused(NO_INTERFACE, {}),
+    "biogpt": NO_INTERFACE,
+    "bloom": NO_INTERFACE,
+    "camembert": Refused(DIFFERS, {"is_decoder": True}, has_weights=True),
+    "codegen": NO_INTERFACE,
+    "deepseek_v32": Refused("its forward pass fails without a mask: TypeError", SPARSE, has_weights=True),
+    "doge": Refused("it masks attention in a way of its own", {}, has_weights=True),
+    "falcon": NO_INTERFACE,
+    "falcon_mamba": STATE,
+    "gptj": NO_INTERFACE,
+    "lfm2": Refused("1 of its 2 layers use the attention interface", CONV, has_weights=True),
+    "mamba": STATE,
+    "minimax": Refused("1 of its 2 layers use the attention", {**EXPERTS, **FOUR_LOCAL}, has_weights=True),
+    "mpt": NO_INTERFACE,
+    "qwen3_next": STATE,
+    "roberta": Refused(DIFFERS, {"is_decoder": True}, has_weights=True),
+    "rwkv": STATE,
+    "stablelm": NO_INTERFACE,
+    "t5": Refused("no causal language model of transformers", architecture="T5ForConditionalGeneration"),
+    "whisper": Refused("not a decoder-only model"),
+    "xglm": NO_INTERFACE,
 }
-"""model_type → why it is refused; a family of its own kind each, not a complete list."""
+"""model_type → why it is refused: at least one of every kind, not a complete list."""
 
 
 def tiny_config(model_type: str, changes: Fields) -> PreTrainedConfig:
     """SHAPE as far as the architecture knows its fields, and all of `changes`."""
     config_class = CONFIG_MAPPING[model_type]
-    known = {field.name for field in fields(config_class)} | set(config_class.attribute_map)
+    known = {known.name for known in fields(config_class)} | set(config_class.attribute_map)
     return config_class(**{name: value for name, value in SHAPE.items() if name in known} | dict(changes))

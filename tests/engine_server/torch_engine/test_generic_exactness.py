@@ -20,8 +20,6 @@ MAX_TOKENS = 10
 TIE = 1e-3
 """Logits closer than this may change places by rounding: float32, batches of another shape."""
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
-
 
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[[str], Path]:
