@@ -88,7 +88,7 @@ SERVED: dict[str, Fields] = {
     "flex_olmo": {**EXPERTS, **FOUR},
     "flint": {**EXPERTS, **MIXED},
     "gemma": {},
-    "gemma2": MIXED,
+    "gemma2": {**MIXED, "attn_logit_softcapping": 0.5},
     "gemma3_text": {**MIXED, "final_logit_softcapping": 3.0},
     "gemma3n_text": {**SHARED_KV, "laurel_rank": 8},
     "gemma4_text": SHARED_KV,
