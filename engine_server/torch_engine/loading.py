@@ -16,9 +16,11 @@ import torch
 from engine_server.interface import GenerateContext, Tokenizer
 from engine_server.torch_engine.attention import KvTensors
 from engine_server.torch_engine.checkpoint import open_checkpoint
+from engine_server.torch_engine.compiled_ops import compiled_ops
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.generation_config import GenerationDefaults, read_generation_defaults
 from engine_server.torch_engine.kv_cache import BlockPool
+from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
 from engine_server.torch_engine.model import Model, build_model
 from engine_server.torch_engine.model_config import ModelConfig, read_model_config
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
@@ -61,7 +63,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     device = choose_device(options)
     dtype = choose_dtype(options, config, device)
     with open_checkpoint(folder, dtype, device) as weights:
-        model = build_model(config, weights, device, lambda done: progress("load", done))
+        model = build_model(config, weights, device, _ops(options, device, dtype), lambda done: progress("load", done))
     pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
     context_length = choose_context(options, config, pool)
     core = EngineCore(_scheduler(options, pool, device), _runner(model, pool))
@@ -120,6 +122,11 @@ def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.devic
     default = CUDA_STEP_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
     step_tokens = options.max_num_batched_tokens or max(default, options.max_num_seqs)
     return Scheduler(pool, options.max_num_seqs, step_tokens)
+
+
+def _ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
+    compiled = compiled_ops(device, dtype) if options.compile_kernels else None
+    return compiled or TorchOps()
 
 
 def _runner(model: Model, pool: BlockPool) -> ModelRunner:

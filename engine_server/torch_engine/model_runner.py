@@ -38,7 +38,7 @@ class ModelRunner:
         self.cache.clear([block for grant in batch for block in grant.new_blocks])
         spans = [_span(grant) for grant in batch]
         like = self.model.embedding
-        plan = plan_attention(spans, self.cache.block_size, self._windows, like)
+        plan = plan_attention(spans, self.cache.block_size, self._windows, like, ragged=self.model.ops.ragged)
         ends = accumulate(span.num_new for span in spans)
         sampled = [end - 1 for end, grant in zip(ends, batch, strict=True) if grant.samples]
         return self.model.forward(

@@ -17,7 +17,7 @@ class TorchEngineOptions:
 
     `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the
     memory for keys and values unless `num_kv_blocks` says how many blocks there are. `seed`
-    makes unseeded requests repeatable.
+    makes unseeded requests repeatable. `compile_kernels` uses the machine's C++ compiler, if any.
     """
 
     model: str = "builtin:demo"
@@ -32,6 +32,7 @@ class TorchEngineOptions:
     max_num_batched_tokens: int | None = None
     seed: int | None = None
     num_threads: int | None = None
+    compile_kernels: bool = True
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
