@@ -10,12 +10,8 @@ from pathlib import Path
 from random import Random
 
 VOCAB = 32_000
-SHAPES = {
-    "15m": {"hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 6},
-    "110m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
-    "500m": {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 22, "num_attention_heads": 20},
-}
-"""Llama-shaped models by their number of parameters."""
+SHAPES = {"15m": (288, 768, 6, 6), "110m": (768, 2048, 12, 12), "500m": (1280, 3456, 22, 20)}
+"""Llama-shaped models by their size: hidden size, MLP size, layers, heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +29,12 @@ def make_model(folder: Path, shape: str, dtype: str) -> None:
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    hidden, inner, layers, heads = SHAPES[shape]
     config = LlamaConfig(
-        **SHAPES[shape],
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         vocab_size=VOCAB,
         max_position_embeddings=2048,
         tie_word_embeddings=True,

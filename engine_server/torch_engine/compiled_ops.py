@@ -25,18 +25,16 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 60.0
-FLAGS = (
-    "-std=c++17 -O3 -march=native -fopenmp -shared -fPIC"
-    # Sums may be reordered, but infinities and NaN keep their meaning.
-    " -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
-).split()
+BUILD = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+ARITHMETIC = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+"""Sums may be reordered, but infinities and NaN keep their meaning."""
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 Kernel = Callable[..., None]
 
 
 class CompiledOps:
-    """`LayerOps` for one dtype. Tensors must be on the CPU."""
+    """`LayerOps` for one dtype. Tensors must be contiguous and on the CPU."""
 
     ragged = True
 
@@ -117,8 +115,8 @@ def _library() -> ctypes.PyDLL | None:
     with tempfile.TemporaryDirectory(prefix="enginewire-") as folder:
         target = Path(folder) / "kernels.so"
         try:
-            build = [compiler, *FLAGS, "-o", str(target), str(SOURCE)]
-            subprocess.run(build, check=True, capture_output=True, timeout=BUILD_SECONDS)
+            build = [compiler, *BUILD, *ARITHMETIC, "-o", str(target), str(SOURCE)]
+            subprocess.run(build, check=True, capture_output=True, timeout=BUILD_SECONDS)  # noqa: S603  # ours
             # The calls are too short to be worth giving up the interpreter lock.
             return ctypes.PyDLL(str(target))
         except (OSError, subprocess.SubprocessError) as error:

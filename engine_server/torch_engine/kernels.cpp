@@ -38,9 +38,10 @@ template <> inline bf16 narrow<bf16>(float value) {
 
 template <class T> inline float rounded(float value) { return wide(narrow<T>(value)); }
 
-// e^x for x <= 0, to float precision; std::exp is not vectorised.
+// e^x for x <= 0, to float precision (what would be denormal is 0); std::exp is not vectorised.
 inline float exp_negative(float x) {
-    x = x < -87.0f ? -87.0f : x;
+    bool is_zero = x < -87.0f;
+    x = is_zero ? -87.0f : x;
     float n = std::nearbyint(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -53,7 +54,7 @@ inline float exp_negative(float x) {
     uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
     float scale;
     std::memcpy(&scale, &bits, 4);
-    return p * scale;
+    return is_zero ? 0.0f : p * scale;
 }
 
 template <class T>

@@ -73,7 +73,7 @@ class TorchOps:
     ) -> Tensor:
         """See `LayerOps`."""
         kv_heads = cache.keys[layer].shape[2]
-        query, keys, values = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        query, keys, values = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
         query, keys = rotate(query, *rotation), rotate(keys, *rotation)
         cache.write(layer, plan.slots, keys, values)
         attended = torch.empty_like(query)

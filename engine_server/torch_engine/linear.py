@@ -57,13 +57,13 @@ class PackedLinear:
 
     def __call__(self, value: Tensor) -> Tensor:
         """See `Linear`."""
-        args = (value, self._weight, self._bias, "none", [], "")
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(*args))
+        product = torch.ops.mkldnn._linear_pointwise.default
+        return cast(Tensor, product(value, self._weight, self._bias, "none", [], ""))
 
     def plus(self, value: Tensor, other: Tensor) -> Tensor:
         """See `Linear`."""
-        args = (value, other, self._weight, self._bias, "add")
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise.binary(*args))
+        product = torch.ops.mkldnn._linear_pointwise.binary
+        return cast(Tensor, product(value, other, self._weight, self._bias, "add"))
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -76,7 +76,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
     """True when this torch and this processor have packed products for `dtype`."""
-    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    if dtype not in (torch.float32, torch.bfloat16):
         return False
     try:
         packed = PackedLinear(torch.ones(16, 16, dtype=dtype), None)

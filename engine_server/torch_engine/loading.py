@@ -63,7 +63,8 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     device = choose_device(options)
     dtype = choose_dtype(options, config, device)
     with open_checkpoint(folder, dtype, device) as weights:
-        model = build_model(config, weights, device, _ops(options, device, dtype), lambda done: progress("load", done))
+        ops = _ops(options, device, dtype)
+        model = build_model(config, weights, device, ops, lambda done: progress("load", done))
     pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
     context_length = choose_context(options, config, pool)
     core = EngineCore(_scheduler(options, pool, device), _runner(model, pool))

@@ -1,0 +1,32 @@
+"""Packed weights compute what plain weights compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_server.torch_engine.linear import PackedLinear, PlainLinear, can_pack, make_linear
+
+
+@pytest.mark.parametrize("rows", [1, 8, 70])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_a_projection_and_its_sum_equal_plain_torch(rows, has_bias, dtype, tolerance):
+    torch.manual_seed(rows)
+    weight, bias = torch.randn(48, 40).to(dtype) / 6, torch.randn(48).to(dtype)
+    value, other = torch.randn(rows, 40).to(dtype), torch.randn(rows, 48).to(dtype)
+    made = make_linear(weight, bias if has_bias else None)
+    plain = PlainLinear(weight, bias if has_bias else None)
+    torch.testing.assert_close(made(value), plain(value), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        made.plus(value, other), plain.plus(value, other), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_weights_that_cannot_be_packed_stay_plain():
+    assert isinstance(make_linear(torch.ones(4, 4, dtype=torch.float64)), PlainLinear)
+    assert isinstance(make_linear(torch.ones(4, 4, device="meta")), PlainLinear)
+
+
+def test_float32_is_packed_wherever_this_torch_can():
+    assert isinstance(make_linear(torch.ones(4, 4)), PackedLinear if can_pack(torch.float32) else PlainLinear)
