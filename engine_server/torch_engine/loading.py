@@ -6,7 +6,6 @@ loops or protobuf.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.generation_config import GenerationDefaults, read_generation_defaults
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
+from engine_server.torch_engine.linear import Int8Linear, MakeLinear, can_quantize, make_linear
 from engine_server.torch_engine.model import Model, build_model
 from engine_server.torch_engine.model_config import ModelConfig, read_model_config
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
@@ -28,6 +28,7 @@ from engine_server.torch_engine.model_runner import ModelRunner
 from engine_server.torch_engine.model_source import resolve_model
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.processors import num_cores
 from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
 
@@ -56,15 +57,15 @@ class LoadedEngine:
 
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
     """Load, allocate and warm up; raises ModelLoadError. `progress` gets a phase and 0 to 1."""
-    torch.set_num_threads(options.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(options.num_threads or num_cores())
     progress("load", 0.0)
     folder = ModelFolder.open(resolve_model(options.model))
     config = read_model_config(folder)
     device = choose_device(options)
     dtype = choose_dtype(options, config, device)
     with open_checkpoint(folder, dtype, device) as weights:
-        ops = _ops(options, device, dtype)
-        model = build_model(config, weights, device, ops, lambda done: progress("load", done))
+        ops, project = _ops(options, device, dtype), _project(options, device, dtype)
+        model = build_model(config, weights, device, ops, project, lambda done: progress("load", done))
     pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
     context_length = choose_context(options, config, pool)
     core = EngineCore(_scheduler(options, pool, device), _runner(model, pool))
@@ -128,6 +129,14 @@ def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.devic
 def _ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
     compiled = compiled_ops(device, dtype) if options.compile_kernels else None
     return compiled or TorchOps()
+
+
+def _project(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> MakeLinear:
+    if options.quantization == "none":
+        return make_linear
+    if device.type != "cpu" or not can_quantize(dtype):
+        raise ModelLoadError("quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16")
+    return Int8Linear
 
 
 def _runner(model: Model, pool: BlockPool) -> ModelRunner:

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding
 from engine_server.torch_engine.attention import AttentionPlan, KvTensors
 from engine_server.torch_engine.checkpoint import Checkpoint
 from engine_server.torch_engine.layer_ops import LayerOps
-from engine_server.torch_engine.linear import Linear, make_linear
+from engine_server.torch_engine.linear import Linear, MakeLinear, make_linear
 from engine_server.torch_engine.model_config import ModelConfig
 from engine_server.torch_engine.rotary import Rotary
 
@@ -90,14 +90,19 @@ def build_model(
     weights: Checkpoint,
     device: torch.device,
     ops: LayerOps,
+    project: MakeLinear,
     progress: Callable[[float], None],
 ) -> Model:
-    """Read every weight; `progress` gets the fraction done. Raises ModelLoadError."""
+    """Read every weight; `progress` gets the fraction done. Raises ModelLoadError.
+
+    `project` makes the projections of the layers. The head, which decides between close tokens, keeps
+    its precision.
+    """
     table = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers: list[Layer] = []
     for index in range(config.num_layers):
         progress(index / config.num_layers)
-        layers.append(_build_layer(config, weights, index))
+        layers.append(_build_layer(config, weights, index, project))
     # Some files say tied and still carry a head, some the reverse: the flag decides, as in training.
     tied = config.tied_embeddings
     head = table if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
@@ -106,7 +111,7 @@ def build_model(
     return Model(config, table, layers, norm, make_linear(head), rotary, ops)
 
 
-def _build_layer(config: ModelConfig, weights: Checkpoint, index: int) -> Layer:
+def _build_layer(config: ModelConfig, weights: Checkpoint, index: int, make: MakeLinear) -> Layer:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -114,7 +119,7 @@ def _build_layer(config: ModelConfig, weights: Checkpoint, index: int) -> Layer:
     def project(block: str, parts: dict[str, int], inputs: int, bias: bool) -> Linear:
         names, sizes = [f"{prefix}{block}.{part}_proj" for part in parts], list(parts.values())
         weight = weights.stack([f"{name}.weight" for name in names], sizes, inputs)
-        return make_linear(weight, weights.stack([f"{name}.bias" for name in names], sizes) if bias else None)
+        return make(weight, weights.stack([f"{name}.bias" for name in names], sizes) if bias else None)
 
     def norm(name: str, size: int) -> Norm:
         return Norm(weights.tensor(f"{prefix}{name}.weight", size), config.norm_eps)

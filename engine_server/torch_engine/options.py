@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class TorchEngineOptions:
     served_model_name: str = ""
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     max_model_len: int | None = None
     block_size: int = 16
     num_kv_blocks: int | None = None
@@ -39,6 +41,10 @@ class TorchEngineOptions:
             raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ValueError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
+            )
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_server.torch_engine.linear import PackedLinear, PlainLinear, can_pack, make_linear
+from engine_server.torch_engine.linear import Int8Linear, PackedLinear, PlainLinear, can_pack, make_linear
 
 
 @pytest.mark.parametrize("rows", [1, 8, 70])
@@ -30,3 +30,27 @@ def test_weights_that_cannot_be_packed_stay_plain():
 
 def test_float32_is_packed_wherever_this_torch_can():
     assert isinstance(make_linear(torch.ones(4, 4)), PackedLinear if can_pack(torch.float32) else PlainLinear)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eight_bits_come_close(rows, dtype):
+    torch.manual_seed(rows)
+    weight, bias = torch.randn(48, 256).to(dtype), torch.randn(48).to(dtype)
+    value, other = torch.randn(rows, 256).to(dtype), torch.randn(rows, 48).to(dtype)
+    expected = PlainLinear(weight, bias).plus(value, other).float()
+    error = Int8Linear(weight, bias).plus(value, other).float() - expected
+    assert error.std() < 0.02 * expected.std()
+
+
+def test_eight_bit_rows_do_not_depend_on_their_neighbours():
+    torch.manual_seed(0)
+    projection = Int8Linear(torch.randn(32, 64), None)
+    value = torch.randn(5, 64)
+    crowd = torch.cat((value[:2], torch.zeros(1, 64), value[2:] * 1000))
+    crowd[-1, 3] = float("nan")
+    found = projection(crowd)
+    assert found[:2].equal(projection(value[:2]))
+    assert not found[2].any()
+    assert found[3:-1].isfinite().all()
+    assert found[-1].isnan().all()
