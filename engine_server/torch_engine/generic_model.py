@@ -56,6 +56,11 @@ class GenericModel:
         """The table of the input tokens."""
         return input_table(self._network)
 
+    @property
+    def reads_ragged_rows(self) -> bool:
+        """False: decodes are grouped and padded."""
+        return False
+
     def new_cache(self, num_blocks: int, block_size: int) -> LayeredKvTensors:
         """Storage for the keys and values of `num_blocks` × `block_size` tokens."""
         return LayeredKvTensors(self.config.shapes, num_blocks, block_size, like=self.embedding)

@@ -6,7 +6,6 @@ loops or protobuf.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +16,12 @@ import torch
 from engine_server.interface import GenerateContext, Tokenizer
 from engine_server.torch_engine.attention import KvTensors
 from engine_server.torch_engine.checkpoint import open_checkpoint
+from engine_server.torch_engine.compiled_ops import compiled_ops
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.generation_config import GenerationDefaults, read_generation_defaults
 from engine_server.torch_engine.kv_cache import BlockPool
+from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
+from engine_server.torch_engine.linear import Int8Linear, MakeLinear, can_quantize, make_linear
 from engine_server.torch_engine.model import Model, build_model
 from engine_server.torch_engine.model_config import ServedConfig, is_native, read_dtype, read_model_config
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
@@ -27,6 +29,7 @@ from engine_server.torch_engine.model_runner import ModelRunner
 from engine_server.torch_engine.model_source import resolve_model
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.processors import num_cores
 from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
 
@@ -58,12 +61,12 @@ class LoadedEngine:
 
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
     """Load, allocate and warm up; raises ModelLoadError. `progress` gets a phase and 0 to 1."""
-    torch.set_num_threads(options.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(options.num_threads or num_cores())
     progress("load", 0.0)
     folder = ModelFolder.open(resolve_model(options.model))
     device = choose_device(options)
     dtype = choose_dtype(options, read_dtype(folder), device)
-    model = load_model(folder, dtype, device, lambda done: progress("load", done))
+    model = load_model(options, folder, dtype, device, lambda done: progress("load", done))
     config = model.config
     pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
     context_length = choose_context(options, config, pool)
@@ -76,17 +79,24 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
 
 
 def load_model(
-    folder: ModelFolder, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None]
+    options: TorchEngineOptions,
+    folder: ModelFolder,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
 ) -> Model | GenericModel:
     """By our own code where it covers the architecture, by transformers everywhere else."""
     if not is_native(folder):
+        if options.quantization != "none":
+            raise ModelLoadError(f"quantization {options.quantization} is not for models of transformers")
         # Importing transformers takes seconds, which the models of our own code need not wait for.
         from engine_server.torch_engine.generic_loading import load_generic_model
 
         return load_generic_model(folder, dtype, device, progress)
     config = read_model_config(folder)
     with open_checkpoint(folder, dtype, device) as weights:
-        return build_model(config, weights, device, progress)
+        ops, project = _ops(options, device, dtype), _project(options, device, dtype)
+        return build_model(config, weights, device, ops, project, progress)
 
 
 def choose_device(options: TorchEngineOptions) -> torch.device:
@@ -137,6 +147,19 @@ def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.devic
     default = CUDA_STEP_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
     step_tokens = options.max_num_batched_tokens or max(default, options.max_num_seqs)
     return Scheduler(pool, options.max_num_seqs, step_tokens)
+
+
+def _ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
+    compiled = compiled_ops(device, dtype) if options.compile_kernels else None
+    return compiled or TorchOps()
+
+
+def _project(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> MakeLinear:
+    if options.quantization == "none":
+        return make_linear
+    if device.type != "cpu" or not can_quantize(dtype):
+        raise ModelLoadError("quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16")
+    return Int8Linear
 
 
 def _new_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:

@@ -30,6 +30,11 @@ class ServedModel(Protocol):
         """The input table; its dtype and device are those of the whole model."""
         ...
 
+    @property
+    def reads_ragged_rows(self) -> bool:
+        """True when single tokens read their own length of the cache and nothing beyond."""
+        ...
+
     def forward(
         self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
     ) -> Tensor:
@@ -56,10 +61,13 @@ class ModelRunner:
 
         `batch` must be in `batch_order`, and so are the rows.
         """
-        self.cache.clear([block for grant in batch for block in grant.new_blocks])
+        if not self.model.reads_ragged_rows:  # only padded rows read what an earlier owner left behind
+            self.cache.clear([block for grant in batch for block in grant.new_blocks])
         spans = [_span(grant) for grant in batch]
         like = self.model.embedding
-        plan = plan_attention(spans, self.cache.block_size, self._windows, like)
+        plan = plan_attention(
+            spans, self.cache.block_size, self._windows, like, ragged=self.model.reads_ragged_rows
+        )
         ends = accumulate(span.num_new for span in spans)
         sampled = [end - 1 for end, grant in zip(ends, batch, strict=True) if grant.samples]
         return self.model.forward(

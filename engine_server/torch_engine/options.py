@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,14 @@ class TorchEngineOptions:
 
     `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the
     memory for keys and values unless `num_kv_blocks` says how many blocks there are. `seed`
-    makes unseeded requests repeatable.
+    makes unseeded requests repeatable. `compile_kernels` uses the machine's C++ compiler, if any.
     """
 
     model: str = "builtin:demo"
     served_model_name: str = ""
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     max_model_len: int | None = None
     block_size: int = 16
     num_kv_blocks: int | None = None
@@ -32,12 +34,17 @@ class TorchEngineOptions:
     max_num_batched_tokens: int | None = None
     seed: int | None = None
     num_threads: int | None = None
+    compile_kernels: bool = True
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ValueError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
+            )
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -99,6 +99,11 @@ def test_quantised_weights_are_refused(save):
     assert "quantization_config: only unquantised weights are" in refusal(folder)
 
 
+def test_quantisation_at_load_is_for_our_own_models(save):
+    with pytest.raises(ModelLoadError, match="quantization int8 is not for models of transformers"):
+        load(save("gpt2"), quantization="int8")
+
+
 def test_pickled_weights_are_never_loaded(save):
     folder = save("gpt2")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
