@@ -48,6 +48,20 @@ SHARED_KV = {
     "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 8,
 }
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+SEES: dict[str, object] = {
+    "text_config": {**SHAPE, **MIXED},
+    "vision_config": VISION,
+    "mm_tokens_per_image": 4,
+    "image_token_index": VOCAB - 1,
+}
 FOUR = {"num_experts": 4}
 FOUR_LOCAL = {"num_local_experts": 4}
 FOUR_ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1}
@@ -89,6 +103,7 @@ SERVED: dict[str, Fields] = {
     "flint": {**EXPERTS, **MIXED},
     "gemma": {},
     "gemma2": {**MIXED, "attn_logit_softcapping": 0.5},
+    "gemma3": SEES,
     "gemma3_text": {**MIXED, "final_logit_softcapping": 3.0},
     "gemma3n_text": {**SHARED_KV, "laurel_rank": 8},
     "gemma4_text": SHARED_KV,

@@ -39,7 +39,7 @@ which are tested in float32, are the stronger evidence.
 The context ends early where transformers itself would let sequences of one batch change each other:
 `longrope` and `dynamic` rotary embeddings at their original context, attention in chunks at one chunk.
 Latent attention (DeepSeek and others) works, but caches the expanded keys and values.
-Quantised weights are refused.
+Quantised weights are refused. A model that can see (`gemma3`) serves text only.
 
 ## Tested
 
