@@ -21,6 +21,7 @@ MAX_INT32: Final = 2**31 - 1
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
 LogFormat = Literal["auto", "pretty", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -48,6 +49,12 @@ class ServerOptions:
     engine: str = option("torch", "engine to run: torch, mocker, or module:Class of your own")
     device: Device = option("auto", "where the model runs")
     dtype: DType = option("auto", "type of the weights and of the KV cache")
+    quantization: Quantization = option(
+        "none", "form of the weights while serving; int8 is faster and changes answers (CPU only)"
+    )
+    compile_kernels: bool = option(
+        True, "build small kernels at start with the machine's C++ compiler, if it has one (CPU only)"
+    )
     seed: int | None = option(None, "makes unseeded requests repeatable", at_least=0, at_most=2**64 - 1)
 
     max_model_len: int | None = option(

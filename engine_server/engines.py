@@ -48,6 +48,8 @@ def _torch(options: ServerOptions) -> StepEngine:
             model=options.model,
             device=options.device,
             dtype=options.dtype,
+            quantization=options.quantization,
+            compile_kernels=options.compile_kernels,
             max_model_len=options.max_model_len,
             block_size=options.block_size,
             num_kv_blocks=options.num_gpu_blocks_override,

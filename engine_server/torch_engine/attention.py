@@ -34,22 +34,31 @@ class AttentionGroup:
     """Rows that attend together: S sequences with T new tokens each (S or T is 1).
 
     `blocks` is [S, B]; the masks are additive and broadcast to [S, 1, T, context], keyed by the
-    sliding window of a layer (None: full attention).
+    sliding window of a layer (None: full attention). A mask that is None is the causal one.
     """
 
     rows: slice
     num_new: int
     context: int
     blocks: Tensor
-    masks: dict[int | None, Tensor]
+    masks: dict[int | None, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedRows:
+    """The first rows of the batch, one new token each: `blocks` [rows, B] and `contexts` [rows], int32."""
+
+    blocks: Tensor
+    contexts: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Where this step writes (`slots`, [tokens]) and the groups that read."""
+    """Where this step writes (`slots`, [tokens]) and who reads: `ragged` rows first, then groups."""
 
     slots: Tensor
     groups: list[AttentionGroup]
+    ragged: RaggedRows | None = None
 
 
 class KvTensors:
@@ -87,20 +96,24 @@ class KvTensors:
 
 
 def plan_attention(
-    spans: Seq[Span], block_size: int, windows: frozenset[int | None], like: Tensor
+    spans: Seq[Span], block_size: int, windows: frozenset[int | None], like: Tensor, *, ragged: bool = False
 ) -> AttentionPlan:
-    """Plan one step. `spans` come in batch order, single-token ones first and by context."""
+    """Plan one step. `spans` come in batch order, single-token ones first and by context.
+
+    With `ragged`, single tokens are left to a kernel that reads every row's own length.
+    """
     slots = [
         span.block_table[position // block_size] * block_size + position % block_size
         for span in spans
         for position in range(span.context - span.num_new, span.context)
     ]
+    row = sum(span.num_new == 1 for span in spans) if ragged else 0
+    rows = _ragged(spans[:row]) if row else None
     groups: list[AttentionGroup] = []
-    row = 0
-    for members in _group(spans):
+    for members in _group(spans[row:]):
         groups.append(_build_group(members, row, block_size, windows, like))
         row += sum(span.num_new for span in members)
-    return AttentionPlan(torch.tensor(slots, device=like.device), groups)
+    return AttentionPlan(torch.tensor(slots, device=like.device), groups, rows)
 
 
 def attend(query: Tensor, cache: KvTensors, layer: int, group: AttentionGroup, window: int | None) -> Tensor:
@@ -113,13 +126,15 @@ def attend(query: Tensor, cache: KvTensors, layer: int, group: AttentionGroup, w
     tokens, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
     mask = group.masks[window]
-    if group.num_new == 1:
+    if group.num_new == 1 and mask is not None:
         folded = query.view(tokens, kv_heads, heads // kv_heads, head_dim)
         return _attend_once(folded, keys, values, mask).reshape(query.shape)
     folded = query.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)
     shape = (-1, heads // kv_heads, -1, -1)
-    attended = scaled_dot_product_attention(folded, keys.expand(shape), values.expand(shape), mask)
+    attended = scaled_dot_product_attention(
+        folded, keys.expand(shape), values.expand(shape), mask, is_causal=mask is None
+    )
     return attended.permute(2, 0, 1, 3).reshape(query.shape)
 
 
@@ -144,20 +159,26 @@ def _group(spans: Seq[Span]) -> list[Seq[Span]]:
     return list(groups)
 
 
+def _ragged(spans: Seq[Span]) -> RaggedRows:
+    longest = max(len(span.block_table) for span in spans)
+    # What pads a row is never read.
+    table = [span.block_table + [0] * (longest - len(span.block_table)) for span in spans]
+    contexts = [span.context for span in spans]
+    return RaggedRows(torch.tensor(table, dtype=torch.int32), torch.tensor(contexts, dtype=torch.int32))
+
+
 def _build_group(
     spans: Seq[Span], first_row: int, block_size: int, windows: frozenset[int | None], like: Tensor
 ) -> AttentionGroup:
     context, num_new = spans[-1].context, spans[0].num_new
     num_blocks = -(-context // block_size)
     table = [_padded(span.block_table, num_blocks) for span in spans]
-    lengths = torch.tensor([span.context for span in spans], device=like.device)
-    queries = lengths[:, None] - num_new + torch.arange(num_new, device=like.device)
     return AttentionGroup(
         rows=slice(first_row, first_row + num_new * len(spans)),
         num_new=num_new,
         context=context,
         blocks=torch.tensor(table, device=like.device),
-        masks={window: _mask(queries, context, window, like) for window in windows},
+        masks={window: _mask(spans, window, like) for window in windows},
     )
 
 
@@ -166,10 +187,15 @@ def _padded(table: list[int], num_blocks: int) -> list[int]:
     return [*table[:num_blocks], *table[:1] * (num_blocks - len(table))]
 
 
-def _mask(queries: Tensor, context: int, window: int | None, like: Tensor) -> Tensor:
+def _mask(spans: Seq[Span], window: int | None, like: Tensor) -> Tensor | None:
     """0 where a query position [S, T] may look, -inf elsewhere: [S, 1, T, context]."""
+    context, num_new = spans[-1].context, spans[0].num_new
+    if window is None and 1 < num_new == context:
+        return None
+    lengths = torch.tensor([span.context for span in spans], device=like.device)
+    queries = (lengths[:, None] - num_new + torch.arange(num_new, device=like.device))[..., None]
     keys = torch.arange(context, device=like.device)
-    hidden = keys > queries[..., None]
+    hidden = keys > queries
     if window is not None:
-        hidden |= keys <= queries[..., None] - window
+        hidden |= keys <= queries - window
     return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None]

@@ -7,7 +7,6 @@ loops or protobuf.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,20 +17,25 @@ import torch
 from engine_server.interface import GenerateContext, Tokenizer
 from engine_server.torch_engine.attention import KvTensors
 from engine_server.torch_engine.checkpoint import open_checkpoint
+from engine_server.torch_engine.compiled_ops import compiled_ops
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.generation_config import GenerationDefaults, read_generation_defaults
 from engine_server.torch_engine.kv_cache import BlockPool
+from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
+from engine_server.torch_engine.linear import Int8Linear, MakeLinear, can_quantize, make_linear
 from engine_server.torch_engine.model import Model, build_model
-from engine_server.torch_engine.model_config import ModelConfig, read_model_config
+from engine_server.torch_engine.model_config import ServedConfig, is_native, read_dtype, read_model_config
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.model_runner import ModelRunner
 from engine_server.torch_engine.model_source import resolve_model
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.processors import num_cores
 from engine_server.torch_engine.scheduler import AdmissionRules, Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
 
 if TYPE_CHECKING:
+    from engine_server.torch_engine.generic_model import GenericModel
     from engine_server.torch_engine.guided_compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
@@ -55,7 +59,7 @@ class LoadedEngine:
     """
 
     core: EngineCore
-    config: ModelConfig
+    config: ServedConfig
     defaults: GenerationDefaults
     tokenizer: Tokenizer | None
     context_length: int
@@ -66,17 +70,16 @@ class LoadedEngine:
 
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
     """Load, allocate and warm up; raises ModelLoadError. `progress` gets a phase and 0 to 1."""
-    torch.set_num_threads(options.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(options.num_threads or num_cores())
     progress("load", 0.0)
     folder = ModelFolder.open(resolve_model(options.model))
-    config = read_model_config(folder)
     device = choose_device(options)
-    dtype = choose_dtype(options, config, device)
-    with open_checkpoint(folder, dtype, device) as weights:
-        model = build_model(config, weights, device, lambda done: progress("load", done))
+    dtype = choose_dtype(options, read_dtype(folder), device)
+    model = load_model(options, folder, dtype, device, lambda done: progress("load", done))
+    config = model.config
     pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
     context_length = choose_context(options, config, pool)
-    core = EngineCore(_scheduler(options, pool, device), _runner(model, pool))
+    core = EngineCore(_scheduler(options, pool, device), ModelRunner(model, _new_cache(model, pool)))
     progress("warm-up", 0.0)
     slowest_step = _warm_up(core, context_length)
     progress("warm-up", 1.0)
@@ -87,6 +90,27 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     return LoadedEngine(core, config, defaults, tokenizer, context_length, slowest_step, medium, grammars)
 
 
+def load_model(
+    options: TorchEngineOptions,
+    folder: ModelFolder,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> Model | GenericModel:
+    """By our own code where it covers the architecture, by transformers everywhere else."""
+    if not is_native(folder):
+        if options.quantization != "none":
+            raise ModelLoadError(f"quantization {options.quantization} is not for models of transformers")
+        # Importing transformers takes seconds, which the models of our own code need not wait for.
+        from engine_server.torch_engine.generic_loading import load_generic_model
+
+        return load_generic_model(folder, dtype, device, progress)
+    config = read_model_config(folder)
+    with open_checkpoint(folder, dtype, device) as weights:
+        ops, project = _ops(options, device, dtype), _project(options, device, dtype)
+        return build_model(config, weights, device, ops, project, progress)
+
+
 def choose_device(options: TorchEngineOptions) -> torch.device:
     """`auto` takes CUDA when there is one; raises ModelLoadError when CUDA is asked for in vain."""
     available = torch.cuda.is_available()
@@ -95,9 +119,9 @@ def choose_device(options: TorchEngineOptions) -> torch.device:
     return torch.device("cuda" if available and options.device != "cpu" else "cpu")
 
 
-def choose_dtype(options: TorchEngineOptions, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """`auto` is the dtype of the weights, except float16 on a CPU, where float32 is faster."""
-    name = config.dtype if options.dtype == "auto" else options.dtype
+def choose_dtype(options: TorchEngineOptions, stored: str, device: torch.device) -> torch.dtype:
+    """`auto` is the dtype `stored` in the folder, except float16 on a CPU, where float32 is faster."""
+    name = stored if options.dtype == "auto" else options.dtype
     if options.dtype == "auto" and name == "float16" and device.type == "cpu":
         name = "float32"
     dtype = getattr(torch, name)
@@ -106,7 +130,7 @@ def choose_dtype(options: TorchEngineOptions, config: ModelConfig, device: torch
 
 
 def num_blocks(
-    options: TorchEngineOptions, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    options: TorchEngineOptions, config: ServedConfig, device: torch.device, dtype: torch.dtype
 ) -> int:
     """As many blocks as fit into the cache memory, but no more than all sequences can use."""
     if options.num_kv_blocks is not None:
@@ -114,14 +138,14 @@ def num_blocks(
     memory = options.kv_cache_memory_bytes
     if memory is None and device.type == "cuda":
         memory = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-    fitting = (memory or CPU_CACHE_BYTES) // (per_token * options.block_size)
+    per_block = config.kv_elements * dtype.itemsize * options.block_size
+    fitting = (memory or CPU_CACHE_BYTES) // per_block
     context = options.max_model_len or config.max_position
     usable = options.max_num_seqs * -(-context // options.block_size)
     return max(min(fitting, usable), 1)
 
 
-def choose_context(options: TorchEngineOptions, config: ModelConfig, pool: BlockPool) -> int:
+def choose_context(options: TorchEngineOptions, config: ServedConfig, pool: BlockPool) -> int:
     """The model's window, or less where the options or the cache hold less; in tokens."""
     if options.max_model_len is None:
         return min(config.max_position, pool.capacity)
@@ -143,14 +167,29 @@ def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.devic
     return Scheduler(pool, options.max_num_seqs, step_tokens, rules)
 
 
-def _runner(model: Model, pool: BlockPool) -> ModelRunner:
+def _ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
+    compiled = compiled_ops(device, dtype) if options.compile_kernels else None
+    return compiled or TorchOps()
+
+
+def _project(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> MakeLinear:
+    if options.quantization == "none":
+        return make_linear
+    if device.type != "cpu" or not can_quantize(dtype):
+        raise ModelLoadError("quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16")
+    return Int8Linear
+
+
+def _new_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:
+    if not isinstance(model, Model):
+        return model.new_cache(pool.num_blocks, pool.block_size)
     config = model.config
     shape = (pool.num_blocks, pool.block_size, config.num_kv_heads, config.head_dim)
-    return ModelRunner(model, KvTensors(config.num_layers, shape, like=model.embedding))
+    return KvTensors(config.num_layers, shape, like=model.embedding)
 
 
 def _grammars(
-    tokenizer: Tokenizer | None, config: ModelConfig, defaults: GenerationDefaults
+    tokenizer: Tokenizer | None, config: ServedConfig, defaults: GenerationDefaults
 ) -> GrammarCompiler | None:
     """None without xgrammar, or with a tokenizer whose tokens it cannot read."""
     if tokenizer is None:

@@ -11,38 +11,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding
 
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors, attend
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors
 from engine_server.torch_engine.checkpoint import Checkpoint
+from engine_server.torch_engine.layer_ops import LayerOps
+from engine_server.torch_engine.linear import Linear, MakeLinear, make_linear
 from engine_server.torch_engine.model_config import ModelConfig
-from engine_server.torch_engine.rotary import Rotary, rotate
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A projection y = x Wᵀ + b."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, value: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
-        return linear(value, self.weight, self.bias)
+from engine_server.torch_engine.rotary import Rotary
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Root mean square norm over the last dimension, computed in float32."""
+    """The weight and epsilon of a root mean square norm."""
 
     weight: Tensor
     eps: float
-
-    def __call__(self, value: Tensor) -> Tensor:
-        """Same shape and dtype as `value`."""
-        wide = value.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,58 +53,70 @@ class Model:
     embedding: Tensor
     layers: list[Layer]
     norm: Norm
-    head: Tensor
+    head: Linear
     rotary: Rotary
+    ops: LayerOps
+
+    @property
+    def reads_ragged_rows(self) -> bool:
+        """True when single tokens read their own length of the cache and nothing beyond."""
+        return self.ops.ragged
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
     ) -> Tensor:
         """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
         hidden = embedding(token_ids, self.embedding)
-        cos, sin = self.rotary(positions, hidden.dtype)
+        rotation = self.rotary(positions, hidden.dtype)
         for layer in self.layers:
-            hidden = hidden + self._attention(layer, layer.input_norm(hidden), cos, sin, plan, cache)
-            hidden = hidden + _mlp(layer, layer.mlp_norm(hidden))
-        return linear(self.norm(hidden[sampled]), self.head).float()
+            heads = self._heads(layer, self._norm(layer.input_norm, hidden))
+            attended = self.ops.attend(heads, rotation, plan, cache, layer.index, layer.window)
+            hidden = layer.output.plus(attended, hidden)
+            gated = self.ops.gate(layer.gate_up(self._norm(layer.mlp_norm, hidden)))
+            hidden = layer.down.plus(gated, hidden)
+        return self.head(self._norm(self.norm, hidden[sampled])).float()
 
-    def _attention(
-        self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, plan: AttentionPlan, cache: KvTensors
-    ) -> Tensor:
-        heads, kv_heads, head_dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        projected = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, head_dim)
-        query, keys, values = torch.split(projected, [heads, kv_heads, kv_heads], dim=1)
+    def _heads(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """Query, key and value heads [tokens, num_heads + 2 × num_kv_heads, head_dim], not rotated yet."""
+        num_heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        heads = layer.qkv(hidden).view(len(hidden), num_heads + 2 * kv_heads, self.config.head_dim)
         if layer.query_norm and layer.key_norm:
-            query, keys = layer.query_norm(query), layer.key_norm(keys)
-        query, keys = rotate(query, cos, sin), rotate(keys, cos, sin)
-        cache.write(layer.index, plan.slots, keys, values)
-        attended = torch.empty_like(query)
-        for group in plan.groups:
-            attended[group.rows] = attend(query[group.rows], cache, layer.index, group, layer.window)
-        return layer.output(attended.flatten(1))
+            query, keys = heads[:, :num_heads], heads[:, num_heads : num_heads + kv_heads]
+            query.copy_(self._norm(layer.query_norm, query))
+            keys.copy_(self._norm(layer.key_norm, keys))
+        return heads
 
-
-def _mlp(layer: Layer, hidden: Tensor) -> Tensor:
-    gate, up = layer.gate_up(hidden).chunk(2, dim=-1)
-    return layer.down(silu(gate) * up)
+    def _norm(self, norm: Norm, value: Tensor) -> Tensor:
+        return self.ops.rms_norm(value, norm.weight, norm.eps)
 
 
 def build_model(
-    config: ModelConfig, weights: Checkpoint, device: torch.device, progress: Callable[[float], None]
+    config: ModelConfig,
+    weights: Checkpoint,
+    device: torch.device,
+    ops: LayerOps,
+    project: MakeLinear,
+    progress: Callable[[float], None],
 ) -> Model:
-    """Read every weight; `progress` gets the fraction done. Raises ModelLoadError."""
+    """Read every weight; `progress` gets the fraction done. Raises ModelLoadError.
+
+    `project` makes the projections of the layers. The head, which decides between close tokens, keeps
+    its precision.
+    """
     table = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers: list[Layer] = []
     for index in range(config.num_layers):
         progress(index / config.num_layers)
-        layers.append(_build_layer(config, weights, index))
+        layers.append(_build_layer(config, weights, index, project))
     # Some files say tied and still carry a head, some the reverse: the flag decides, as in training.
     tied = config.tied_embeddings
     head = table if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
     norm = Norm(weights.tensor("model.norm.weight", config.hidden_size), config.norm_eps)
-    return Model(config, table, layers, norm, head, Rotary(config.rope, config.head_dim, device))
+    rotary = Rotary(config.rope, config.head_dim, device)
+    return Model(config, table, layers, norm, make_linear(head), rotary, ops)
 
 
-def _build_layer(config: ModelConfig, weights: Checkpoint, index: int) -> Layer:
+def _build_layer(config: ModelConfig, weights: Checkpoint, index: int, make: MakeLinear) -> Layer:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -128,7 +124,7 @@ def _build_layer(config: ModelConfig, weights: Checkpoint, index: int) -> Layer:
     def project(block: str, parts: dict[str, int], inputs: int, bias: bool) -> Linear:
         names, sizes = [f"{prefix}{block}.{part}_proj" for part in parts], list(parts.values())
         weight = weights.stack([f"{name}.weight" for name in names], sizes, inputs)
-        return Linear(weight, weights.stack([f"{name}.bias" for name in names], sizes) if bias else None)
+        return make(weight, weights.stack([f"{name}.bias" for name in names], sizes) if bias else None)
 
     def norm(name: str, size: int) -> Norm:
         return Norm(weights.tensor(f"{prefix}{name}.weight", size), config.norm_eps)

@@ -1,13 +1,14 @@
-"""The shape of a decoder-only model, read from config.json.
+"""The shape of a decoder-only model of our own code, read from config.json.
 
-Covers the Llama, Mistral, Qwen2 and Qwen3 families. Every value is checked here, so that the
-model code can trust it. Knows nothing about torch.
+Covers the Llama, Mistral, Qwen2 and Qwen3 families; `is_native` tells them from all others. Every
+value is checked here, so that the model code can trust it. Knows nothing about torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Protocol
 
 from engine_server.torch_engine.model_folder import Json, ModelFolder, ModelLoadError
 
@@ -25,6 +26,30 @@ class Rope:
     kind: str = "default"
     theta: float = 10_000.0
     scaling: dict[str, float] = field(default_factory=dict)
+
+
+class ServedConfig(Protocol):
+    """What the engine must know of any model, ours or not."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        ...
+
+    @property
+    def max_position(self) -> int:
+        """The longest context in tokens."""
+        ...
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers that all layers together cache per token."""
+        ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each attention layer in tokens, None for full attention."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +79,25 @@ class ModelConfig:
         """Decoder layers."""
         return len(self.windows)
 
+    @property
+    def kv_elements(self) -> int:
+        """Numbers that all layers together cache per token."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def is_native(folder: ModelFolder) -> bool:
+    """True for the architectures that `read_model_config` covers."""
+    return _architecture_name(_fields(folder)) in ARCHITECTURES
+
+
+def read_dtype(folder: ModelFolder) -> str:
+    """The dtype of the weights, float32 when the folder does not tell."""
+    return _dtype(_fields(folder))
+
 
 def read_model_config(folder: ModelFolder) -> ModelConfig:
     """Check and translate config.json; raises ModelLoadError that names the field."""
-    fields = _Fields(folder.config, f"{folder.path / 'config.json'}")
+    fields = _fields(folder)
     architecture = _architecture(fields)
     num_heads = fields.size("num_attention_heads")
     hidden_size = fields.size("hidden_size")
@@ -130,9 +170,17 @@ class _Fields:
         return _Fields(value if isinstance(value, dict) else {}, f"{self.where}: {name}")
 
 
-def _architecture(fields: _Fields) -> str:
+def _fields(folder: ModelFolder) -> _Fields:
+    return _Fields(folder.config, f"{folder.path / 'config.json'}")
+
+
+def _architecture_name(fields: _Fields) -> object | None:
     names = fields.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
+    return names[0] if isinstance(names, list) and names else None
+
+
+def _architecture(fields: _Fields) -> str:
+    name = _architecture_name(fields)
     if name not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
         raise fields.error("architectures", f"{name!r:.60} is not supported (supported: {supported})")

@@ -7,19 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine.attention import KvTensors, Span, plan_attention
-from engine_server.torch_engine.model import Model
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Span, plan_attention
+from engine_server.torch_engine.model_config import ServedConfig
 from engine_server.torch_engine.scheduler import Scheduled
+
+
+class ServedModel(Protocol):
+    """A model of our own code or of transformers."""
+
+    @property
+    def config(self) -> ServedConfig:
+        """Its sizes."""
+        ...
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input table; its dtype and device are those of the whole model."""
+        ...
+
+    @property
+    def reads_ragged_rows(self) -> bool:
+        """True when single tokens read their own length of the cache and nothing beyond."""
+        ...
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
+    ) -> Tensor:
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
+        ...
 
 
 class ModelRunner:
     """A model and its KV cache."""
 
-    def __init__(self, model: Model, cache: KvTensors) -> None:
+    def __init__(self, model: ServedModel, cache: KvTensors) -> None:
         self.model = model
         self.cache = cache
         self._windows = frozenset(model.config.windows)
@@ -35,10 +61,13 @@ class ModelRunner:
 
         `batch` must be in `batch_order`, and so are the rows.
         """
-        self.cache.clear([block for grant in batch for block in grant.new_blocks])
+        if not self.model.reads_ragged_rows:  # only padded rows read what an earlier owner left behind
+            self.cache.clear([block for grant in batch for block in grant.new_blocks])
         spans = [_span(grant) for grant in batch]
         like = self.model.embedding
-        plan = plan_attention(spans, self.cache.block_size, self._windows, like)
+        plan = plan_attention(
+            spans, self.cache.block_size, self._windows, like, ragged=self.model.reads_ragged_rows
+        )
         ends = accumulate(span.num_new for span in spans)
         sampled = [end - 1 for end, grant in zip(ends, batch, strict=True) if grant.samples]
         return self.model.forward(

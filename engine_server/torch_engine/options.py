@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,15 @@ class TorchEngineOptions:
 
     `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the
     memory for keys and values unless `num_kv_blocks` says how many blocks there are. `seed`
-    makes unseeded requests repeatable. The last four are explained at `AdmissionRules`.
+    makes unseeded requests repeatable. `compile_kernels` uses the machine's C++ compiler, if any. The
+    last four are explained at `AdmissionRules`.
     """
 
     model: str = "builtin:demo"
     served_model_name: str = ""
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     max_model_len: int | None = None
     block_size: int = 16
     num_kv_blocks: int | None = None
@@ -32,6 +35,7 @@ class TorchEngineOptions:
     max_num_batched_tokens: int | None = None
     seed: int | None = None
     num_threads: int | None = None
+    compile_kernels: bool = True
     enable_prefix_caching: bool = True
     max_batch_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
@@ -43,6 +47,10 @@ class TorchEngineOptions:
             raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ValueError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
+            )
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_server.torch_engine.linear import Int8Linear
 from engine_server.torch_engine.loading import load_engine
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.model_source import is_hub_name, resolve_model
@@ -223,3 +224,15 @@ def test_a_hub_name_without_network_says_what_is_missing(monkeypatch):
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         TorchEngineOptions(**options)
+
+
+def test_eight_bit_weights_are_for_float32_and_bfloat16_on_a_cpu(folder):
+    assert "int8" in refusal(folder, quantization="int8", dtype="float16")
+    engine = load(folder, quantization="int8")
+    assert isinstance(engine.core._runner.model.layers[0].down, Int8Linear)
+    assert len(engine.answer(greedy([5, 6, 7], 4)).tokens[0]) == 4
+
+
+def test_an_unknown_quantization_is_refused():
+    with pytest.raises(ValueError, match="none, int8"):
+        TorchEngineOptions(quantization="int3")

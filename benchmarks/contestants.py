@@ -1,0 +1,201 @@
+"""What `engine.py` compares: each a process that reads jobs from stdin and writes when tokens came.
+
+    python benchmarks/contestants.py in-process|server|transformers MODEL [QUANTIZATION]
+
+One line of JSON in, one out: a list of jobs; per job, the arrival of each token in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+from workloads import Job
+
+STEP_TOKENS = 512
+MAX_SEQS = 32
+CAPACITY = 32_768
+"""Tokens that fit into every contestant's KV cache."""
+
+Times = list[list[float]]
+
+
+async def run_in_process(model: str, quantization: str) -> AsyncIterator[Times]:
+    from engine_server.interface import GenerateContext, StepOutputs
+    from engine_server.torch_engine.engine import TorchEngine
+    from engine_server.torch_engine.options import TorchEngineOptions
+
+    chosen = TorchEngineOptions(
+        model=model,
+        max_num_seqs=MAX_SEQS,
+        max_num_batched_tokens=STEP_TOKENS,
+        num_kv_blocks=CAPACITY // 16,
+        **({"quantization": quantization} if quantization else {}),
+    )
+    engine = TorchEngine(chosen)
+    await engine.start(0)
+    try:
+        async for jobs in read_jobs():
+            contexts = {GenerateContext(f"r{i}"): i for i in range(len(jobs))}
+            times: Times = [[] for _ in jobs]
+            ended = asyncio.Event()
+            begin = time.perf_counter()
+
+            def listen(
+                step: StepOutputs, contexts=contexts, times=times, ended=ended, begin=begin, jobs=jobs
+            ) -> None:
+                now = time.perf_counter() - begin
+                assert not step.failures, step.failures
+                for context in step.contexts:
+                    times[contexts[context]].append(now)
+                for context, output in step.outputs:
+                    times[contexts[context]] += [now] * len(output.token_ids)
+                if sum(map(len, times)) >= sum(job.num_output for job in jobs):
+                    ended.set()
+
+            engine.set_step_listener(listen)
+            for context, job in zip(contexts, jobs, strict=True):
+                await wait_until(begin + job.arrival)
+                engine.submit(make_request(job), context)
+            await ended.wait()
+            yield times
+    finally:
+        await engine.cleanup()
+
+
+async def run_server(model: str, quantization: str) -> AsyncIterator[Times]:
+    import grpc
+
+    from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
+    from enginewire import v1 as pb
+
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        target = f"unix:{folder}/engine.sock"
+        arguments = ["--uds", f"{folder}/engine.sock", "--log-level", "error"]
+        arguments += ["--max-num-seqs", str(MAX_SEQS), "--max-num-batched-tokens", str(STEP_TOKENS)]
+        arguments += ["--num-kv-blocks", str(CAPACITY // 16)]
+        arguments += ["--quantization", quantization] if quantization else []
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "engine_server", model, *arguments, stdout=asyncio.subprocess.DEVNULL
+        )
+        async with EngineClient(target) as client:
+            await client.wait_ready(120)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS))
+        async for jobs in read_jobs():
+            call = pb.EngineServiceStub(channel).GenerateMultiplexed()
+            times: Times = [[] for _ in jobs]
+            begin = time.perf_counter()
+
+            async def submit(call=call, jobs=jobs, begin=begin) -> None:
+                for handle, job in enumerate(jobs):
+                    await wait_until(begin + job.arrival)
+                    asked = pb.GenerateRequest(request_id=f"r{begin}-{handle}", request=make_request(job))
+                    submits = [pb.Submit(handle=handle, generate=asked)]
+                    await call.write(pb.GenerateMultiplexedRequest(submits=submits))
+                await call.done_writing()
+
+            submitting = asyncio.create_task(submit())
+            async for frame in call:
+                now = time.perf_counter() - begin
+                for handle in frame.handles:
+                    times[handle].append(now)
+                for event in frame.events:
+                    times[event.handle] += [now] * len(event.output.token_ids)
+            await submitting
+            yield times
+        process.terminate()
+        await process.wait()
+
+
+async def run_transformers(model: str, quantization: str) -> AsyncIterator[Times]:
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, logging
+    from transformers.generation import ContinuousBatchingConfig
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation="sdpa").eval()
+    async for jobs in read_jobs():
+        # eos −1 and a length per request: nothing ends early.
+        greedy = GenerationConfig(
+            do_sample=False, max_new_tokens=256, eos_token_id=-1, pad_token_id=2, bos_token_id=1
+        )
+        batching = ContinuousBatchingConfig(
+            page_size=64,
+            num_blocks=CAPACITY // 64,
+            max_batch_tokens=STEP_TOKENS,
+            max_requests_per_batch=MAX_SEQS,
+            allow_block_sharing=False,
+        )
+        manager = loaded.init_continuous_batching(
+            generation_config=greedy, continuous_batching_config=batching
+        )
+        manager.start()
+        times: Times = [[] for _ in jobs]
+        begin = time.perf_counter()
+
+        async def submit(manager=manager, jobs=jobs, begin=begin) -> None:
+            for number, job in enumerate(jobs):
+                await wait_until(begin + job.arrival)
+                manager.add_request(
+                    job.prompt, request_id=str(number), max_new_tokens=job.num_output, streaming=True
+                )
+
+        def collect(manager=manager, jobs=jobs, times=times, begin=begin) -> None:
+            while any(len(row) < job.num_output for row, job in zip(times, jobs, strict=True)):
+                result = manager.get_result(timeout=5)
+                if result is None:
+                    assert manager.is_running(), "transformers stopped"
+                    continue
+                assert not result.error, result.error
+                row = times[int(result.request_id)]
+                row += [time.perf_counter() - begin] * (len(result.generated_tokens) - len(row))
+
+        await asyncio.gather(submit(), asyncio.to_thread(collect))
+        manager.stop(block=True)
+        yield times
+
+
+async def read_jobs() -> AsyncIterator[list[Job]]:
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        yield [Job(**fields) for fields in json.loads(line)]
+
+
+async def wait_until(moment: float) -> None:
+    if (seconds := moment - time.perf_counter()) > 0:
+        await asyncio.sleep(seconds)
+
+
+def make_request(job: Job):  # type: ignore[no-untyped-def]  # a child that runs transformers has no stubs
+    from enginewire import v1 as pb
+
+    return pb.PreprocessedRequest(
+        token_ids=job.prompt,
+        sampling_options=pb.SamplingOptions(temperature=0.0),
+        stop_conditions=pb.StopConditions(max_tokens=job.num_output, ignore_eos=True),
+    )
+
+
+CONTESTANTS: dict[str, Callable[[str, str], AsyncIterator[Times]]] = {
+    "in-process": run_in_process,
+    "server": run_server,
+    "transformers": run_transformers,
+}
+
+
+async def main(name: str, model: str, quantization: str = "") -> None:
+    # Whatever a library prints must not be taken for an answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    async for times in CONTESTANTS[name](model, quantization):
+        print(json.dumps(times), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

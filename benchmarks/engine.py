@@ -1,0 +1,192 @@
+"""Tokens per second of the torch engine, in process and through the gRPC server, beside a peer.
+
+    python benchmarks/engine.py [--json] [--peer transformers|none] [--shape 15m|110m|500m]
+        [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64] [--rounds 3]
+
+in-process    TorchEngine on its own thread, outputs read from its step listener
+server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
+transformers  its continuous batching, with the same token budget and batch size
+against       the in-process engine of another checkout (--against FOLDER), for before and after
+
+Every contestant is a process of its own that computes only while it is asked. The rounds are
+interleaved and the medians compared, because a shared machine drifts. Random weights, greedy, EOS
+ignored. `decode` counts tokens after the first, over the time after every request had its first;
+`output` counts all tokens over the whole time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from workloads import SHAPES, Job, make_model, mixed, static_batch
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTESTANTS = ROOT / "benchmarks" / "contestants.py"
+PROMPT = 128
+
+Times = list[list[float]]
+"""Per job: when each of its tokens arrived, in seconds after the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of one run: tokens per second, and seconds between the tokens of a request."""
+
+    decode: float
+    output: float
+    gap_p50: float
+    gap_p99: float
+
+
+def rates(times: Times) -> Rates:
+    first, last = max(row[0] for row in times), max(row[-1] for row in times)
+    later = sum(stamp > first for row in times for stamp in row)
+    gaps = sorted(b - a for row in times for a, b in pairwise(row)) or [0.0]
+    return Rates(
+        decode=later / max(last - first, 1e-9),
+        output=sum(map(len, times)) / last,
+        gap_p50=gaps[len(gaps) // 2],
+        gap_p99=gaps[int(len(gaps) * 0.99)],
+    )
+
+
+class Contestant:
+    """A child process: one line of JSON in (jobs), one out (times)."""
+
+    def __init__(self, name: str, root: Path, model: Path, options: list[str]) -> None:
+        self.name = name
+        env = os.environ | {"PYTHONPATH": f"{root / 'proto'}:{root}"}
+        kind = "in-process" if name == "against" else name
+        command = [sys.executable, str(CONTESTANTS), kind, str(model), *options]
+        self._child = subprocess.Popen(
+            command, cwd=root, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def run(self, jobs: list[Job]) -> Times:
+        assert self._child.stdin
+        assert self._child.stdout
+        self._child.stdin.write(json.dumps([asdict(job) for job in jobs]) + "\n")
+        self._child.stdin.flush()
+        answer = self._child.stdout.readline()
+        assert answer, f"{self.name} died"
+        times: Times = json.loads(answer)
+        assert [len(row) for row in times] == [job.num_output for job in jobs], f"{self.name} lost tokens"
+        return times
+
+    def close(self) -> None:
+        assert self._child.stdin
+        self._child.stdin.close()
+        self._child.wait(30)
+
+
+def workload(options: argparse.Namespace) -> dict[str, list[Job]]:
+    cases = {f"batch {size}": static_batch(size, PROMPT, options.output) for size in options.batches}
+    if options.mixed:
+        cases["burst"] = mixed(options.mixed, rate=None)
+    if options.mixed and options.poisson:
+        cases["poisson"] = mixed(options.mixed, rate=options.poisson)
+    return cases
+
+
+def compare(options: argparse.Namespace) -> dict[str, dict[str, Rates]]:
+    """Medians per case and contestant."""
+    names = [name for name in options.contestants if options.against or name != "against"]
+    names += [] if options.peer == "none" else [options.peer]
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make_model(model, options.shape, options.dtype)
+        contestants = [
+            Contestant(
+                name,
+                options.against if name == "against" else ROOT,
+                model,
+                [options.quantization] if name in ("in-process", "server") else [],
+            )
+            for name in names
+        ]
+        for contestant in contestants:
+            contestant.run(static_batch(2, PROMPT, 4))
+        found: dict[str, dict[str, list[Rates]]] = {}
+        for _ in range(options.rounds):
+            for case, jobs in workload(options).items():
+                for contestant in contestants:
+                    run = rates(contestant.run(jobs))
+                    found.setdefault(case, {}).setdefault(contestant.name, []).append(run)
+        for contestant in contestants:
+            contestant.close()
+    return {case: {name: _median(runs) for name, runs in row.items()} for case, row in found.items()}
+
+
+def _median(runs: list[Rates]) -> Rates:
+    columns = zip(*(asdict(run).values() for run in runs), strict=True)
+    return Rates(*map(statistics.median, columns))
+
+
+def report(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -> None:
+    rows = [(case, name, run) for case, row in medians.items() for name, run in row.items()]
+    for case, name, run in rows:
+        gaps = f"{run.gap_p50 * 1e3:7.1f} / {run.gap_p99 * 1e3:7.1f} ms between tokens (p50 / p99)"
+        print(f"{case:<9} {name:<13} {run.decode:8.1f} decode {run.output:8.1f} output tokens/s {gaps}")
+    if options.json:
+        print(json.dumps(summary(medians, options)))
+
+
+def summary(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -> dict[str, object]:
+    found: dict[str, object] = {
+        "shape": options.shape,
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "decode_tokens_per_s": {
+            case: {name: round(run.decode, 1) for name, run in row.items()} for case, row in medians.items()
+        },
+        "output_tokens_per_s": {
+            case: {name: round(run.output, 1) for name, run in row.items()} for case, row in medians.items()
+        },
+    }
+    ratios = {
+        "ratio_to_transformers_cb": ("in-process", "transformers"),
+        "ratio_server_to_in_process": ("server", "in-process"),
+        "ratio_to_against": ("in-process", "against"),
+    }
+    for key, (ours, other) in ratios.items():
+        pairs = {case: (row[ours], row[other]) for case, row in medians.items() if {ours, other} <= set(row)}
+        if pairs:
+            found[key] = {case: _ratio(case, *pair) for case, pair in pairs.items()}
+    return found
+
+
+def _ratio(case: str, ours: Rates, other: Rates) -> float:
+    """By decode rate for a static batch; a mixed load has no common first token, so by output rate."""
+    static = case.startswith("batch")
+    return round(ours.decode / other.decode if static else ours.output / other.output, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="a last line for programs")
+    parser.add_argument("--peer", choices=["transformers", "none"], default="transformers")
+    parser.add_argument("--contestants", nargs="+", default=["against", "in-process", "server"])
+    parser.add_argument("--against", type=Path, help="folder of another checkout")
+    parser.add_argument("--shape", choices=SHAPES, default="110m")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--quantization", default="", help="int8, for our engine only")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--output", type=int, default=128, help="tokens per request of a static batch")
+    parser.add_argument("--mixed", type=int, default=0, help="requests of the mixed burst; 0 leaves it out")
+    parser.add_argument("--poisson", type=float, default=0.0, help="the mixed load also at this rate per s")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    report(compare(options), options)
+
+
+if __name__ == "__main__":
+    main()

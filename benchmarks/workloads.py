@@ -1,0 +1,65 @@
+"""Models and requests to measure an engine with: random weights, random prompts, always the same.
+
+Knows nothing about engines or clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+VOCAB = 32_000
+SHAPES = {"15m": (288, 768, 6, 6), "110m": (768, 2048, 12, 12), "500m": (1280, 3456, 22, 20)}
+"""Llama-shaped models by their size: hidden size, MLP size, layers, heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: when it arrives (seconds after the start), its prompt, how many tokens to generate."""
+
+    arrival: float
+    prompt: list[int]
+    num_output: int
+
+
+def make_model(folder: Path, shape: str, dtype: str) -> None:
+    """Write a model folder with random weights."""
+    import torch
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    hidden, inner, layers, heads = SHAPES[shape]
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        vocab_size=VOCAB,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+
+
+def static_batch(size: int, num_prompt: int, num_output: int) -> list[Job]:
+    """`size` equal requests at once."""
+    random = Random(1)
+    return [Job(0.0, _prompt(random, num_prompt), num_output) for _ in range(size)]
+
+
+def mixed(count: int, rate: float | None) -> list[Job]:
+    """Prompts of 16 to 512 and outputs of 16 to 256 tokens; at once, or `rate` per second (Poisson)."""
+    random = Random(0)
+    jobs, now = [], 0.0
+    for _ in range(count):
+        num_prompt, num_output = random.randint(16, 512), random.randint(16, 256)
+        now += random.expovariate(rate) if rate else 0.0
+        jobs.append(Job(now, _prompt(random, num_prompt), num_output))
+    return jobs
+
+
+def _prompt(random: Random, length: int) -> list[int]:
+    return [random.randrange(3, VOCAB) for _ in range(length)]

@@ -1,0 +1,124 @@
+"""The same operations as `TorchOps`, by the kernels of kernels.cpp. CPU only.
+
+The machine's own compiler builds them at start, in about a second and in a private folder; a machine
+without one stays with torch. Knows nothing about weights, sequences or sampling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, RaggedRows, attend
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+BUILD_SECONDS = 60.0
+BUILD = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+ARITHMETIC = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+"""Sums may be reordered, but infinities and NaN keep their meaning."""
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+Kernel = Callable[..., None]
+
+
+class CompiledOps:
+    """`LayerOps` for one dtype. Tensors must be contiguous and on the CPU."""
+
+    ragged = True
+
+    def __init__(self, library: ctypes.PyDLL, dtype: torch.dtype) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+
+        def bind(name: str, *kinds: type) -> Kernel:
+            kernel = library[f"{name}_{DTYPES[dtype]}"]
+            kernel.argtypes, kernel.restype = kinds, None
+            return kernel
+
+        self._rms_norm = bind("rms_norm", *[pointer] * 3, *[size] * 3, ctypes.c_float)
+        self._gate = bind("gate", *[pointer] * 2, *[size] * 2)
+        self._rotate_and_write = bind("rotate_and_write", *[pointer] * 6, *[size] * 4)
+        self._decode = bind("decode", *[pointer] * 6, *[size] * 7)
+
+    def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `LayerOps`."""
+        value = value.contiguous()
+        normed = torch.empty_like(value)
+        size = len(weight)
+        pointers = normed.data_ptr(), value.data_ptr(), weight.data_ptr()
+        self._rms_norm(*pointers, value.numel() // size, size, size, eps)
+        return normed
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """See `LayerOps`."""
+        rows, width = gate_up.shape
+        gated = gate_up.new_empty(rows, width // 2)
+        self._gate(gated.data_ptr(), gate_up.data_ptr(), rows, width // 2)
+        return gated
+
+    def attend(
+        self,
+        heads: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        plan: AttentionPlan,
+        cache: KvTensors,
+        layer: int,
+        window: int | None,
+    ) -> Tensor:
+        """See `LayerOps`."""
+        keys, values = cache.keys[layer], cache.values[layer]
+        kv_heads, head_dim = keys.shape[2:]
+        tokens, num_heads = len(heads), heads.shape[1] - 2 * kv_heads
+        stored = keys.data_ptr(), values.data_ptr()
+        turned = [part.data_ptr() for part in rotation]
+        sizes = num_heads, kv_heads, head_dim
+        self._rotate_and_write(heads.data_ptr(), *turned, plan.slots.data_ptr(), *stored, tokens, *sizes)
+        attended = heads.new_empty(tokens, num_heads, head_dim)
+        if plan.ragged:
+            pointers = attended.data_ptr(), heads.data_ptr(), *stored
+            self._decode(*pointers, *_ragged(plan.ragged), cache.block_size, *sizes, window or 0)
+        for group in plan.groups:
+            query = heads[group.rows, :num_heads]
+            attended[group.rows] = attend(query, cache, layer, group, window)
+        return attended.flatten(1)
+
+
+def _ragged(rows: RaggedRows) -> tuple[int, int, int, int]:
+    return rows.blocks.data_ptr(), rows.contexts.data_ptr(), *rows.blocks.shape
+
+
+def compiled_ops(device: torch.device, dtype: torch.dtype) -> CompiledOps | None:
+    """The kernels for such tensors; None where they cannot be had."""
+    if device.type != "cpu" or dtype not in DTYPES:
+        return None
+    library = _library()
+    return CompiledOps(library, dtype) if library else None
+
+
+@cache
+def _library() -> ctypes.PyDLL | None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        log.info("no C++ compiler: decode steps run in plain torch")
+        return None
+    with tempfile.TemporaryDirectory(prefix="enginewire-") as folder:
+        target = Path(folder) / "kernels.so"
+        try:
+            build = [compiler, *BUILD, *ARITHMETIC, "-o", str(target), str(SOURCE)]
+            subprocess.run(build, check=True, capture_output=True, timeout=BUILD_SECONDS)  # noqa: S603  # ours
+            # The calls are too short to be worth giving up the interpreter lock.
+            return ctypes.PyDLL(str(target))
+        except (OSError, subprocess.SubprocessError) as error:
+            log.info("the C++ compiler cannot build the kernels: decode steps run in plain torch (%s)", error)
+            return None

@@ -1,0 +1,81 @@
+"""Writes docs/models.md from the tables that the tests run.
+
+`python -m tests.engine_server.torch_engine.models_page > docs/models.md`
+"""
+
+from __future__ import annotations
+
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+from engine_server.torch_engine.model_config import ARCHITECTURES
+from tests.engine_server.torch_engine.generic_configs import REFUSED, SERVED
+
+PAGE = """\
+# Models
+
+<!-- Written by: python -m tests.engine_server.torch_engine.models_page > docs/models.md -->
+
+The torch engine serves a folder with `config.json` and `.safetensors` weights in one of two ways.
+`architectures` in `config.json` decides which.
+
+| | Own code | Through transformers |
+|---|---|---|
+| Architectures | {num_native}: {native} | {num_served} tested, listed below; others are tried at start |
+| Speed | what the engine can do | about that of a forward pass of transformers |
+| Reads | safetensors | safetensors, never code or pickle |
+| Scheduler, sampling, limits | the same | the same |
+
+## Through transformers
+
+Every attention layer of the model calls the engine, which keeps keys and values in its own blocks.
+Grouped heads, sliding windows, soft caps, attention sinks and values of another size than keys work.
+What a layer caches and how far it looks back is not read from the configuration but observed in a
+first pass. Then the model stands a trial: two short sequences, cut into pieces and mixed, must give
+the logits that each gives alone. A model that fails does not start.
+
+In half precision rounding hides small differences, and the trial is coarser: there the tables below,
+which are tested in float32, are the stronger evidence.
+
+The context ends early where transformers itself would let sequences of one batch change each other:
+`longrope` and `dynamic` rotary embeddings at their original context, attention in chunks at one chunk.
+Latent attention (DeepSeek and others) works, but caches the expanded keys and values.
+Quantised weights are refused. A model that can see (`gemma3`) serves text only.
+
+## Tested
+
+Greedy output in float32 equals `generate` token for token on a tiny random model of each: alone, in a
+crowd that arrives late, in chunks of at most 7 tokens, after preemption, and with two choices. Where
+the best two logits are closer than 0.001, either token counts.
+
+| model_type | Architecture |
+|---|---|
+{served}
+
+## Refused
+
+At least one of every kind; the message at start names the reason.
+
+| model_type | Reason |
+|---|---|
+{refused}
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return PAGE.format(
+        num_native=len(ARCHITECTURES),
+        native=", ".join(name.removesuffix("ForCausalLM") for name in ARCHITECTURES),
+        num_served=len(SERVED),
+        served="\n".join(f"| {name} | {_architecture(name)} |" for name in SERVED),
+        refused="\n".join(f"| {name} | {refused.reason} |" for name, refused in REFUSED.items()),
+    )
+
+
+def _architecture(model_type: str) -> str:
+    name: str = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]].__name__
+    return name
+
+
+if __name__ == "__main__":
+    print(page(), end="")
