@@ -6,27 +6,23 @@ wrong into one last annotated error. Knows nothing about prompts as text or abou
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import grpc
 
 from backend_client.annotated import Annotated, BackendOutput, Failure
+from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
-from backend_client.engine_stream import Chunk, EngineStream
-from backend_client.failure import RequestFailed, failed
+from backend_client.engine_stream import Chunk
+from backend_client.failure import RequestFailed
+from backend_client.replay import Asked, Attempts
 from backend_client.request_decoder import ProtocolViolation, RequestDecoder
+from backend_client.retry import RetryBudget, RetryPolicy
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
-
-# How long past its deadline a request may wait for the engine's own word on it.
-DEADLINE_SLACK_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -39,14 +35,27 @@ class RequestTracker:
 
 
 class Backend:
-    """The text side of one engine."""
+    """The text side of one engine, or of several that serve the same model."""
 
     def __init__(
-        self, client: EngineClient, vocabulary: Vocabulary, *, validate_engine_decode: bool = False
+        self,
+        engines: EngineClient | Endpoints,
+        vocabulary: Vocabulary,
+        *,
+        validate_engine_decode: bool = False,
+        retry: RetryPolicy | None = None,
     ) -> None:
-        self.client = client
+        """Without `retry` every failure is the caller's. It needs `Endpoints` that were entered."""
+        self.engines = Endpoints([engines]) if isinstance(engines, EngineClient) else engines
         self.vocabulary = vocabulary
         self._validate_engine_decode = validate_engine_decode
+        self._retry = retry
+        self._budget = RetryBudget()
+
+    @property
+    def client(self) -> EngineClient:
+        """The first engine's."""
+        return self.engines.all[0].client
 
     async def generate(
         self,
@@ -60,25 +69,36 @@ class Backend:
     ) -> AsyncIterator[Annotated[BackendOutput]]:
         """Outputs until every choice has ended, or a last item with an error.
 
-        Closing the iterator aborts the request. `timeout` in seconds covers everything; `with_tokens`
-        fills BackendOutput.tokens.
+        An event `migrated` says that another engine goes on from here; its comment is how many were tried
+        before. Closing the iterator aborts the request. `timeout` in seconds covers everything;
+        `with_tokens` fills BackendOutput.tokens.
         """
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
-        stream: EngineStream | None = None
+        asked = Asked(request, request_id, deadline, metadata)
+        attempts = Attempts(
+            self.engines,
+            asked,
+            lambda config: self._decoder(request, config, with_tokens),
+            self._retry,
+            self._budget,
+        )
         try:
-            decoder = await self._decoder(request, with_tokens, timeout)
-            stream = await self.client.submit(
-                pb.GenerateRequest(request_id=request_id or uuid.uuid4().hex, request=engine_part(request)),
-                timeout=None if deadline is None else deadline - time.monotonic(),
-                metadata=metadata,
-            )
-            while not decoder.is_finished:
-                outputs, violation = decode(decoder, await _read(stream, deadline), tracker)
-                for output in outputs:
-                    yield Annotated(output)
-                if violation is not None:
-                    raise violation
+            while not attempts.is_finished:
+                try:
+                    chunks = await attempts.read()
+                except RequestFailed as failure:
+                    goes_on = attempts.recover(failure)
+                else:
+                    goes_on = False
+                    outputs, violation = decode(attempts.decoder, chunks, tracker)
+                    for output in outputs:
+                        yield Annotated(output)
+                    if violation is not None:
+                        raise violation
+                if goes_on:
+                    yield Annotated(event="migrated", comment=[str(attempts.number)])
+            attempts.succeed()
         except RequestFailed as error:
             yield Annotated(error=error.failure)
         except ProtocolViolation as error:
@@ -86,15 +106,12 @@ class Backend:
         except InvalidStopConditions as error:
             yield Annotated(error=_invalid(error))
         finally:
-            if stream is not None:
-                stream.abort("the caller left or has everything")
-                if stream.accepted is not None:
-                    tracker.engine_lifetime_id = stream.accepted.engine_lifetime_id
+            attempts.end("the caller left or has everything")
+            tracker.engine_lifetime_id = attempts.engine_lifetime_id
 
-    async def _decoder(
-        self, request: pb.PreprocessedRequest, with_tokens: bool, timeout: float | None
+    def _decoder(
+        self, request: pb.PreprocessedRequest, config: pb.EngineConfig, with_tokens: bool
     ) -> RequestDecoder:
-        config = (await self.client.info(timeout)).config
         return RequestDecoder(
             self.vocabulary,
             conditions_of(request, config),
@@ -132,17 +149,6 @@ def decode(
     return outputs, violation
 
 
-def engine_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
-    """The request without the fields that only a backend can honour."""
-    part = pb.PreprocessedRequest()
-    part.CopyFrom(request)
-    part.stop_conditions.ClearField("stop")
-    part.sampling_options.ClearField("include_stop_str_in_output")
-    for field in ("skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids"):
-        part.output_options.ClearField(field)
-    return part
-
-
 def conditions_of(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> StopConditions:
     """Everything that ends a choice. Raises InvalidStopConditions."""
     asked = request.stop_conditions
@@ -156,36 +162,6 @@ def conditions_of(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> S
         eos_token_ids=frozenset(request.eos_token_ids or config.eos_token_ids),
         ignore_eos=asked.ignore_eos,
         include_stop_str_in_output=request.sampling_options.include_stop_str_in_output,
-    )
-
-
-async def _read(stream: EngineStream, deadline: float | None) -> list[Chunk]:
-    """What has arrived. Raises RequestFailed, also for a stream that ends too early or never."""
-    if deadline is None or stream.ended:
-        chunks = await stream.read()
-    else:
-        chunks = await _read_until(stream, deadline + DEADLINE_SLACK_SECONDS)
-    if not chunks:
-        raise failed(
-            grpc.StatusCode.UNAVAILABLE,
-            pb.ERROR_REASON_STREAM_INCOMPLETE,
-            "the engine's stream ended without a terminal output",
-            retryable=True,
-        )
-    return chunks
-
-
-async def _read_until(stream: EngineStream, deadline: float) -> list[Chunk]:
-    """As read, but an engine that ignores the deadline, silent or not, is not waited for."""
-    left = deadline - time.monotonic()
-    if left > 0:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
-                return await stream.read()
-    raise failed(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        pb.ERROR_REASON_DEADLINE_EXCEEDED,
-        "the deadline passed and the engine went on",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -100,6 +100,10 @@ class EngineClient:
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
         return await self._rpc.load(timeout)
+
+    def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
+        """The load now and after every change, until the engine ends that. Raises RequestFailed."""
+        return self._rpc.watch_load(min_interval_ms)
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer the engine offers, checked against its manifest. Raises RequestFailed."""

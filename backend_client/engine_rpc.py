@@ -41,6 +41,16 @@ class EngineRpc:
         method = f"{DISCOVERY}GetLoad"
         return (await self._unary(method, pb.GetLoadRequest(), pb.GetLoadResponse, timeout)).load
 
+    async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
+        """WatchLoad, until the engine ends it."""
+        method = self._channel.unary_stream(f"{DISCOVERY}WatchLoad", as_is, as_is)
+        request = pb.WatchLoadRequest(min_interval_ms=min_interval_ms)
+        try:
+            async for data in method(request.SerializeToString()):
+                yield parsed(pb.WatchLoadResponse, data).load
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
     async def abort(self, request: pb.AbortRequest, timeout: float | None = None) -> pb.AbortResponse:
         """Abort."""
         return await self._unary(f"{ENGINE}Abort", request, pb.AbortResponse, timeout)

@@ -101,6 +101,8 @@ class RequestDecoder:
         self._vocab_size = vocab_size if vocab_size is not None else MAX_UINT32
         self._validate_engine_decode = validate_engine_decode
         self._usage_details = pb.CompletionUsage()
+        # They come once: a request that is continued must not ask for them again.
+        self.has_prompt_logprobs = False
         self.choices: list[ChoiceState] = []
         for _ in range(num_choices):
             decoder = Decoder(
@@ -232,6 +234,7 @@ class RequestDecoder:
     def _copy(self, message: pb.LLMEngineOutput) -> BackendOutput:
         """What passes through unread."""
         has = message.HasField
+        self.has_prompt_logprobs |= has("prompt_logprobs")
         return BackendOutput(
             index=message.index,
             first_output_position=message.first_output_position,

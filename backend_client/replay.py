@@ -1,0 +1,331 @@
+"""One request and the engines it is sent to, one after the other.
+
+Holds what the next engine is told so that the answer goes on exactly where the lost one left off, and
+when to give up. Knows nothing about text, and of the answer only what was passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import grpc
+
+from backend_client.endpoints import Endpoint, Endpoints
+from backend_client.engine_stream import Chunk, EngineStream
+from backend_client.failure import RequestFailed, failed
+from backend_client.request_decoder import RequestDecoder
+from backend_client.retry import DEATHS, RetryBudget, RetryPolicy
+from enginewire import v1 as pb
+
+SEED_BITS: Final = 64
+# Leaves room for the suffix within the 128 bytes of an id.
+MAX_ID_PREFIX: Final = 96
+# How long past its deadline a request may wait for the engine's own word on it.
+DEADLINE_SLACK_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a caller wants. `deadline` is a time of time.monotonic."""
+
+    request: pb.PreprocessedRequest
+    request_id: str = ""
+    deadline: float | None = None
+    metadata: Mapping[str, str] | None = None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the deadline; perhaps negative."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+
+class Attempts:
+    """The way of one request through the engines. Without a policy there is one attempt."""
+
+    def __init__(
+        self,
+        engines: Endpoints,
+        asked: Asked,
+        make_decoder: Callable[[pb.EngineConfig], RequestDecoder],
+        policy: RetryPolicy | None,
+        budget: RetryBudget,
+    ) -> None:
+        """`make_decoder` may raise for what no engine should be asked."""
+        self.number = 0
+        self.engine_lifetime_id = ""
+        self._engines = engines
+        self._asked = asked
+        self._make_decoder = make_decoder
+        self._policy = policy
+        self._budget = budget
+        self._request_id = asked.request_id or uuid.uuid4().hex
+        self._part = engine_part(asked.request)
+        self._decoder: RequestDecoder | None = None
+        self._endpoint: Endpoint | None = None
+        self._stream: EngineStream | None = None
+        self._origin: pb.GetEngineInfoResponse | None = None
+        self._num_failures = 0
+        self._failure: RequestFailed | None = None
+        self._not_before: dict[Endpoint, float] = {}
+        self._unfit: set[Endpoint] = set()
+        self._lost_lives: list[str] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """Every choice has had its terminal output."""
+        return self._decoder is not None and self._decoder.is_finished
+
+    @property
+    def decoder(self) -> RequestDecoder:
+        """One for all attempts: it says what was passed on."""
+        assert self._decoder is not None, "something was read"
+        return self._decoder
+
+    async def read(self) -> list[Chunk]:
+        """What has arrived, never nothing; sends the request when that is due.
+
+        Raises RequestFailed, also for a stream that ends too early or never.
+        """
+        stream = self._stream or await self._send(await self._connect())
+        deadline = self._asked.deadline
+        if deadline is None or stream.ended:
+            chunks = await stream.read()
+        else:
+            chunks = await _read_until(stream, deadline + DEADLINE_SLACK_SECONDS)
+        if not chunks:
+            raise _incomplete()
+        if self._policy is not None and self._endpoint is not None and self._endpoint.is_draining:
+            return without_cancelled(chunks)
+        return chunks
+
+    async def _connect(self) -> Endpoint:
+        """An engine that can do it. Raises RequestFailed when there is none."""
+        while True:
+            self._endpoint = None
+            endpoint = self._endpoint = await self._pick()
+            info = await endpoint.client.info(self._asked.seconds_left)
+            if self._origin is None:
+                self._begin(info)
+            elif not goes_on_like(self._origin, info):
+                self._unfit.add(endpoint)
+                continue
+            return endpoint
+
+    async def _send(self, endpoint: Endpoint) -> EngineStream:
+        """The request, or what is left of it. Raises RequestFailed."""
+        self.number += 1
+        request = pb.GenerateRequest(request_id=self._next_id(), request=self._next_part())
+        self._stream = await endpoint.client.submit(
+            request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
+        )
+        endpoint.in_flight += 1
+        return self._stream
+
+    def recover(self, failure: RequestFailed) -> bool:
+        """Return when the request may be sent again; True when that continues what was delivered.
+
+        Raises `failure` when it may not, or another one that says why it never will.
+        """
+        endpoint, decoder = self._endpoint, self._decoder
+        was_accepted = self._leave("the request goes on elsewhere")
+        self._num_failures += 1
+        # Without an endpoint: none came although the request waited for one.
+        if self._policy is None or endpoint is None or not self._policy.allows(failure.failure, self._num_failures):
+            raise failure
+        is_continued = decoder is not None and has_delivered(decoder)
+        if is_continued and not self._can_continue:
+            raise failure
+        if was_accepted and failure.reason in DEATHS:
+            self._check_deaths(failure)
+        if not self._budget.take():
+            raise failure
+        backoff = self._policy.backoff(self._num_failures, failure.failure.retry_after)
+        self._not_before[endpoint] = time.monotonic() + backoff
+        self._failure = failure
+        return is_continued
+
+    def succeed(self) -> None:
+        """Every choice has ended."""
+        self._budget.succeed()
+
+    def end(self, reason: str) -> None:
+        """Nobody wants more: abort what still runs."""
+        self._leave(reason)
+
+    def _begin(self, info: pb.GetEngineInfoResponse) -> None:
+        self._origin = info
+        self._decoder = self._make_decoder(info.config)
+        if self._policy is not None and needs_seed(self._part, info.config.capabilities):
+            self._part.sampling_options.seed = secrets.randbits(SEED_BITS)
+
+    def _leave(self, reason: str) -> bool:
+        """Give the stream up; True when the engine had accepted the request."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return False
+        assert self._endpoint is not None, "a stream has an engine"
+        self._endpoint.in_flight -= 1
+        stream.abort(reason)
+        if stream.accepted is None:
+            return False
+        self.engine_lifetime_id = stream.accepted.engine_lifetime_id
+        return True
+
+    async def _pick(self) -> Endpoint:
+        left = self._asked.seconds_left
+        patience = 0.0 if self._policy is None else self._policy.recovery
+        try:
+            return await self._engines.pick(
+                patience if left is None else min(left, patience), self._not_before, self._unfit
+            )
+        except RequestFailed as nobody:
+            raise self._failure or nobody from nobody
+
+    @property
+    def _can_continue(self) -> bool:
+        assert self._origin is not None, "something was delivered"
+        return can_continue(self._part, self._origin.config.capabilities)
+
+    def _check_deaths(self, failure: RequestFailed) -> None:
+        """Raise for a request that engines keep dying under. A life that is still there was only cut off."""
+        assert self._policy is not None
+        deaths = 1 + sum(not self._engines.is_alive(life) for life in self._lost_lives)
+        self._lost_lives.append(self.engine_lifetime_id)
+        if deaths >= self._policy.max_deaths:
+            message = f"{deaths} engines died under the request, perhaps because of it: {failure}"
+            raise RequestFailed(replace(failure.failure, message=message, retryable=False))
+
+    def _next_id(self) -> str:
+        """A lost engine may still hold the id of the attempt before."""
+        if self.number == 1:
+            return self._request_id
+        return f"{self._request_id[:MAX_ID_PREFIX]}.{self.number}-{secrets.token_hex(4)}"
+
+    def _next_part(self) -> pb.PreprocessedRequest:
+        if self.number == 1:
+            return self._part
+        decoder = self.decoder
+        choices = decoder.resume()
+        self._part.ClearField("resume")
+        if has_delivered(decoder):
+            resume = pb.Resume(attempt=self.number - 1, origin_lifetime_id=self.engine_lifetime_id)
+            resume.choices.extend(choices)
+            self._part.resume.CopyFrom(resume)
+        if decoder.has_prompt_logprobs:
+            self._part.output_options.ClearField("prompt_logprobs")
+        return self._part
+
+
+def engine_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
+    """The request without the fields that only a backend can honour."""
+    part = pb.PreprocessedRequest()
+    part.CopyFrom(request)
+    part.stop_conditions.ClearField("stop")
+    part.sampling_options.ClearField("include_stop_str_in_output")
+    for field in ("skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids"):
+        part.output_options.ClearField(field)
+    return part
+
+
+def has_delivered(decoder: RequestDecoder) -> bool:
+    """The caller has seen something that must not be said again."""
+    return any(choice.token_ids or choice.is_finished for choice in decoder.choices)
+
+
+def needs_seed(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
+    """A request that could not be continued without one."""
+    return capabilities.resume and capabilities.seed and is_drawn(request, capabilities)
+
+
+def is_drawn(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
+    """Tokens are drawn with random numbers that only the engine knows."""
+    options = request.sampling_options
+    if options.HasField("seed"):
+        return False
+    if options.HasField("temperature"):
+        return options.temperature > 0
+    return not capabilities.HasField("default_sampling") or capabilities.default_sampling.temperature > 0
+
+
+def can_continue(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
+    """Another engine can go on with an answer, token for token.
+
+    Not with candidates that were never shown, and not with a hand-off, which can be used once.
+    """
+    options = request.sampling_options
+    return (
+        capabilities.resume
+        and not is_drawn(request, capabilities)
+        and not options.use_beam_search
+        and options.best_of <= max(1, options.n)
+        and not request.HasField("prefill_result")
+    )
+
+
+def goes_on_like(origin: pb.GetEngineInfoResponse, info: pb.GetEngineInfoResponse) -> bool:
+    """Both engines give the same answer to the same request, as far as an engine tells."""
+    return _character(origin) == _character(info)
+
+
+def _character(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
+    config = info.config
+    return (
+        info.engine_name,
+        config.model,
+        config.vocab_size,
+        tuple(config.eos_token_ids),
+        config.context_length,
+        config.role,
+        config.capabilities.resume,
+        config.capabilities.default_sampling.SerializeToString(deterministic=True),
+    )
+
+
+def without_cancelled(chunks: list[Chunk]) -> list[Chunk]:
+    """The chunks without the ends that a drain put to choices which nobody asked to cancel.
+
+    Raises RequestFailed when nothing else is left: the request can go on elsewhere.
+    """
+    kept = [chunk for chunk in chunks if not _is_cancelled(chunk)]
+    if not kept:
+        raise failed(
+            grpc.StatusCode.UNAVAILABLE,
+            pb.ERROR_REASON_DRAINING,
+            "the engine was shut down before the request had ended",
+            retryable=True,
+        )
+    return kept
+
+
+def _is_cancelled(chunk: Chunk) -> bool:
+    return chunk.output is not None and chunk.output.finish_reason == pb.FINISH_REASON_CANCELLED
+
+
+def _incomplete() -> RequestFailed:
+    return failed(
+        grpc.StatusCode.UNAVAILABLE,
+        pb.ERROR_REASON_STREAM_INCOMPLETE,
+        "the engine's stream ended without a terminal output",
+        retryable=True,
+    )
+
+
+async def _read_until(stream: EngineStream, deadline: float) -> list[Chunk]:
+    """As read, but an engine that ignores the deadline, silent or not, is not waited for."""
+    left = deadline - time.monotonic()
+    if left > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                return await stream.read()
+    raise failed(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        pb.ERROR_REASON_DEADLINE_EXCEEDED,
+        "the deadline passed and the engine went on",
+    )
