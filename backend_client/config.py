@@ -32,9 +32,10 @@ class BackendOptions:
     # Not the engine's prefix: an engine that `launch` starts inherits this process's environment.
     ENV_PREFIX: ClassVar[str] = "ENGINEWIRE_BACKEND_"
 
-    target: str = option(
-        computed(lambda: f"unix:{default_socket('engine')}", "unix:<the engine's default --uds>"),
-        "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051",
+    target: tuple[str, ...] = option(
+        computed(lambda: (f"unix:{default_socket('engine')}",), "unix:<the engine's default --uds>"),
+        "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051;"
+        " several for several engines of the same model",
         heading="engine",
     )
     launch: str = option(
@@ -56,6 +57,9 @@ class BackendOptions:
     )
     timeout: float | None = option(
         None, "how long a request may take; forever when not set", unit="s", at_least=0
+    )
+    replay: bool = option(
+        True, "send a request again, or go on with its answer, when its engine is lost or refuses it for now"
     )
     log_level: LogLevel = option("warning", "least severe log line to print", heading="logs")
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")

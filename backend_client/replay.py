@@ -137,7 +137,11 @@ class Attempts:
         was_accepted = self._leave("the request goes on elsewhere")
         self._num_failures += 1
         # Without an endpoint: none came although the request waited for one.
-        if self._policy is None or endpoint is None or not self._policy.allows(failure.failure, self._num_failures):
+        if (
+            self._policy is None
+            or endpoint is None
+            or not self._policy.allows(failure.failure, self._num_failures)
+        ):
             raise failure
         is_continued = decoder is not None and has_delivered(decoder)
         if is_continued and not self._can_continue:

@@ -11,18 +11,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
 from backend_client.annotated import Failure
 from backend_client.backend import Backend
 from backend_client.config import BackendOptions
+from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
 from backend_client.failure import RequestFailed
 from backend_client.frontends.address import AddressError
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
+from backend_client.retry import RetryPolicy
 from backend_client.sidecar import SidecarDied, engine_sidecar
 from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire import v1 as pb
@@ -102,21 +104,28 @@ async def with_backend(options: BackendOptions, work: Work) -> int:
     Raises RequestFailed when the engine cannot be reached, SidecarDied when a launched one ends.
     """
     if not options.launch:
-        check_owner(options.target)
-        return await _on_engine(options, options.target, work)
+        for target in options.target:
+            check_owner(target)
+        return await _on_engines(options, options.target, work)
     async with engine_sidecar(options.launch_command) as (engine, target):
-        exit_code = await engine.unless_it_dies(_on_engine(options, target, work))
+        exit_code = await engine.unless_it_dies(_on_engines(options, [target], work))
         if exit_code:
             # The engine's death is noticed on its sockets first; the better reason may just be coming.
             await engine.unless_it_dies(asyncio.sleep(DEATH_NOTICE_SECONDS))
         return exit_code
 
 
-async def _on_engine(options: BackendOptions, target: str, work: Work) -> int:
-    async with EngineClient(target, multiplexed=options.multiplexed) as client:
-        await client.wait_ready(options.connect_timeout)
-        tokenizer = await load_tokenizer(client, options.tokenizer)
-        backend = Backend(client, tokenizer.vocabulary, validate_engine_decode=options.validate_engine_decode)
+async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Work) -> int:
+    clients = [EngineClient(target, multiplexed=options.multiplexed) for target in targets]
+    async with Endpoints(clients) as engines:
+        ready = await engines.wait_ready(options.connect_timeout)
+        tokenizer = await load_tokenizer(ready, options.tokenizer)
+        backend = Backend(
+            engines,
+            tokenizer.vocabulary,
+            validate_engine_decode=options.validate_engine_decode,
+            retry=RetryPolicy(recovery=options.connect_timeout) if options.replay else None,
+        )
         return await work(TextBackend(backend, tokenizer))
 
 

@@ -42,7 +42,7 @@ def refusal(capsys: pytest.CaptureFixture[str], read: Callable[[list[str]], obje
 
 
 def test_the_default_target_is_where_the_engine_listens_by_default(tmp_path: Path) -> None:
-    assert load_generate([]).target == f"unix:{tmp_path}/enginewire/engine.sock"
+    assert load_generate([]).target == (f"unix:{tmp_path}/enginewire/engine.sock",)
 
 
 def test_generate_takes_a_prompt_and_how_to_answer_it() -> None:
@@ -50,7 +50,7 @@ def test_generate_takes_a_prompt_and_how_to_answer_it() -> None:
     options = load_generate([*argv, "--no-chat", "--target", "localhost:1"])
     assert (options.prompt, options.max_tokens, options.temperature) == ("hello", 5, 0.0)
     assert (options.stop, options.seed, options.chat) == (("a", "b,c"), 1, False)
-    assert options.target == "localhost:1"
+    assert options.target == ("localhost:1",)
 
 
 def test_what_a_request_leaves_open_is_left_to_the_engine() -> None:
@@ -98,7 +98,7 @@ def test_the_engines_environment_does_not_reach_the_backend(monkeypatch: pytest.
     monkeypatch.setenv("ENGINEWIRE_PORT", "50051")
     monkeypatch.setenv("ENGINEWIRE_BACKEND_TARGET", "localhost:50051")
     options = load_serve([])
-    assert (options.port, options.target) == (None, "localhost:50051")
+    assert (options.port, options.target) == (None, ("localhost:50051",))
 
 
 def test_the_launch_command_is_split_as_a_shell_would() -> None:
