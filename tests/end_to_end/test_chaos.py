@@ -1,0 +1,155 @@
+"""Engines are killed, frozen and restarted; callers get the answers an undisturbed engine gives."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from backend_client.backend import Backend
+from backend_client.vocabulary import Vocabulary
+from engine_server.mocker_tokenizer import byte_tokenizer
+from enginewire import v1 as pb
+from tests.backend_client.asking import Heard, hear
+from tests.end_to_end.chaos import (
+    EngineSlot,
+    answer_of,
+    engines,
+    hear_slowly,
+    kinds_of_requests,
+    migrations,
+    replaying,
+)
+from tests.engine_server.serving import until_true
+
+PROMPT = b"the quick brown fox"
+MAX_TOKENS = 120
+NUM_KILLS_PER_WAY = 10
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(Tokenizer.from_str(byte_tokenizer().files["tokenizer.json"].decode()))
+
+
+def requests() -> list[pb.PreprocessedRequest]:
+    return list(kinds_of_requests(PROMPT, MAX_TOKENS))
+
+
+async def oracle(backend: Backend) -> list[dict[int, tuple[object, ...]]]:
+    """The answers of an engine that nobody disturbs."""
+    return [answer_of(heard) for heard in await asyncio.gather(*(hear(backend, r) for r in requests()))]
+
+
+async def kill_one_while_talking(
+    backend: Backend, slots: list[EngineSlot], dice: random.Random, number: int
+) -> list[Heard]:
+    """What eight callers hear while the engine dies that most of them talk to; it is started again."""
+    all_heard = [Heard() for _ in requests()]
+    tasks = [
+        asyncio.create_task(hear_slowly(backend, request, heard))
+        for request, heard in zip(requests(), all_heard, strict=True)
+    ]
+    await asyncio.sleep(dice.uniform(0.01, 0.25))
+    victim = slots[number % len(slots)]
+    await victim.end(signal.SIGKILL)
+    await victim.start()
+    async with asyncio.timeout(30):
+        return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+async def test_kills_lose_and_change_nothing(folder: Path, vocabulary: Vocabulary, multiplexed: bool) -> None:
+    dice = random.Random(1)
+    async with (
+        engines(folder, 3) as slots,
+        replaying([slot.target for slot in slots], vocabulary, multiplexed=multiplexed) as backend,
+    ):
+        truth = await oracle(backend)
+        num_migrated = 0
+        for number in range(NUM_KILLS_PER_WAY):
+            heard = await kill_one_while_talking(backend, slots, dice, number)
+            assert [answer_of(each) for each in heard] == truth
+            num_migrated += sum(len(migrations(each)) for each in heard)
+    assert num_migrated >= NUM_KILLS_PER_WAY
+
+
+async def test_the_only_engine_is_waited_for(folder: Path, vocabulary: Vocabulary) -> None:
+    async with engines(folder, 1) as slots, replaying([slots[0].target], vocabulary) as backend:
+        truth = await oracle(backend)
+        heard = await kill_one_while_talking(backend, slots, random.Random(2), 0)
+        assert [answer_of(each) for each in heard] == truth
+        assert any(migrations(each) for each in heard)
+
+
+async def test_a_frozen_engine_is_left(folder: Path, vocabulary: Vocabulary) -> None:
+    async with engines(folder, 2) as slots, replaying([s.target for s in slots], vocabulary) as backend:
+        await backend.engines.all[1].client.wait_ready(20)
+        truth = await oracle(backend)
+        tasks = [asyncio.create_task(hear(backend, request)) for request in requests()]
+        await asyncio.sleep(0.1)
+        assert slots[0].process is not None
+        slots[0].process.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            heard = await asyncio.gather(*tasks)
+    assert [answer_of(each) for each in heard] == truth
+    assert any(migrations(each) for each in heard)
+
+
+@pytest.mark.parametrize("drain_timeout", ["30", "0.1"], ids=["patient", "hasty"])
+async def test_a_rolling_restart_under_load_loses_nothing(
+    folder: Path, vocabulary: Vocabulary, drain_timeout: str
+) -> None:
+    arguments = ("--engine", "mocker", "--mocker-itl-ms", "2", "--shutdown-timeout", drain_timeout)
+    async with (
+        engines(folder, 2, arguments) as slots,
+        replaying([slot.target for slot in slots], vocabulary) as backend,
+    ):
+        truth = await oracle(backend)
+        is_over = asyncio.Event()
+        callers = [asyncio.create_task(ask_until(is_over, backend, truth, i)) for i in range(len(truth))]
+        for slot in slots:
+            await asyncio.sleep(0.2)
+            assert await slot.end(signal.SIGTERM) == 0
+            await slot.start()
+            endpoint = backend.engines.all[slots.index(slot)]
+            await endpoint.client.wait_ready(20)
+        is_over.set()
+        counts = await asyncio.gather(*callers)
+    assert min(counts) >= 2
+
+
+async def ask_until(
+    is_over: asyncio.Event, backend: Backend, truth: list[dict[int, tuple[object, ...]]], index: int
+) -> int:
+    """Ask the same again and again; returns how often."""
+    count = 0
+    while not is_over.is_set():
+        assert answer_of(await hear(backend, requests()[index])) == truth[index]
+        count += 1
+    return count
+
+
+async def test_an_engine_killed_again_and_again_gives_a_typed_error(
+    folder: Path, vocabulary: Vocabulary
+) -> None:
+    request = requests()[0]
+    request.stop_conditions.max_tokens = 4000
+    heard = Heard()
+    async with engines(folder, 2) as slots, replaying([s.target for s in slots], vocabulary) as backend:
+        await backend.engines.all[1].client.wait_ready(20)
+        task = asyncio.create_task(hear_slowly(backend, request, heard))
+        for count in (20, 60):
+            await until_true(lambda count=count: len(heard.items) >= count)
+            talking = next(i for i, endpoint in enumerate(backend.engines.all) if endpoint.in_flight)
+            await slots[talking].end(signal.SIGKILL)
+        async with asyncio.timeout(10):
+            await task
+    assert heard.failure is not None
+    assert heard.failure.reason == pb.ERROR_REASON_ENGINE_DEAD
+    assert not heard.failure.retryable
+    assert "2 engines died" in heard.failure.message
