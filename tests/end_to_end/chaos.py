@@ -121,7 +121,7 @@ def answer_of(heard: Heard) -> dict[int, tuple[object, ...]]:
         )
         for index in finishes
     }
-    found[-1] = heard.usage()
+    found[-1] = (heard.usage(), [], None)
     return found
 
 

@@ -1,0 +1,239 @@
+"""A request that its engine fails, refuses or forgets: what the next engine is told."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from backend_client.backend import Backend
+from backend_client.endpoints import Endpoints
+from backend_client.engine_client import EngineClient
+from backend_client.failure import Failure
+from backend_client.replay import can_continue, goes_on_like, needs_seed
+from backend_client.retry import RetryPolicy
+from enginewire import v1 as pb
+from tests.backend_client.asking import Heard, ask, hear
+from tests.backend_client.hostile import END, PROMPT, HostileEngine, engine_info, terminal, tokens
+
+LOST = Failure(14, pb.ERROR_REASON_ENGINE_DEAD, "gone", retryable=True).to_proto()
+QUICK = RetryPolicy(shortest_backoff=0.001, longest_backoff=0.002, recovery=0.5)
+
+
+class Lives(HostileEngine):
+    """An engine that plays one script per attempt, whatever the request's id."""
+
+    def __init__(self, *scripts: object, **capabilities: bool) -> None:
+        info = engine_info()
+        info.config.capabilities.MergeFrom(pb.Capabilities(**{"resume": True, "seed": True} | capabilities))
+        info.config.capabilities.default_sampling.temperature = 0.0
+        super().__init__(info=info)
+        self.lives = list(scripts)
+
+    def _script(self, request: pb.GenerateRequest) -> object:
+        return self.lives.pop(0)
+
+    @property
+    def parts(self) -> list[pb.PreprocessedRequest]:
+        return [received.generate.request for received in self.received]
+
+
+@contextlib.asynccontextmanager
+async def backend_on(folder, vocabulary, *engines, policy=QUICK, multiplexed=True) -> AsyncIterator[Backend]:
+    for number, engine in enumerate(engines):
+        await engine.start(folder / f"life{number}.sock")
+    clients = [EngineClient(engine.target, multiplexed=multiplexed) for engine in engines]
+    try:
+        async with Endpoints(clients) as endpoints:
+            yield Backend(endpoints, vocabulary, retry=policy)
+    finally:
+        for engine in engines:
+            await engine.stop()
+
+
+async def heard_of(folder, vocabulary, engine: HostileEngine, request=None, **options) -> Heard:
+    policy = options.pop("policy", QUICK)
+    async with backend_on(folder, vocabulary, engine, policy=policy) as backend:
+        return await hear(backend, request or ask(), **options)
+
+
+async def test_a_lost_answer_goes_on_where_it_was(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), LOST], [terminal(b"g", 3)])
+    heard = await heard_of(socket_folder, vocabulary, engine, request_id="mine")
+    assert heard.text() == "pong"
+    assert heard.usage() == (len(PROMPT), 4)
+    events = [(item.event, item.comment) for item in heard.items if item.data is None]
+    assert events == [("migrated", ["1"])]
+    first, second = engine.received
+    assert not first.generate.request.HasField("resume")
+    choice = pb.ResumedChoice(index=0, generated_token_ids=b"pon")
+    expected = pb.Resume(choices=[choice], attempt=1, origin_lifetime_id="life")
+    assert second.generate.request.resume == expected
+    assert first.generate.request_id == "mine"
+    assert second.generate.request_id.startswith("mine.2-")
+
+
+async def test_a_stop_string_across_the_cut_is_found_and_not_shown(socket_folder, vocabulary) -> None:
+    request = ask(stop_conditions=pb.StopConditions(stop=["on"]))
+    engine = Lives([tokens(b"po"), LOST], [tokens(b"ng", 2), 5.0])
+    heard = await heard_of(socket_folder, vocabulary, engine, request)
+    assert heard.text() == "p"
+    assert heard.finishes() == {0: pb.FINISH_REASON_STOP}
+    assert heard.usage() == (len(PROMPT), 3)
+
+
+async def test_a_finished_choice_is_not_generated_again(socket_folder, vocabulary) -> None:
+    request = ask(sampling_options=pb.SamplingOptions(n=2))
+    done = tokens(b"a", finish_reason=pb.FINISH_REASON_LENGTH)
+    engine = Lives([done, tokens(b"x", index=1), LOST], [terminal(b"y", 1, index=1, usage=(len(PROMPT), 3))])
+    heard = await heard_of(socket_folder, vocabulary, engine, request)
+    assert (heard.text(0), heard.text(1)) == ("a", "xy")
+    assert [choice.finished for choice in engine.parts[1].resume.choices] == [True, False]
+
+
+async def test_a_request_that_nobody_saw_anything_of_begins_again(socket_folder, vocabulary) -> None:
+    engine = Lives([LOST], [terminal(b"pong")], resume=False)
+    heard = await heard_of(socket_folder, vocabulary, engine)
+    assert heard.text() == "pong"
+    assert all(item.event is None for item in heard.items)
+    assert not engine.parts[1].HasField("resume")
+
+
+async def test_an_engine_without_resume_leaves_the_error(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), LOST], resume=False)
+    heard = await heard_of(socket_folder, vocabulary, engine)
+    assert (heard.text(), heard.failure.reason) == ("pon", pb.ERROR_REASON_ENGINE_DEAD)
+    assert len(engine.received) == 1
+
+
+@pytest.mark.parametrize("name", ["INVALID_REQUEST", "AUTH", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL"])
+async def test_what_must_not_be_retried_is_not(socket_folder, vocabulary, name: str) -> None:
+    refusal = Failure(3, pb.ErrorReason.Value(f"ERROR_REASON_{name}"), "no", retryable=True)
+    engine = Lives([refusal.to_proto()])
+    heard = await heard_of(socket_folder, vocabulary, engine)
+    assert heard.failure == refusal
+    assert len(engine.received) == 1
+
+
+async def test_there_are_five_attempts_and_no_more(socket_folder, vocabulary) -> None:
+    refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True)
+    engine = Lives(*[[refusal.to_proto()]] * 6)
+    heard = await heard_of(socket_folder, vocabulary, engine)
+    assert heard.failure == refusal
+    assert len({received.generate.request_id for received in engine.received}) == 5
+
+
+async def test_an_engine_is_not_asked_before_the_time_it_named(socket_folder, vocabulary) -> None:
+    refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True, retry_after=0.2)
+    engine = Lives([refusal.to_proto()], [terminal(b"pong")])
+    began = time.monotonic()
+    assert (await heard_of(socket_folder, vocabulary, engine)).text() == "pong"
+    assert time.monotonic() - began >= 0.2
+
+
+async def test_another_engine_is_asked_at_once(socket_folder, vocabulary) -> None:
+    refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True, retry_after=30.0)
+    full, free = Lives([refusal.to_proto()]), Lives([terminal(b"pong")])
+    async with backend_on(socket_folder, vocabulary, full, free) as backend:
+        heard = await hear(backend, ask(), timeout=5)
+    assert heard.text() == "pong"
+    assert (len(full.received), len(free.received)) == (1, 1)
+
+
+async def test_each_attempt_gets_the_time_that_is_left(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), 0.3, LOST], [terminal(b"g", 3)])
+    heard = await heard_of(socket_folder, vocabulary, engine, timeout=10.0)
+    assert heard.text() == "pong"
+    first, second = (received.timeout for received in engine.received)
+    assert second <= first - 0.3
+
+
+async def test_a_retry_does_not_outlive_the_deadline(socket_folder, vocabulary) -> None:
+    refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True, retry_after=30.0)
+    began = time.monotonic()
+    engine = Lives([refusal.to_proto()])
+    heard = await heard_of(socket_folder, vocabulary, engine, timeout=0.3, policy=RetryPolicy())
+    assert heard.failure == refusal
+    assert time.monotonic() - began < 2
+
+
+async def test_a_request_under_which_engines_die_is_given_up(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"p"), LOST], [tokens(b"o", 1), LOST], [terminal(b"ng", 2)])
+    heard = await heard_of(socket_folder, vocabulary, engine)
+    assert heard.text() == "po"
+    assert heard.failure.reason == pb.ERROR_REASON_ENGINE_DEAD
+    assert not heard.failure.retryable
+    assert len(engine.received) == 2
+
+
+async def test_an_engine_of_another_kind_does_not_go_on(socket_folder, vocabulary) -> None:
+    first, second = Lives([tokens(b"pon"), LOST], [terminal(b"g", 3)]), Lives()
+    second.info.config.model = "another"
+    async with backend_on(socket_folder, vocabulary, first, second) as backend:
+        heard = await hear(backend, ask())
+    assert heard.text() == "pong"
+    assert (len(first.received), len(second.received)) == (2, 0)
+
+
+async def test_the_backend_fixes_a_seed_for_what_could_not_go_on_without(socket_folder, vocabulary) -> None:
+    request = ask(sampling_options=pb.SamplingOptions(temperature=1.0))
+    engine = Lives([tokens(b"pon"), LOST], [terminal(b"g", 3)])
+    heard = await heard_of(socket_folder, vocabulary, engine, request)
+    assert heard.text() == "pong"
+    first, second = (part.sampling_options for part in engine.parts)
+    assert first.HasField("seed")
+    assert first == second
+    assert not request.sampling_options.HasField("seed")
+
+
+async def test_prompt_logprobs_are_not_asked_for_twice(socket_folder, vocabulary) -> None:
+    request = ask(output_options=pb.OutputOptions(prompt_logprobs=1))
+    begin = tokens(b"pon", prompt_logprobs=pb.PromptLogprobs())
+    engine = Lives([begin, LOST], [terminal(b"g", 3)])
+    heard = await heard_of(socket_folder, vocabulary, engine, request)
+    assert heard.text() == "pong"
+    assert [part.output_options.HasField("prompt_logprobs") for part in engine.parts] == [True, False]
+
+
+async def test_without_a_policy_the_first_failure_is_the_last(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), LOST])
+    heard = await heard_of(socket_folder, vocabulary, engine, policy=None)
+    assert (heard.text(), heard.failure.message) == ("pon", "gone")
+
+
+async def test_a_stream_without_a_terminal_goes_on(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), END], [terminal(b"g", 3), END])
+    async with backend_on(socket_folder, vocabulary, engine, multiplexed=False) as backend:
+        assert (await hear(backend, ask())).text() == "pong"
+
+
+CAPABLE = pb.Capabilities(resume=True, seed=True, default_sampling=pb.SamplingDefaults(temperature=0.7))
+
+
+def test_a_seed_is_needed_where_tokens_are_drawn() -> None:
+    assert needs_seed(ask(), CAPABLE)
+    assert needs_seed(ask(sampling_options=pb.SamplingOptions(temperature=1)), CAPABLE)
+    assert not needs_seed(ask(sampling_options=pb.SamplingOptions(temperature=0)), CAPABLE)
+    assert not needs_seed(ask(sampling_options=pb.SamplingOptions(seed=0)), CAPABLE)
+    assert not needs_seed(ask(), pb.Capabilities(resume=True))
+
+
+def test_what_cannot_go_on_exactly_is_told_apart() -> None:
+    greedy = {"temperature": 0.0}
+    assert can_continue(ask(sampling_options=pb.SamplingOptions(**greedy)), CAPABLE)
+    assert not can_continue(ask(), CAPABLE)
+    for options in ({"use_beam_search": True}, {"best_of": 2}):
+        assert not can_continue(ask(sampling_options=pb.SamplingOptions(**greedy, **options)), CAPABLE)
+    handed_over = ask(sampling_options=pb.SamplingOptions(**greedy), prefill_result=pb.PrefillResult())
+    assert not can_continue(handed_over, CAPABLE)
+    assert not can_continue(ask(sampling_options=pb.SamplingOptions(**greedy)), pb.Capabilities())
+
+
+def test_engines_that_differ_in_what_decides_answers_are_not_alike() -> None:
+    ours, other = engine_info(), engine_info()
+    other.engine_lifetime_id = "another life"
+    assert goes_on_like(ours, other)
+    other.config.eos_token_ids.append(3)
+    assert not goes_on_like(ours, other)

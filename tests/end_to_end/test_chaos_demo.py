@@ -1,0 +1,67 @@
+"""The real model is killed in the middle of its answers: arithmetic, penalties and stop strings go on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from backend_client.engine_client import EngineClient
+from backend_client.tokenizer import BackendTokenizer
+from engine_server.demo_model import questions
+from enginewire import v1 as pb
+from tests.backend_client.asking import Heard, hear
+from tests.end_to_end.chaos import answer_of, engines, hear_slowly, kinds_of_requests, migrations, replaying
+from tests.engine_server.serving import until_true
+
+DEMO = ("builtin:demo",)
+PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.1}
+
+
+def requests(tokenizer: BackendTokenizer) -> list[pb.PreprocessedRequest]:
+    question = next(iter(questions()))
+    prompt = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": question}]))
+    made = list(kinds_of_requests(prompt, 80, **PENALTIES))
+    for request in made:
+        # Found in the text of the undisturbed answer, or never: both must stay as they are.
+        request.stop_conditions.stop.append("qzx")
+    return made
+
+
+async def tokenizer_of(target: str) -> BackendTokenizer:
+    async with EngineClient(target) as client:
+        await client.wait_ready(60)
+        return BackendTokenizer.from_files(await client.tokenizer_files())
+
+
+async def test_the_real_model_goes_on_where_it_was_killed(folder: Path) -> None:
+    async with engines(folder, 2, DEMO) as slots:
+        targets = [slot.target for slot in slots]
+        tokenizer = await tokenizer_of(targets[0])
+        async with replaying(targets, tokenizer.vocabulary) as backend:
+            await backend.engines.all[1].client.wait_ready(60)
+            asked = requests(tokenizer)
+            truth = await asyncio.gather(*(hear(backend, request) for request in asked))
+            all_heard = [Heard() for _ in asked]
+            tasks = [
+                asyncio.create_task(hear_slowly(backend, request, heard))
+                for request, heard in zip(asked, all_heard, strict=True)
+            ]
+            await until_true(lambda: sum(len(heard.outputs) for heard in all_heard) > 60)
+            await slots[0].end(signal.SIGKILL)
+            await asyncio.gather(*tasks)
+    for heard, true in zip(all_heard, truth, strict=True):
+        check_same(heard, true)
+    assert sum(bool(migrations(heard)) for heard in all_heard) >= 2
+
+
+def check_same(heard: Heard, true: Heard) -> None:
+    """The same tokens; log-probabilities as near as sums in another order come."""
+    told, expected = answer_of(heard), answer_of(true)
+    for index, (*answer, log_probs, total) in expected.items():
+        *found, found_log_probs, found_total = told[index]
+        assert found == answer
+        assert found_log_probs == pytest.approx(log_probs, abs=1e-3)
+        assert found_total == pytest.approx(total, abs=1e-2)
