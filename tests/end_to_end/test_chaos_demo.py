@@ -23,7 +23,7 @@ PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_pena
 def requests(tokenizer: BackendTokenizer) -> list[pb.PreprocessedRequest]:
     question = next(iter(questions()))
     prompt = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": question}]))
-    made = list(kinds_of_requests(prompt, 80, **PENALTIES))
+    made = list(kinds_of_requests(prompt, 50, **PENALTIES))
     for request in made:
         # Found in the text of the undisturbed answer, or never: both must stay as they are.
         request.stop_conditions.stop.append("qzx")
