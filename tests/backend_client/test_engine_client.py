@@ -11,9 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from backend_client.backend import DEADLINE_SLACK_SECONDS, Backend
+from backend_client.backend import Backend
 from backend_client.engine_client import EngineClient
 from backend_client.failure import KNOWN_REASONS, RequestFailed, failed
+from backend_client.replay import DEADLINE_SLACK_SECONDS
 from engine_server.status import CODES
 from enginewire import v1 as pb
 from tests.backend_client.asking import ask, hear

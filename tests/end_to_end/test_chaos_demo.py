@@ -23,7 +23,7 @@ PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_pena
 def requests(tokenizer: BackendTokenizer) -> list[pb.PreprocessedRequest]:
     question = next(iter(questions()))
     prompt = tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": question}]))
-    made = list(kinds_of_requests(prompt, 50, **PENALTIES))
+    made = list(kinds_of_requests(prompt, 80, **PENALTIES))
     for request in made:
         # Found in the text of the undisturbed answer, or never: both must stay as they are.
         request.stop_conditions.stop.append("qzx")
@@ -49,12 +49,13 @@ async def test_the_real_model_goes_on_where_it_was_killed(folder: Path) -> None:
                 asyncio.create_task(hear_slowly(backend, request, heard))
                 for request, heard in zip(asked, all_heard, strict=True)
             ]
-            await until_true(lambda: sum(len(heard.outputs) for heard in all_heard) > 60)
-            await slots[0].end(signal.SIGKILL)
+            await until_true(lambda: sum(bool(heard.outputs) for heard in all_heard) >= 6)
+            busy = [endpoint.in_flight for endpoint in backend.engines.all]
+            await slots[busy.index(max(busy))].end(signal.SIGKILL)
             await asyncio.gather(*tasks)
     for heard, true in zip(all_heard, truth, strict=True):
         check_same(heard, true)
-    assert sum(bool(migrations(heard)) for heard in all_heard) >= 2
+    assert any(migrations(heard) for heard in all_heard)
 
 
 def check_same(heard: Heard, true: Heard) -> None:
