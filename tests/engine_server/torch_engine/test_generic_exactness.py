@@ -76,7 +76,7 @@ def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, buil
         max_num_seqs=6,
         max_num_batched_tokens=7,
         block_size=4,
-        num_kv_blocks=14,
+        num_kv_blocks=11,
         max_model_len=40,
     )
     engine = CoreUnderTest(load_engine(options, lambda phase, done: None))

@@ -112,10 +112,16 @@ def test_too_many_waiting_grammars_are_refused(compiler, monkeypatch):
     waiting.result(20)
 
 
+def test_no_process_runs_before_the_first_grammar(vocabulary):
+    compiler = GrammarCompiler(vocabulary)
+    assert compiler._worker is None
+    compiler.close()
+
+
 def test_closing_ends_the_worker_and_what_was_being_compiled(vocabulary):
     compiler = GrammarCompiler(vocabulary)
-    process = compiler._worker._process
     waiting = [compiler.compile(digits(count)) for count in range(1, 6)]
+    process = compiler._worker._process
     compiler.close()
     assert process.poll() is not None
     for future in waiting:
