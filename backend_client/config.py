@@ -22,7 +22,6 @@ DEFAULT_HTTP_PORT: Final = 8000
 STANDARD_STREAM: Final = Path("-")
 MAX_UINT32: Final = 2**32 - 1
 
-LogFormat = Literal["auto", "pretty", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -40,7 +39,7 @@ class BackendOptions:
         heading="engine",
     )
     launch: str = option(
-        "", "command line of an engine server to start, watch and restart, which listens at --target"
+        "", "arguments of an engine server to start on a private socket, and to drain at the end"
     )
     tokenizer: Path | None = option(
         None, "folder of the model's tokenizer; asked from the engine when not set"
@@ -63,7 +62,6 @@ class BackendOptions:
         True, "send a request again, or go on with its answer, when its engine is lost or refuses it for now"
     )
     log_level: LogLevel = option("warning", "least severe log line to print", heading="logs")
-    log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
 
     def __post_init__(self) -> None:
         check_command(self.launch)
