@@ -1,6 +1,6 @@
 """How many tokens per second the HTTP face streams.
 
-    python benchmarks/http.py [--streams 100] [--tokens 512] [--json]
+    python benchmarks/openai_http.py [--streams 100] [--tokens 512] [--json]
 
 Engine server (mocker, as fast as it can), backend with the HTTP face, and the client are three
 processes. The client reads bare sockets and counts events, so that it shows the server's speed and not
