@@ -36,6 +36,8 @@ async def run_in_process(model: str, quantization: str) -> AsyncIterator[Times]:
         max_num_seqs=MAX_SEQS,
         max_num_batched_tokens=STEP_TOKENS,
         num_kv_blocks=CAPACITY // 16,
+        # Every round asks the same prompts again.
+        enable_prefix_caching=False,
         **({"quantization": quantization} if quantization else {}),
     )
     engine = TorchEngine(chosen)
@@ -80,7 +82,7 @@ async def run_server(model: str, quantization: str) -> AsyncIterator[Times]:
         target = f"unix:{folder}/engine.sock"
         arguments = ["--uds", f"{folder}/engine.sock", "--log-level", "error"]
         arguments += ["--max-num-seqs", str(MAX_SEQS), "--max-num-batched-tokens", str(STEP_TOKENS)]
-        arguments += ["--num-kv-blocks", str(CAPACITY // 16)]
+        arguments += ["--num-kv-blocks", str(CAPACITY // 16), "--no-enable-prefix-caching"]
         arguments += ["--quantization", quantization] if quantization else []
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "engine_server", model, *arguments, stdout=asyncio.subprocess.DEVNULL

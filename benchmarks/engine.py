@@ -116,11 +116,13 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, Rates]]:
         for contestant in contestants:
             contestant.run(static_batch(2, PROMPT, 4))
         found: dict[str, dict[str, list[Rates]]] = {}
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             for case, jobs in workload(options).items():
                 for contestant in contestants:
                     run = rates(contestant.run(jobs))
                     found.setdefault(case, {}).setdefault(contestant.name, []).append(run)
+                    line = f"round {number + 1}, {case}, {contestant.name}: {run.output:.1f} tokens/s"
+                    print(line, file=sys.stderr, flush=True)
         for contestant in contestants:
             contestant.close()
     return {case: {name: _median(runs) for name, runs in row.items()} for case, row in found.items()}

@@ -138,3 +138,10 @@ def test_usage_is_summed_over_prompts_with_the_cached_tokens(vocabulary: Vocabul
         "total_tokens": 10,
         "prompt_tokens_details": {"cached_tokens": 2},
     }
+
+
+def test_true_is_no_number_and_one_is_not_true() -> None:
+    body = Body({"true": True, "one": 1})
+    for read in (lambda: body.integer("true"), lambda: body.number("true"), lambda: body.flag("one")):
+        with pytest.raises(InvalidBody):
+            read()
