@@ -24,6 +24,7 @@ from engine_server.failures import (
     SlowConsumer,
 )
 from engine_server.interface import GenerateContext, PreparingEngine, StepEngine, StepOutputs
+from engine_server.step_streams import open_choices
 from engine_server.validation import check_generate
 from enginewire import v1 as pb
 
@@ -104,7 +105,7 @@ class RequestTable:
             raise Cancelled("request_id: aborted before it arrived", field="request_id")
         self._check_room(engine, len(request.request.token_ids))
         context = GenerateContext(request.request_id, deadline=deadline)
-        context.sink = live = Live(context, sink, _open_choices(request.request))
+        context.sink = live = Live(context, sink, open_choices(request.request))
         engine.submit(request.request, context)
         self._live[request.request_id] = live
         self._idle.clear()
@@ -242,11 +243,6 @@ class _Discard:
 def _live(context: GenerateContext) -> Live:
     assert isinstance(context.sink, Live), "every context in the engine was made by submit"
     return context.sink
-
-
-def _open_choices(request: pb.PreprocessedRequest) -> int:
-    finished = sum(choice.finished for choice in request.resume.choices)
-    return max(1, request.sampling_options.n) - finished
 
 
 def _queue_full(what: str, depth: int, limit: int) -> QueueFull:

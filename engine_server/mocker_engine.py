@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence as Seq
+from contextlib import aclosing
 
 from engine_server.failures import DeadlineExceeded, Draining, EngineDead, EngineError, NotStarted, StepFailed
 from engine_server.interface import (
@@ -84,16 +85,9 @@ class MockerEngine:
         self, request: pb.PreprocessedRequest, context: GenerateContext
     ) -> AsyncIterator[pb.LLMEngineOutput]:
         """`submit` as a stream of its own. Closing it early frees the request."""
-        self._streams.open(context)
-        watch = asyncio.create_task(self._abort_when_cancelled(context))
-        try:
-            self.submit(request, context)
-            async for output in self._streams.read(context, len(self._live[context].sequences)):
+        async with aclosing(self._streams.run(self, request, context)) as outputs:
+            async for output in outputs:
                 yield output
-        finally:
-            watch.cancel()
-            self._streams.close(context)
-            await self.abort(context)
 
     async def abort(self, context: GenerateContext) -> None:
         """End a request at once; its choices end as cancelled. Idempotent."""
@@ -141,10 +135,6 @@ class MockerEngine:
         """Seconds the next step is late, beyond a grace for a busy event loop."""
         late = time.monotonic() - self._due - STALL_GRACE_SECONDS
         return max(late, 0.0)
-
-    async def _abort_when_cancelled(self, context: GenerateContext) -> None:
-        await context.wait_cancelled()
-        await self.abort(context)
 
     def _schedule_step(self, delay: float) -> None:
         """Step after `delay` seconds; a step that is already due earlier stays."""

@@ -5,11 +5,11 @@ Lives on the event loop. Knows nothing about the engine.
 
 from __future__ import annotations
 
-from asyncio import Queue
-from collections.abc import AsyncIterator, Iterator
+from asyncio import Queue, create_task
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from engine_server.failures import EngineError
-from engine_server.interface import GenerateContext, StepListener, StepOutputs
+from engine_server.interface import GenerateContext, StepEngine, StepListener, StepOutputs
 from enginewire import v1 as pb
 
 Item = pb.LLMEngineOutput | EngineError
@@ -29,15 +29,23 @@ class StepStreams:
         if self.listener and (outputs.contexts or outputs.outputs or outputs.failures):
             self.listener(outputs)
 
-    def open(self, context: GenerateContext) -> None:
-        """Begin to keep the outputs of `context`."""
+    async def run(
+        self, engine: StepEngine, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> AsyncGenerator[pb.LLMEngineOutput, None]:
+        """`engine.submit` as a stream of its own. Closing it early frees the request."""
         self._queues[context] = Queue()
+        watch = create_task(_abort_when_cancelled(engine, context))
+        try:
+            engine.submit(request, context)
+            async for output in self._read(context, open_choices(request)):
+                yield output
+        finally:
+            watch.cancel()
+            # Later outputs of the context go to the listener.
+            del self._queues[context]
+            await engine.abort(context)
 
-    def close(self, context: GenerateContext) -> None:
-        """Stop; later outputs of `context` go to the listener."""
-        self._queues.pop(context, None)
-
-    async def read(self, context: GenerateContext, choices: int) -> AsyncIterator[pb.LLMEngineOutput]:
+    async def _read(self, context: GenerateContext, choices: int) -> AsyncIterator[pb.LLMEngineOutput]:
         """Yield until `choices` terminals have passed; raise the failure if there is one."""
         queue = self._queues[context]
         while choices:
@@ -57,6 +65,16 @@ class StepStreams:
             else:
                 rest.outputs.append((context, item))
         return rest
+
+
+def open_choices(request: pb.PreprocessedRequest) -> int:
+    """How many choices of a valid request still need a terminal output."""
+    return max(1, request.sampling_options.n) - sum(choice.finished for choice in request.resume.choices)
+
+
+async def _abort_when_cancelled(engine: StepEngine, context: GenerateContext) -> None:
+    await context.wait_cancelled()
+    await engine.abort(context)
 
 
 def _items(outputs: StepOutputs) -> Iterator[tuple[GenerateContext, Item]]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence as Seq
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from engine_server.failures import (
@@ -117,17 +118,10 @@ class TorchEngine:
         self, request: pb.PreprocessedRequest, context: GenerateContext
     ) -> AsyncIterator[pb.LLMEngineOutput]:
         """`submit` as a stream of its own. Closing it early frees the request."""
-        self._streams.open(context)
-        watch = asyncio.create_task(self._abort_when_cancelled(context))
-        try:
-            await self.prepare(request)
-            self.submit(request, context)
-            async for output in self._streams.read(context, _num_unfinished(request)):
+        await self.prepare(request)
+        async with aclosing(self._streams.run(self, request, context)) as outputs:
+            async for output in outputs:
                 yield output
-        finally:
-            watch.cancel()
-            self._streams.close(context)
-            await self.abort(context)
 
     async def abort(self, context: GenerateContext) -> None:
         """End a request within a step; its choices end as cancelled. Idempotent."""
@@ -216,12 +210,3 @@ class TorchEngine:
             return
         failure = error if isinstance(error, EngineError) else StepFailed("the grammar was not compiled")
         thread.post(lambda core: core.reject(request, failure))
-
-    async def _abort_when_cancelled(self, context: GenerateContext) -> None:
-        await context.wait_cancelled()
-        await self.abort(context)
-
-
-def _num_unfinished(request: pb.PreprocessedRequest) -> int:
-    choices = request.sampling_options.n if request.sampling_options.HasField("n") else 1
-    return choices - sum(choice.finished for choice in request.resume.choices)
