@@ -17,6 +17,16 @@ demo: $(VENV)/.demo  ## Stream three answers from a real model through two proce
 test: $(VENV)/.dev  ## Run every test, in parallel
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
 
+conformance: $(VENV)/.dev  ## Have the kit judge our own servers, over a socket and over TCP
+	.ci/check_servers
+
+self-test: $(VENV)/.dev  ## Prove the kit: every mutant fails exactly its own checks
+	$(BIN)/enginewire-conformance self-test --quick
+
+test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
+	.ci/install_browser
+	$(BIN)/pytest -q tests/browser
+
 check: lint types imports proto-check test  ## Everything a change is judged by
 
 lint: $(VENV)/.dev  ## Style
@@ -37,6 +47,9 @@ proto-check: $(VENV)/.dev  ## buf lint, format, breaking; stubs are current
 
 stubs: $(VENV)/.dev  ## Generate the Python stubs again
 	buf generate
+
+examples: $(VENV)/.dev  ## Build the engines in other languages and judge them
+	.ci/check_examples
 
 format: $(VENV)/.dev  ## Put code and proto files into shape
 	$(BIN)/ruff check --fix .
@@ -63,4 +76,4 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo test check lint types imports proto-check stubs format clean
+.PHONY: help demo test conformance self-test test-browser check lint types imports proto-check stubs examples format clean

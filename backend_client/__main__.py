@@ -25,9 +25,10 @@ PROG: Final = "enginewire-backend"
 MEANINGS: Final[Mapping[str, str]] = {
     "generate": "stream the answer to one prompt",
     "jsonl": "requests as JSON lines in, annotated outputs as JSON lines out",
-    "serve": "serve text over gRPC, and over HTTP as OpenAI does",
+    "serve": "serve text over gRPC, over HTTP as OpenAI does, and to the SMG gateway",
 }
-HTTP_PACKAGES: Final = ("orjson", "starlette", "uvicorn")
+HTTP_PACKAGES: Final = ("orjson", "prometheus_client", "starlette", "uvicorn")
+SMG_PACKAGES: Final = ("smg_grpc_proto",)
 EXIT_FAILED: Final = 1
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE
 
@@ -109,6 +110,8 @@ def _serve(argv: Sequence[str]) -> int:
     options = load_serve(argv)
     if options.http_port is not None and (missing := missing_packages(HTTP_PACKAGES)):
         return _fail(f"--http-port needs {', '.join(missing)}: pip install 'enginewire[http]'")
+    if options.smg_port is not None and (missing := missing_packages(SMG_PACKAGES)):
+        return _fail(f"--smg-port needs {', '.join(missing)}: pip install 'enginewire[smg]'")
     from backend_client.frontends.commands import run_command
     from backend_client.frontends.serve import serve
 

@@ -31,7 +31,8 @@ class BackendOutput:
     """A piece of one choice with its text.
 
     `token_ids`, `tokens` and the rows of `logprobs` are aligned, even while text is withheld; `text`
-    is what may be shown now. `finish_reason` is UNSPECIFIED while the choice goes on.
+    is what may be shown now. `withheld`, filled beside `tokens` and not sent over gRPC, may still become a
+    stop string. `finish_reason` is UNSPECIFIED while the choice goes on.
     """
 
     token_ids: Sequence[int] = ()
@@ -48,6 +49,7 @@ class BackendOutput:
     prefill_handoff: pb.PrefillHandoff | None = None
     engine_data: bytes = b""
     error_message: str | None = None
+    withheld: str = ""
 
     @property
     def is_terminal(self) -> bool:

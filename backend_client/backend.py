@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 
+from backend_client.activity import Activity
 from backend_client.annotated import Annotated, BackendOutput, Failure
+from backend_client.embedding import AskedEmbeddings, Embeddings, embed
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
 from backend_client.engine_stream import Chunk
@@ -23,6 +26,8 @@ from backend_client.retry import RetryBudget, RetryPolicy
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
+
+NS_PER_SECOND: Final = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -44,12 +49,18 @@ class Backend:
         *,
         validate_engine_decode: bool = False,
         retry: RetryPolicy | None = None,
+        prefill: Endpoints | None = None,
     ) -> None:
-        """Without `retry` every failure is the caller's. It needs `Endpoints` that were entered."""
+        """Without `retry` every failure is the caller's. It needs `Endpoints` that were entered.
+
+        `prefill` are the engines that compute the prompts when `engines` only go on from there.
+        """
         self.engines = Endpoints([engines]) if isinstance(engines, EngineClient) else engines
         self.vocabulary = vocabulary
+        self.activity = Activity()
         self._validate_engine_decode = validate_engine_decode
         self._retry = retry
+        self._prefill = prefill
         self._budget = RetryBudget()
 
     @property
@@ -69,9 +80,10 @@ class Backend:
     ) -> AsyncIterator[Annotated[BackendOutput]]:
         """Outputs until every choice has ended, or a last item with an error.
 
-        An event `migrated` says that another engine goes on from here; its comment is how many were tried
-        before. Closing the iterator aborts the request. `timeout` in seconds covers everything;
-        `with_tokens` fills BackendOutput.tokens.
+        A request with `resume` goes on with an answer that another backend has begun: the text which that
+        one withheld comes first. An event `migrated` says that another engine goes on from here; its comment
+        is how many were tried before. Closing the iterator aborts the request. `timeout` in seconds covers
+        everything; `with_tokens` fills BackendOutput.tokens.
         """
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -82,16 +94,20 @@ class Backend:
             lambda config: self._decoder(request, config, with_tokens),
             self._retry,
             self._budget,
+            self._prefill,
         )
+        live = self.activity.begin(attempts, request)
         try:
             while not attempts.is_finished:
                 try:
                     chunks = await attempts.read()
                 except RequestFailed as failure:
                     goes_on = attempts.recover(failure)
+                    live.retry(is_continued=goes_on)
                 else:
                     goes_on = False
                     outputs, violation = decode(attempts.decoder, chunks, tracker)
+                    live.add(outputs)
                     for output in outputs:
                         yield Annotated(output)
                     if violation is not None:
@@ -99,20 +115,34 @@ class Backend:
                 if goes_on:
                     yield Annotated(event="migrated", comment=[str(attempts.number)])
             attempts.succeed()
-        except RequestFailed as error:
-            yield Annotated(error=error.failure)
-        except ProtocolViolation as error:
-            yield Annotated(error=_protocol_failure(error))
-        except InvalidStopConditions as error:
-            yield Annotated(error=_invalid(error))
+        except (RequestFailed, ProtocolViolation, InvalidStopConditions) as error:
+            live.failure = _failure_of(error)
+            yield Annotated(error=live.failure)
         finally:
+            self.activity.end(live, tracker.detokenize_ns / NS_PER_SECOND)
             attempts.end("the caller left or has everything")
             tracker.engine_lifetime_id = attempts.engine_lifetime_id
+
+    async def embed(
+        self,
+        request: pb.PreprocessedEmbeddingRequest,
+        *,
+        request_id: str = "",
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Embeddings:
+        """One vector per input, checked. Raises RequestFailed.
+
+        Cancelling it ends the work of the engines. `timeout` in seconds covers everything.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        asked = AskedEmbeddings(request, request_id, deadline, metadata)
+        return await embed(self.engines, asked, self._retry, self._budget)
 
     def _decoder(
         self, request: pb.PreprocessedRequest, config: pb.EngineConfig, with_tokens: bool
     ) -> RequestDecoder:
-        return RequestDecoder(
+        decoder = RequestDecoder(
             self.vocabulary,
             conditions_of(request, config),
             num_choices=max(1, request.sampling_options.n),
@@ -122,6 +152,9 @@ class Backend:
             with_tokens=with_tokens,
             validate_engine_decode=self._validate_engine_decode,
         )
+        if request.HasField("resume"):
+            decoder.go_on(request.resume)
+        return decoder
 
 
 def decode(
@@ -169,11 +202,11 @@ def _skip_special_tokens(options: pb.OutputOptions) -> bool:
     return options.skip_special_tokens if options.HasField("skip_special_tokens") else True
 
 
-def _protocol_failure(error: ProtocolViolation) -> Failure:
-    return Failure(grpc.StatusCode.INTERNAL.value[0], pb.ERROR_REASON_PROTOCOL_VIOLATION, str(error))
-
-
-def _invalid(error: InvalidStopConditions) -> Failure:
+def _failure_of(error: RequestFailed | ProtocolViolation | InvalidStopConditions) -> Failure:
+    if isinstance(error, RequestFailed):
+        return error.failure
+    if isinstance(error, ProtocolViolation):
+        return Failure(grpc.StatusCode.INTERNAL.value[0], pb.ERROR_REASON_PROTOCOL_VIOLATION, str(error))
     return Failure(
         grpc.StatusCode.INVALID_ARGUMENT.value[0],
         pb.ERROR_REASON_INVALID_REQUEST,

@@ -19,6 +19,7 @@ from enginewire.options import Loaded, OptionError, computed, load, option
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
+DEFAULT_SMG_PORT: Final = 50053
 STANDARD_STREAM: Final = Path("-")
 MAX_UINT32: Final = 2**32 - 1
 
@@ -38,8 +39,14 @@ class BackendOptions:
         " several for several engines of the same model",
         heading="engine",
     )
+    prefill_target: tuple[str, ...] = option(
+        (),
+        "an engine of --role prefill that computes the prompts for targets of --role decode; several are"
+        " used in turn",
+    )
     launch: str = option(
-        "", "arguments of an engine server to start on a private socket, and to drain at the end"
+        "",
+        "arguments of an engine server to start on a private socket, and again if it dies",
     )
     tokenizer: Path | None = option(
         None, "folder of the model's tokenizer; asked from the engine when not set"
@@ -177,9 +184,9 @@ class JsonlOptions(SamplingDefaults):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(BackendOptions):
-    """Options of `enginewire-backend serve`: BackendService over gRPC, and OpenAI's API over HTTP.
+    """Options of `enginewire-backend serve`: BackendService over gRPC, and the other faces.
 
-    gRPC listens on TCP when `port` is set, else on the Unix socket `uds`; HTTP only when asked.
+    gRPC listens on TCP when `port` is set, else on the Unix socket `uds`; the others only when asked.
     """
 
     uds: Path = option(
@@ -206,6 +213,16 @@ class ServeOptions(BackendOptions):
     http_host: str = option(
         "127.0.0.1", f"serve HTTP at this host, at port {DEFAULT_HTTP_PORT} unless --http-port is set"
     )
+    smg_port: int | None = option(
+        None,
+        f"be a worker of the SMG gateway at this port, such as {DEFAULT_SMG_PORT}; 0 picks a free one and"
+        " prints it",
+        at_least=0,
+        at_most=65535,
+    )
+    smg_host: str = option(
+        "127.0.0.1", f"be a worker of SMG at this host, at port {DEFAULT_SMG_PORT} unless --smg-port is set"
+    )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
     max_message_bytes: int = option(
         8 * 2**20,
@@ -222,7 +239,11 @@ class ServeOptions(BackendOptions):
 
     def __post_init__(self) -> None:
         BackendOptions.__post_init__(self)
-        for flag, host in (("--host", self.host), ("--http-host", self.http_host)):
+        for flag, host in (
+            ("--host", self.host),
+            ("--http-host", self.http_host),
+            ("--smg-host", self.smg_host),
+        ):
             if not self.allow_insecure and not is_loopback(host):
                 raise OptionError(
                     f"{flag}: whoever reaches a host beyond loopback could read prompts and send requests;"
@@ -236,7 +257,8 @@ def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:
         ServeOptions,
         argv,
         prog="enginewire-backend serve",
-        description="Serve text over gRPC (BackendService of enginewire.v1) and over HTTP (as OpenAI does).",
+        description="Serve text over gRPC (BackendService of enginewire.v1), over HTTP (as OpenAI does), and"
+        " as a worker of the SMG gateway.",
         resolve=choose_address,
     ).options
 
@@ -246,6 +268,8 @@ def choose_address(loaded: Loaded[ServeOptions]) -> ServeOptions:
     options = loaded.options
     if "http_host" in loaded.sources and options.http_port is None:
         options = replace(options, http_port=DEFAULT_HTTP_PORT)
+    if "smg_host" in loaded.sources and options.smg_port is None:
+        options = replace(options, smg_port=DEFAULT_SMG_PORT)
     if wants_tcp(loaded.sources) and options.port is None:
         return replace(options, port=DEFAULT_SERVE_PORT)
     return options

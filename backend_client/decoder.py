@@ -91,7 +91,11 @@ class Decoder:
         if conditions.stop:
             self._matcher = StopMatcher(conditions.stop, visible=conditions.include_stop_str_in_output)
         self._visible = conditions.stop_token_ids_visible
-        self._hidden = hidden_triggers(conditions, vocabulary.special_ids if skip_special_tokens else {})
+        self._hidden = hidden_triggers(
+            conditions,
+            self._matcher.stops if self._matcher else frozenset(),
+            vocabulary.special_ids if skip_special_tokens else {},
+        )
         self._watched = self._visible | self._hidden.keys()
 
     @property
@@ -209,15 +213,18 @@ class Decoder:
         self.stop_trigger = sequence_trigger(self._matcher.match.stop, self._include_stop)
 
 
-def hidden_triggers(conditions: StopConditions, skipped: Mapping[str, int]) -> dict[int, StopTrigger]:
+def hidden_triggers(
+    conditions: StopConditions, stops: frozenset[str], skipped: Mapping[str, int]
+) -> dict[int, StopTrigger]:
     """What each id means whose text is never shown: the system's before the caller's before strings.
 
-    `skipped` maps the text of each skipped special token to its id.
+    `stops` are the stop strings, `skipped` maps the text of each skipped special token to its id.
     """
     triggers: dict[int, StopTrigger] = {}
-    for stop in conditions.stop:
-        if stop in skipped:
-            triggers[skipped[stop]] = sequence_trigger(stop, conditions.include_stop_str_in_output)
+    # Callers may have a thousand stop strings; a vocabulary has few special tokens.
+    for text, token_id in skipped.items():
+        if text in stops:
+            triggers[token_id] = sequence_trigger(text, conditions.include_stop_str_in_output)
     triggers |= {token_id: HiddenStopTokenDetected(token_id) for token_id in conditions.stop_token_ids}
     triggers |= {token_id: EosTokenDetected(token_id) for token_id in conditions.system_token_ids}
     return triggers

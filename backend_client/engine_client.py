@@ -7,6 +7,7 @@ an `EngineStream`. Knows nothing about text.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -42,6 +43,7 @@ CHANNEL_OPTIONS: Final = (
 MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1
+ABORT_SECONDS: Final = 2.0
 
 
 class EngineClient:
@@ -55,6 +57,7 @@ class EngineClient:
         self._wants_multiplexed = multiplexed
         self._connection: MultiplexedConnection | None = None
         self._calls: set[asyncio.Task[None]] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
         self._info: pb.GetEngineInfoResponse | None = None
 
     async def __aenter__(self) -> Self:
@@ -138,18 +141,50 @@ class EngineClient:
             return self._multiplexed(config.limits).submit(request, timeout, metadata or {})
         return self._generate(request, timeout, metadata or {})
 
+    async def embed(
+        self,
+        request: pb.EmbedRequest,
+        *,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> pb.EmbedResponse:
+        """The engine's vectors, unchecked. Raises RequestFailed; cancelling it cancels the call."""
+        request.client_revision = request.client_revision or pb.CONTRACT_REVISION
+        if not (await self.info(timeout)).config.capabilities.embeddings:
+            code, reason = grpc.StatusCode.UNIMPLEMENTED, pb.ERROR_REASON_UNSUPPORTED
+            raise failed(code, reason, "this engine has no embeddings")
+        try:
+            return await self._rpc.embed(request, timeout, metadata or {})
+        except RequestFailed as failure:
+            if failure.code is grpc.StatusCode.UNAVAILABLE:
+                self._info = None
+            raise
+
     async def abort(self, request_ids: list[str], reason: str) -> pb.AbortResponse:
         """End requests by id, whoever started them. Raises RequestFailed."""
         return await self._rpc.abort(pb.AbortRequest(request_ids=request_ids, reason=reason))
 
+    def abort_soon(self, request_id: str, reason: str) -> None:
+        """As `abort`, for a caller that does not wait and needs no answer."""
+        task = asyncio.create_task(self._abort_quietly(request_id, reason), name=f"abort {request_id}")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
     async def close(self) -> None:
         """End every request and the connection."""
+        if self._aborts:
+            await asyncio.wait(self._aborts)
         if self._connection is not None:
             await self._connection.close()
         for task in list(self._calls):
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self._channel.close()
+
+    async def _abort_quietly(self, request_id: str, reason: str) -> None:
+        with contextlib.suppress(RequestFailed, TimeoutError):
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self.abort([request_id], reason)
 
     def _not_ready(self, state: pb.EngineState.ValueType) -> RequestFailed:
         name = pb.EngineState.Name(state) if state in pb.EngineState.values() else str(state)

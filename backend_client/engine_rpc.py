@@ -20,6 +20,7 @@ GenerateCall = grpc.aio.UnaryStreamCall[bytes, bytes]
 MultiplexedCall = grpc.aio.StreamStreamCall[bytes, bytes]
 
 ENGINE: Final = "/enginewire.v1.EngineService/"
+EMBEDDING: Final = "/enginewire.v1.EmbeddingService/"
 DISCOVERY: Final = "/enginewire.v1.DiscoveryService/"
 
 
@@ -55,6 +56,12 @@ class EngineRpc:
         """Abort."""
         return await self._unary(f"{ENGINE}Abort", request, pb.AbortResponse, timeout)
 
+    async def embed(
+        self, request: pb.EmbedRequest, timeout: float | None, metadata: Mapping[str, str]
+    ) -> pb.EmbedResponse:
+        """Embed."""
+        return await self._unary(f"{EMBEDDING}Embed", request, pb.EmbedResponse, timeout, metadata)
+
     async def tokenizer(self) -> AsyncIterator[pb.GetTokenizerResponse]:
         """GetTokenizer, message by message."""
         method = self._channel.unary_stream(f"{DISCOVERY}GetTokenizer", as_is, as_is)
@@ -75,11 +82,19 @@ class EngineRpc:
         return self._multiplexed()
 
     async def _unary(
-        self, method: str, request: Message, answer: type[Answer], timeout: float | None
+        self,
+        method: str,
+        request: Message,
+        answer: type[Answer],
+        timeout: float | None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Answer:
         call = self._channel.unary_unary(method, as_is, as_is)
         try:
-            return parsed(answer, await call(request.SerializeToString(), timeout=timeout))
+            data = await call(
+                request.SerializeToString(), timeout=timeout, metadata=tuple((metadata or {}).items())
+            )
+            return parsed(answer, data)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
 

@@ -7,13 +7,15 @@ other become one chunk, so a consumer that lags does less work per token. Knows 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
-from backend_client.failure import Failure, RequestFailed
+from backend_client.failure import Failure, RequestFailed, failed
 from enginewire import v1 as pb
 
 # A consumer this many tokens behind is not coming back: nothing but a bug or a stall gets there.
@@ -22,6 +24,8 @@ MAX_WAITING_TOKENS: Final = 1 << 18
 BYTES_PER_TOKEN: Final = 32
 # Log-probabilities of a long prompt are heavier than anything else and say nothing about the consumer.
 HEAVY_OUTPUTS: Final = 8
+# How long past its deadline a request may wait for the engine's own word on it.
+DEADLINE_SLACK_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -33,6 +37,11 @@ class Chunk:
     token_ids: list[int]
     output: pb.LLMEngineOutput | None = None
 
+    @property
+    def is_cancelled(self) -> bool:
+        """The choice ended because somebody, perhaps a drain, had it ended."""
+        return self.output is not None and self.output.finish_reason == pb.FINISH_REASON_CANCELLED
+
 
 class EngineStream:
     """Outputs of one request, in engine order. One consumer."""
@@ -42,7 +51,7 @@ class EngineStream:
         "_last",
         "_max_waiting_tokens",
         "_on_abort",
-        "_ready",
+        "_waiter",
         "_waiting_tokens",
         "accepted",
         "ended",
@@ -67,7 +76,8 @@ class EngineStream:
         self._chunks: list[Chunk] = []
         self._last: Chunk | None = None
         self._waiting_tokens = 0
-        self._ready = asyncio.Event()
+        # A bare future instead of an Event: waking is most of what a token costs.
+        self._waiter: asyncio.Future[None] | None = None
         self._on_abort = on_abort
         self._max_waiting_tokens = max_waiting_tokens
 
@@ -107,7 +117,8 @@ class EngineStream:
     def wake(self) -> None:
         """Let the consumer run."""
         self.is_woken = False
-        self._ready.set()
+        if (waiter := self._waiter) is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def read(self) -> list[Chunk]:
         """Everything that has arrived, at least one chunk; [] at the end.
@@ -119,16 +130,16 @@ class EngineStream:
                 raise RequestFailed(self.failure)
             if self.ended:
                 return []
-            self._ready.clear()
-            await self._ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         chunks, self._chunks, self._last = self._chunks, [], None
         self._waiting_tokens = 0
         return chunks
 
-    def abort(self, reason: str) -> None:
-        """Nobody wants the rest: tell the engine, once."""
+    def abort(self, reason: str, failure: Failure | None = None) -> None:
+        """Nobody wants the rest: tell the engine, once. The consumer is told `failure`."""
         if not self.ended:
-            self.end()
+            self.end(failure)
             self._on_abort(reason)
 
     def _give_up(self) -> None:
@@ -142,3 +153,40 @@ class EngineStream:
                 f"{self.request_id}: the consumer is {self._waiting_tokens} tokens behind",
             )
         )
+
+
+def life_of(stream: EngineStream) -> str:
+    """The engine_lifetime_id under which the request was accepted, or ""."""
+    return stream.accepted.engine_lifetime_id if stream.accepted else ""
+
+
+async def read_until(stream: EngineStream, deadline: float | None) -> list[Chunk]:
+    """What has arrived, never nothing; `deadline` is a time of time.monotonic.
+
+    Raises RequestFailed, also for a stream that ends too early and for an engine that ignores the deadline.
+    """
+    if deadline is None or stream.ended:
+        chunks = await stream.read()
+    else:
+        chunks = await _read_before(stream, deadline + DEADLINE_SLACK_SECONDS)
+    if not chunks:
+        raise failed(
+            grpc.StatusCode.UNAVAILABLE,
+            pb.ERROR_REASON_STREAM_INCOMPLETE,
+            "the engine's stream ended without a terminal output",
+            retryable=True,
+        )
+    return chunks
+
+
+async def _read_before(stream: EngineStream, deadline: float) -> list[Chunk]:
+    left = deadline - time.monotonic()
+    if left > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                return await stream.read()
+    raise failed(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        pb.ERROR_REASON_DEADLINE_EXCEEDED,
+        "the deadline passed and the engine went on",
+    )

@@ -33,6 +33,8 @@ from enginewire import v1 as pb
 # a slow engine or a few streams never wait noticeably.
 WAKE_PAUSE_FACTOR: Final = 2.0
 LONGEST_WAKE_PAUSE_SECONDS: Final = 0.005
+# Consumers made ready at once: the first of them shall not wait until the last of hundreds was woken.
+WAKE_GROUP: Final = 32
 # Submits share a frame up to this size, below any sensible limit of an engine.
 FRAME_BYTES: Final = 1 << 20
 # Keys and lengths around a submit in its frame.
@@ -72,6 +74,7 @@ class MultiplexedConnection:
         self._to_wake: list[EngineStream] = []
         self._next_wake = 0.0
         self._wake_timer: asyncio.TimerHandle | None = None
+        self._is_waking = False
         self._loop = asyncio.get_running_loop()
         self.is_dead = False
         self._writer = asyncio.create_task(self._write(), name="multiplexed writer")
@@ -230,7 +233,7 @@ class MultiplexedConnection:
 
     def _wake_soon(self) -> None:
         """Wake consumers now, or after the pause that the last round has earned."""
-        if not self._to_wake or self._wake_timer is not None:
+        if not self._to_wake or self._wake_timer is not None or self._is_waking:
             return
         wait = self._next_wake - time.monotonic()
         if wait <= 0:
@@ -243,14 +246,24 @@ class MultiplexedConnection:
             self._wake_timer.cancel()
             self._wake_timer = None
         streams, self._to_wake = self._to_wake, []
-        for stream in streams:
+        self._is_waking = True
+        self._wake_group(streams, 0, time.monotonic())
+
+    def _wake_group(self, streams: list[EngineStream], begin: int, began: float) -> None:
+        end = begin + WAKE_GROUP
+        for stream in streams[begin:end]:
             stream.wake()
-        # Runs behind the consumers that were just made ready, so it sees what they cost.
-        self._loop.call_soon(self._end_round, time.monotonic())
+        # Runs behind the consumers that were just made ready, so the last one sees what all of them cost.
+        if end < len(streams):
+            self._loop.call_soon(self._wake_group, streams, end, began)
+        else:
+            self._loop.call_soon(self._end_round, began)
 
     def _end_round(self, began: float) -> None:
         now = time.monotonic()
         self._next_wake = now + min(WAKE_PAUSE_FACTOR * (now - began), LONGEST_WAKE_PAUSE_SECONDS)
+        self._is_waking = False
+        self._wake_soon()
 
 
 def _open_choices(request: pb.PreprocessedRequest) -> OpenChoices:

@@ -71,6 +71,16 @@ def read_prompt(asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokeni
     raise InvalidPrompt("prompt", "must be one of text, chat and token_ids")
 
 
+def encode_inputs(inputs: Sequence[str | Sequence[int]], tokenizer: PromptTokenizer) -> list[Sequence[int]]:
+    """Token ids of everything that is to be embedded. Raises InvalidPrompt that names the input."""
+    return [
+        _encoded(f"input[{place}]", each, tokenizer, add_special_tokens=True).token_ids
+        if isinstance(each, str)
+        else each
+        for place, each in enumerate(inputs)
+    ]
+
+
 def characters_of(asked: pb.BackendServiceGenerateRequest) -> int:
     """How much text there is to tokenize."""
     return len(asked.text) + sum(len(message.content) for message in asked.chat.messages)

@@ -6,8 +6,6 @@ when to give up. Knows nothing about text, and of the answer only what was passe
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
 import time
 import uuid
@@ -18,8 +16,11 @@ from typing import Final
 import grpc
 
 from backend_client.endpoints import Endpoint, Endpoints
-from backend_client.engine_stream import Chunk, EngineStream
+from backend_client.engine_stream import Chunk, EngineStream, life_of, read_until
 from backend_client.failure import RequestFailed, failed
+from backend_client.interruption import Interruption
+from backend_client.prefill import Prefill
+from backend_client.prefix_affinity import prefix_chain
 from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import DEATHS, RetryBudget, RetryPolicy
 from enginewire import v1 as pb
@@ -27,8 +28,6 @@ from enginewire import v1 as pb
 SEED_BITS: Final = 64
 # Leaves room for the suffix within the 128 bytes of an id.
 MAX_ID_PREFIX: Final = 96
-# How long past its deadline a request may wait for the engine's own word on it.
-DEADLINE_SLACK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +55,23 @@ class Attempts:
         make_decoder: Callable[[pb.EngineConfig], RequestDecoder],
         policy: RetryPolicy | None,
         budget: RetryBudget,
+        prefill: Endpoints | None = None,
     ) -> None:
-        """`make_decoder` may raise for what no engine should be asked."""
+        """`make_decoder` may raise for what no engine should be asked.
+
+        With engines for `prefill` the others may be of role DECODE.
+        """
         self.number = 0
         self.engine_lifetime_id = ""
+        self.request_id = asked.request_id or uuid.uuid4().hex
         self._engines = engines
         self._asked = asked
         self._make_decoder = make_decoder
         self._policy = policy
         self._budget = budget
-        self._request_id = asked.request_id or uuid.uuid4().hex
         self._part = engine_part(asked.request)
+        self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
+        self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
         self._decoder: RequestDecoder | None = None
         self._endpoint: Endpoint | None = None
         self._stream: EngineStream | None = None
@@ -75,12 +80,28 @@ class Attempts:
         self._failure: RequestFailed | None = None
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
-        self._lost_lives: list[str] = []
+        self._lost_lives: list[tuple[Endpoints, str]] = []
+        self._interruption = Interruption()
 
     @property
     def is_finished(self) -> bool:
         """Every choice has had its terminal output."""
         return self._decoder is not None and self._decoder.is_finished
+
+    @property
+    def is_sent(self) -> bool:
+        """An engine has it."""
+        return self._stream is not None
+
+    @property
+    def target(self) -> str:
+        """Where its engine is; "" while it has none."""
+        return "" if self._endpoint is None else self._endpoint.client.target
+
+    @property
+    def num_withheld(self) -> int:
+        """Characters of all choices that may still become a stop string."""
+        return 0 if self._decoder is None else sum(len(c.decoder.withheld) for c in self._decoder.choices)
 
     @property
     def decoder(self) -> RequestDecoder:
@@ -93,17 +114,23 @@ class Attempts:
 
         Raises RequestFailed, also for a stream that ends too early or never.
         """
-        stream = self._stream or await self._send(await self._connect())
-        deadline = self._asked.deadline
-        if deadline is None or stream.ended:
-            chunks = await stream.read()
-        else:
-            chunks = await _read_until(stream, deadline + DEADLINE_SLACK_SECONDS)
-        if not chunks:
-            raise _incomplete()
-        if self._policy is not None and self._endpoint is not None and self._endpoint.is_draining:
+        stream = self._stream
+        if stream is None:
+            stream = await self._interruption.unless_caused(self._begin_stream)
+        chunks = await read_until(stream, self._asked.deadline)
+        if any(chunk.is_cancelled for chunk in chunks) and await self._is_handed_back(stream):
             return without_cancelled(chunks)
         return chunks
+
+    async def _is_handed_back(self, stream: EngineStream) -> bool:
+        """What was cancelled can go on elsewhere: the engine did it on its own because it goes away."""
+        if self._policy is None or self._interruption.is_caused:
+            return False
+        assert self._endpoint is not None, "a stream has an engine"
+        return await self._endpoint.has_handed_back(life_of(stream))
+
+    async def _begin_stream(self) -> EngineStream:
+        return await self._send(await self._connect())
 
     async def _connect(self) -> Endpoint:
         """An engine that can do it. Raises RequestFailed when there is none."""
@@ -122,6 +149,10 @@ class Attempts:
         """The request, or what is left of it. Raises RequestFailed."""
         self.number += 1
         request = pb.GenerateRequest(request_id=self._next_id(), request=self._next_part())
+        if self._is_halved(request.request):
+            assert self._prefill is not None, "it was asked"
+            result = await self._prefill.result(request.request, self._asked.deadline, self._patience)
+            request.request.prefill_result.CopyFrom(result)
         self._stream = await endpoint.client.submit(
             request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
         )
@@ -134,30 +165,40 @@ class Attempts:
         Raises `failure` when it may not, or another one that says why it never will.
         """
         endpoint, decoder = self._endpoint, self._decoder
-        was_accepted = self._leave("the request goes on elsewhere")
+        lost_prefill = self._prefill.lost_life if self._prefill else ""
+        was_accepted = self._leave("the request goes on elsewhere", failure)
         self._num_failures += 1
         # Without an endpoint: none came although the request waited for one.
-        if (
-            self._policy is None
-            or endpoint is None
-            or not self._policy.allows(failure.failure, self._num_failures)
-        ):
+        if self._policy is None or endpoint is None or not self._may_repeat(self._policy, failure):
             raise failure
         is_continued = decoder is not None and has_delivered(decoder)
         if is_continued and not self._can_continue:
             raise failure
         if was_accepted and failure.reason in DEATHS:
-            self._check_deaths(failure)
+            self._check_deaths(failure, self._engines, self.engine_lifetime_id)
+        if lost_prefill and self._prefill is not None and failure.reason in DEATHS:
+            self._check_deaths(failure, self._prefill.engines, lost_prefill)
         if not self._budget.take():
             raise failure
         backoff = self._policy.backoff(self._num_failures, failure.failure.retry_after)
-        self._not_before[endpoint] = time.monotonic() + backoff
+        if self._prefill is not None and self._prefill.has_failed:
+            self._prefill.back_off(backoff)
+        else:
+            self._not_before[endpoint] = time.monotonic() + backoff
         self._failure = failure
         return is_continued
 
     def succeed(self) -> None:
         """Every choice has ended."""
         self._budget.succeed()
+
+    def abort(self, reason: str) -> None:
+        """End it from outside; `read` raises RequestFailed once everything that came before was read."""
+        failure = failed(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED, reason)
+        self._interruption.cause(failure)
+        if self._stream is not None:
+            self._stream.abort(reason, failure.failure)
+            self._stream.wake()
 
     def end(self, reason: str) -> None:
         """Nobody wants more: abort what still runs."""
@@ -169,9 +210,12 @@ class Attempts:
         if self._policy is not None and needs_seed(self._part, info.config.capabilities):
             self._part.sampling_options.seed = secrets.randbits(SEED_BITS)
 
-    def _leave(self, reason: str) -> bool:
+    def _leave(self, reason: str, failure: RequestFailed | None = None) -> bool:
         """Give the stream up; True when the engine had accepted the request."""
         stream, self._stream = self._stream, None
+        if self._prefill is not None:
+            is_claimed = stream is not None and stream.accepted is not None
+            self._prefill.leave(reason, is_claimed=is_claimed, failure=failure.failure if failure else None)
         if stream is None:
             return False
         assert self._endpoint is not None, "a stream has an engine"
@@ -179,29 +223,47 @@ class Attempts:
         stream.abort(reason)
         if stream.accepted is None:
             return False
-        self.engine_lifetime_id = stream.accepted.engine_lifetime_id
+        self.engine_lifetime_id = life_of(stream)
         return True
 
     async def _pick(self) -> Endpoint:
         left = self._asked.seconds_left
-        patience = 0.0 if self._policy is None else self._policy.recovery
+        patience = self._patience if left is None else min(left, self._patience)
         try:
-            return await self._engines.pick(
-                patience if left is None else min(left, patience), self._not_before, self._unfit
-            )
+            return await self._engines.pick(patience, self._not_before, self._unfit, self._prefix)
         except RequestFailed as nobody:
             raise self._failure or nobody from nobody
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for an engine that is ready."""
+        return 0.0 if self._policy is None else self._policy.recovery
+
+    def _is_halved(self, request: pb.PreprocessedRequest) -> bool:
+        """The engine only goes on where another one has computed the prompt; all that fit have one role."""
+        assert self._origin is not None, "the engine was asked"
+        is_ours = self._prefill is not None and not (
+            request.is_probe or request.HasField("prefill_result") or request.HasField("bootstrap_info")
+        )
+        return is_ours and self._origin.config.role == pb.ENGINE_ROLE_DECODE
+
+    def _may_repeat(self, policy: RetryPolicy, failure: RequestFailed) -> bool:
+        if self._num_failures >= policy.max_attempts:
+            return False
+        if self._prefill is not None and self._prefill.may_renew(failure.failure):
+            return True
+        return policy.allows(failure.failure, self._num_failures)
 
     @property
     def _can_continue(self) -> bool:
         assert self._origin is not None, "something was delivered"
         return can_continue(self._part, self._origin.config.capabilities)
 
-    def _check_deaths(self, failure: RequestFailed) -> None:
+    def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str) -> None:
         """Raise for a request that engines keep dying under. A life that is still there was only cut off."""
         assert self._policy is not None
-        deaths = 1 + sum(not self._engines.is_alive(life) for life in self._lost_lives)
-        self._lost_lives.append(self.engine_lifetime_id)
+        deaths = 1 + sum(not those.is_alive(lost) for those, lost in self._lost_lives)
+        self._lost_lives.append((engines, life))
         if deaths >= self._policy.max_deaths:
             message = f"{deaths} engines died under the request, perhaps because of it: {failure}"
             raise RequestFailed(replace(failure.failure, message=message, retryable=False))
@@ -209,8 +271,8 @@ class Attempts:
     def _next_id(self) -> str:
         """A lost engine may still hold the id of the attempt before."""
         if self.number == 1:
-            return self._request_id
-        return f"{self._request_id[:MAX_ID_PREFIX]}.{self.number}-{secrets.token_hex(4)}"
+            return self.request_id
+        return f"{self.request_id[:MAX_ID_PREFIX]}.{self.number}-{secrets.token_hex(4)}"
 
     def _next_part(self) -> pb.PreprocessedRequest:
         if self.number == 1:
@@ -219,7 +281,9 @@ class Attempts:
         choices = decoder.resume()
         self._part.ClearField("resume")
         if has_delivered(decoder):
-            resume = pb.Resume(attempt=self.number - 1, origin_lifetime_id=self.engine_lifetime_id)
+            # A caller's own resume counts the engines it has tried itself.
+            before = self._asked.request.resume.attempt
+            resume = pb.Resume(attempt=before + self.number - 1, origin_lifetime_id=self.engine_lifetime_id)
             resume.choices.extend(choices)
             self._part.resume.CopyFrom(resume)
         if decoder.has_prompt_logprobs:
@@ -297,7 +361,7 @@ def without_cancelled(chunks: list[Chunk]) -> list[Chunk]:
 
     Raises RequestFailed when nothing else is left: the request can go on elsewhere.
     """
-    kept = [chunk for chunk in chunks if not _is_cancelled(chunk)]
+    kept = [chunk for chunk in chunks if not chunk.is_cancelled]
     if not kept:
         raise failed(
             grpc.StatusCode.UNAVAILABLE,
@@ -306,30 +370,3 @@ def without_cancelled(chunks: list[Chunk]) -> list[Chunk]:
             retryable=True,
         )
     return kept
-
-
-def _is_cancelled(chunk: Chunk) -> bool:
-    return chunk.output is not None and chunk.output.finish_reason == pb.FINISH_REASON_CANCELLED
-
-
-def _incomplete() -> RequestFailed:
-    return failed(
-        grpc.StatusCode.UNAVAILABLE,
-        pb.ERROR_REASON_STREAM_INCOMPLETE,
-        "the engine's stream ended without a terminal output",
-        retryable=True,
-    )
-
-
-async def _read_until(stream: EngineStream, deadline: float) -> list[Chunk]:
-    """As read, but an engine that ignores the deadline, silent or not, is not waited for."""
-    left = deadline - time.monotonic()
-    if left > 0:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
-                return await stream.read()
-    raise failed(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        pb.ERROR_REASON_DEADLINE_EXCEEDED,
-        "the deadline passed and the engine went on",
-    )

@@ -48,6 +48,10 @@ class EngineTextCheck:
         self.differs |= self._ours[:common] != self._theirs[:common]
         self._ours, self._theirs = self._ours[common:], self._theirs[common:]
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Tokens whose text was compared, or shown, elsewhere."""
+        self._detokenizer.feed(token_ids)
+
 
 class ChoiceState:
     """One choice: its decoder, what the engine said about it, and what was passed on."""
@@ -103,6 +107,8 @@ class RequestDecoder:
         self._usage_details = pb.CompletionUsage()
         # They come once: a request that is continued must not ask for them again.
         self.has_prompt_logprobs = False
+        # Every choice has had its terminal output.
+        self.is_finished = False
         self.choices: list[ChoiceState] = []
         for _ in range(num_choices):
             decoder = Decoder(
@@ -110,11 +116,6 @@ class RequestDecoder:
             )
             check = EngineTextCheck(vocabulary.detokenizer(skip_special_tokens=skip_special_tokens))
             self.choices.append(ChoiceState(decoder, check))
-
-    @property
-    def is_finished(self) -> bool:
-        """Every choice has had its terminal output."""
-        return all(choice.is_finished for choice in self.choices)
 
     @property
     def needs_abort(self) -> bool:
@@ -169,6 +170,34 @@ class RequestDecoder:
         usage.completion_tokens = sum(len(choice.token_ids) for choice in self.choices)
         usage.total_tokens = min(usage.prompt_tokens + usage.completion_tokens, MAX_UINT32)
         return usage
+
+    def go_on(self, resume: pb.Resume) -> None:
+        """Begin behind what another backend has passed on. Before anything is processed.
+
+        Raises InvalidStopConditions for a resume that no answer can have led to.
+        """
+        seen: set[int] = set()
+        for place, resumed in enumerate(resume.choices):
+            path = f"resume.choices[{place}]"
+            if resumed.index >= len(self.choices) or resumed.index in seen:
+                raise InvalidStopConditions(f"{path}.index", "must be in [0, n), each at most once")
+            seen.add(resumed.index)
+            self._go_on(self.choices[resumed.index], resumed, path)
+        if all(choice.is_finished for choice in self.choices):
+            raise InvalidStopConditions("resume.choices", "must leave a choice to generate")
+
+    def _go_on(self, choice: ChoiceState, resumed: pb.ResumedChoice, path: str) -> None:
+        choice.token_ids = list(resumed.generated_token_ids)
+        choice.num_received = len(choice.token_ids)
+        choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
+        choice.is_finished = choice.engine_finished = resumed.finished
+        try:
+            choice.decoder.process(choice.token_ids)
+        except DecodeError as error:
+            raise InvalidStopConditions(f"{path}.generated_token_ids", str(error)) from error
+        if choice.decoder.is_finished and not resumed.finished:
+            raise InvalidStopConditions(f"{path}.finished", "a stop condition is met by the tokens before")
+        choice.engine_text.skip(choice.token_ids)
 
     def resume(self) -> list[pb.ResumedChoice]:
         """Where another engine has to continue; what the lost one sent beyond that is forgotten."""
@@ -280,12 +309,15 @@ class RequestDecoder:
     ) -> None:
         choice.token_ids.extend(result.token_ids)
         output.text, output.token_ids, output.tokens = result.text, result.token_ids, result.tokens
-        output.finish_reason = finish_reason(result.stop_trigger, reason)
-        if not output.is_terminal:
+        if result.tokens is not None:
+            output.withheld = choice.decoder.withheld
+        if result.stop_trigger is None and reason == pb.FINISH_REASON_UNSPECIFIED:
             return
+        output.finish_reason = finish_reason(result.stop_trigger, reason)
         choice.is_finished = True
         if output.finish_reason == pb.FINISH_REASON_STOP:
             output.stop_reason = stop_reason(result.stop_trigger)
+        self.is_finished = all(choice.is_finished for choice in self.choices)
         if self.is_finished:
             output.completion_usage = self.usage()
 

@@ -53,6 +53,9 @@ RETRIES: Final[Mapping[pb.ErrorReason.ValueType, Retry]] = {
     pb.ERROR_REASON_STREAM_INCOMPLETE: Retry.LOST,
     pb.ERROR_REASON_DECODE_ERROR: Retry.NEVER,
     pb.ERROR_REASON_CANCELLED: Retry.NEVER,
+    pb.ERROR_REASON_ADAPTER_EXISTS: Retry.NEVER,
+    pb.ERROR_REASON_ADAPTER_LIMIT: Retry.NEVER,
+    pb.ERROR_REASON_ADAPTER_IN_USE: Retry.NEVER,
 }
 
 # An engine is gone, and the request was in it.

@@ -35,7 +35,15 @@ class SidecarDied(Exception):
         how = f"exit code {exit_code}" if exit_code >= 0 else f"signal {signal.Signals(-exit_code).name}"
         tail = "".join(f"\n  {line}" for line in last_lines)
         super().__init__(f"{name} ended with {how}{tail and ', its last lines:'}{tail}")
+        self.name = name
         self.exit_code = exit_code
+        self.last_lines = last_lines
+
+    def as_last_of(self, count: int) -> SidecarDied:
+        """The same after as many deaths in a row."""
+        return SidecarDied(
+            f"{self.name}, given up at its death number {count} in a row,", self.exit_code, self.last_lines
+        )
 
 
 class Sidecar:
@@ -145,9 +153,18 @@ def private_folder() -> Iterator[Path]:
 @contextlib.asynccontextmanager
 async def engine_sidecar(arguments: Sequence[str]) -> AsyncIterator[tuple[Sidecar, str]]:
     """An engine server on a socket of its own, and that socket as a gRPC target. Perhaps not ready yet."""
-    style = ("--log-format", "pretty") if sys.stderr.isatty() else ()
     with private_folder() as folder:
         socket = folder / "engine.sock"
-        options = (*style, *arguments, "--uds", str(socket))
-        async with sidecar("engine_server", options, name="the engine server") as engine:
+        async with engine_on(socket, arguments) as engine:
             yield engine, f"unix:{socket}"
+
+
+@contextlib.asynccontextmanager
+async def engine_on(
+    socket: Path, arguments: Sequence[str], show: Callable[[str], None] = show_on_stderr
+) -> AsyncIterator[Sidecar]:
+    """An engine server on that socket, perhaps not ready yet."""
+    style = ("--log-format", "pretty") if sys.stderr.isatty() else ()
+    options = (*style, *arguments, "--uds", str(socket))
+    async with sidecar("engine_server", options, name="the engine server", show=show) as engine:
+        yield engine

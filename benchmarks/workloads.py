@@ -10,8 +10,14 @@ from pathlib import Path
 from random import Random
 
 VOCAB = 32_000
-SHAPES = {"15m": (288, 768, 6, 6), "110m": (768, 2048, 12, 12), "500m": (1280, 3456, 22, 20)}
-"""Llama-shaped models by their size: hidden size, MLP size, layers, heads."""
+SHAPES = {
+    "15m": (288, 768, 6, 6),
+    "110m": (768, 2048, 12, 12),
+    "500m": (896, 4864, 24, 14),
+    "7b": (4096, 11008, 32, 32),
+}
+"""Models by their size: hidden size, MLP size, layers, heads; as Qwen2.5 0.5B and Llama 2 7B the last two."""
+QWEN_VOCAB, QWEN_KV_HEADS = 151_936, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +32,25 @@ class Job:
 def make_model(folder: Path, shape: str, dtype: str) -> None:
     """Write a model folder with random weights."""
     import torch
-    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     hidden, inner, layers, heads = SHAPES[shape]
-    config = LlamaConfig(
+    qwen = shape == "500m"
+    config = AutoConfig.for_model(
+        "qwen2" if qwen else "llama",
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        vocab_size=VOCAB,
+        num_key_value_heads=QWEN_KV_HEADS if qwen else heads,
+        vocab_size=QWEN_VOCAB if qwen else VOCAB,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
     )
-    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
 
 
 def static_batch(size: int, num_prompt: int, num_output: int) -> list[Job]:

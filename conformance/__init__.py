@@ -1,1 +1,28 @@
-"""The conformance kit: judges any server of `enginewire.v1`. Depends on grpcio and protobuf only."""
+"""The conformance kit: judges any server of `enginewire.v1`. Depends on grpcio and protobuf only.
+
+From Python: `judge` for a server that runs, `engine_conformance` for servers that a test can start,
+`render` for a report a human can read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conformance.judging import engine_conformance as engine_conformance, judge as judge
+    from conformance.report.human import render as render
+
+__all__ = ["engine_conformance", "judge", "render"]
+
+
+def __getattr__(name: str) -> object:
+    """Load on first use: pytest loads this package with its plugin in runs that never need it."""
+    if name == "render":
+        from conformance.report.human import render
+
+        return render
+    if name in __all__:
+        from conformance import judging
+
+        return getattr(judging, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,26 +1,69 @@
-"""The `enginewire-conformance` command. This release has no checks yet: it says so, and never succeeds."""
+"""The `enginewire-conformance` command: judge a target, explain a requirement, prove the kit."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 
-from enginewire import __version__
-
-EXIT_NOTHING_RAN = 5
+from conformance import options as command_line
+from conformance.conclusion import conclude
+from conformance.judging import judge_as_asked
+from conformance.outcome import ExitCode
+from conformance.requirements import requirements
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Say that no check is part of this release; returns the kit's code for "nothing ran"."""
-    parser = argparse.ArgumentParser(
-        prog="enginewire-conformance",
-        description="Judge a running server of enginewire.v1. This release has no checks yet.",
+    """Run the command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["self-test"]:
+        # Only developers of the kit need it: a run against a target does not load the reference.
+        from conformance import self_test
+
+        return self_test.main(command_line.parse_self_test(arguments[1:]))
+    if arguments[:1] == ["client"]:
+        from conformance.client_side import command_line as client
+
+        return client.main(arguments[1:])
+    options = command_line.parse(arguments)
+    if options.list:
+        return _list()
+    if options.explain:
+        return _explain(options.explain)
+    return _judge(options)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    try:
+        report = asyncio.run(judge_as_asked(options))
+    except ValueError as mistake:
+        print(f"enginewire-conformance: {mistake}", file=sys.stderr)
+        return ExitCode.USAGE
+    return conclude(report, options)
+
+
+def _list() -> int:
+    for requirement in requirements().values():
+        mark = "" if requirement.checks else "  (no check)"
+        print(f"{requirement.id}  {requirement.level:6}  {requirement.profile:16}  {requirement.text}{mark}")
+    return ExitCode.CONFORMANT
+
+
+def _explain(identifier: str) -> int:
+    requirement = requirements().get(identifier.upper())
+    if not requirement:
+        print(f"enginewire-conformance: no requirement is called {identifier}", file=sys.stderr)
+        return ExitCode.USAGE
+    print(
+        f"{requirement.id} ({requirement.level}, {requirement.profile}), "
+        f"docs/contract.md#{requirement.anchor}"
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parser.parse_args(argv)
-    print("enginewire-conformance: this release has no checks yet; nothing ran", file=sys.stderr)
-    return EXIT_NOTHING_RAN
+    print(requirement.text)
+    print(f"applies to: {requirement.gate}; since revision {requirement.since}")
+    print(f"checks: {', '.join(requirement.checks) or requirement.excluded or 'none yet'}")
+    print(f"mutants that prove them: {', '.join(requirement.mutants) or 'none yet'}")
+    return ExitCode.CONFORMANT
 
 
 if __name__ == "__main__":

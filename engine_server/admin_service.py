@@ -1,13 +1,14 @@
-"""The RPCs of AdminService. No engine here has adapters yet: those RPCs say so."""
+"""The RPCs of AdminService: adapters come and go, the prefix cache is dropped."""
 
 from __future__ import annotations
 
-from typing import NoReturn
-
-from engine_server.failures import Unsupported
-from engine_server.interface import PrefixCacheEngine
+from engine_server.adapters import AdapterTable
+from engine_server.failures import AdapterExists, Unsupported
+from engine_server.interface import AdapterEngine, PrefixCacheEngine
 from engine_server.lifecycle import Lifecycle
+from engine_server.request_fields import invalid
 from engine_server.rpc import Call
+from engine_server.validation import NAME, NAME_RULE, served_names
 from enginewire import v1 as pb
 
 
@@ -18,16 +19,24 @@ class AdminServicer:
         self._lifecycle = lifecycle
 
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, call: Call) -> pb.LoadAdapterResponse:
-        """Refused: needs the capability lora."""
-        self._refuse_adapters()
+        """Load an adapter from a folder of the operator's."""
+        engine, table = self._adapters()
+        if not NAME.fullmatch(request.name):
+            raise invalid("name", "not a valid name", request.name, NAME_RULE)
+        if request.name in served_names(self._lifecycle.engine_config()):
+            raise AdapterExists("name: the model itself has that name", field="name")
+        return pb.LoadAdapterResponse(adapter=await table.load(engine, request.name, request.source))
 
     async def UnloadAdapter(self, request: pb.UnloadAdapterRequest, call: Call) -> pb.UnloadAdapterResponse:
-        """Refused: needs the capability lora."""
-        self._refuse_adapters()
+        """Forget an adapter that no request uses."""
+        engine, table = self._adapters()
+        await table.unload(engine, request.name, self._lifecycle.requests.uses_adapter)
+        return pb.UnloadAdapterResponse()
 
     async def ListAdapters(self, request: pb.ListAdaptersRequest, call: Call) -> pb.ListAdaptersResponse:
-        """Refused: needs the capability lora."""
-        self._refuse_adapters()
+        """The adapters that are loaded."""
+        _, table = self._adapters()
+        return pb.ListAdaptersResponse(adapters=table.adapters())
 
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, call: Call
@@ -38,6 +47,9 @@ class AdminServicer:
             raise Unsupported("this engine has no prefix_cache that could be reset")
         return pb.ResetPrefixCacheResponse(blocks_freed=await engine.reset_prefix_cache())
 
-    def _refuse_adapters(self) -> NoReturn:
-        self._lifecycle.engine_config()
-        raise Unsupported("this engine has no lora adapters")
+    def _adapters(self) -> tuple[AdapterEngine, AdapterTable]:
+        config, engine = self._lifecycle.engine_config(), self._lifecycle.engine
+        table = self._lifecycle.requests.adapters
+        if not config.capabilities.lora or not isinstance(engine, AdapterEngine) or table is None:
+            raise Unsupported("this engine has no lora adapters")
+        return engine, table

@@ -14,18 +14,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from engine_server.adapters import AdapterTable
 from engine_server.delivery import Sink
+from engine_server.embedding_rules import check_embed
+from engine_server.embedding_work import EmbeddingWork
 from engine_server.failures import (
     Cancelled,
     DuplicateRequest,
     EngineError,
+    ModelNotFound,
     NotStarted,
     QueueFull,
     SlowConsumer,
+    Unsupported,
 )
-from engine_server.interface import GenerateContext, PreparingEngine, StepEngine, StepOutputs
+from engine_server.interface import (
+    EmbeddingEngine,
+    GenerateContext,
+    HandingOverEngine,
+    PreparingEngine,
+    StepEngine,
+    StepOutputs,
+)
+from engine_server.request_fields import invalid, shown
+from engine_server.request_payloads import prompt_length
 from engine_server.step_streams import open_choices
-from engine_server.validation import check_generate
+from engine_server.validation import check_generate, served_names
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
@@ -45,19 +59,30 @@ class QueueLimits:
 
 @dataclass(slots=True)
 class Live:
-    """A request in the engine. `open_choices` had no terminal output yet."""
+    """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
+
+    `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
+    """
 
     context: GenerateContext
     sink: Sink
     open_choices: int
+    adapter: str
+    hidden_choices: int = 0
 
 
 class RequestTable:
     """The live requests of one engine."""
 
-    def __init__(self, limits: QueueLimits, *, log_requests: bool = False) -> None:
-        """`log_requests`: one line when a request ends, with ids and counts, never its content."""
+    def __init__(
+        self, limits: QueueLimits, *, log_requests: bool = False, adapters: AdapterTable | None = None
+    ) -> None:
+        """`log_requests`: one line when a request ends, with ids and counts, never its content.
+
+        `adapters` are those that requests may name, None when that is the engine's to know.
+        """
         self.limits = limits
+        self.adapters = adapters
         self._log_requests = log_requests
         self.step = 0
         self.closed: Callable[[], EngineError] | None = lambda: NotStarted("the engine is still starting")
@@ -83,6 +108,7 @@ class RequestTable:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
         engine = self._open_engine()
         check_generate(request, self._config)
+        self._choose_adapter(request.request)
         if self._num_preparing >= self.limits.requests:
             raise _queue_full("requests", self._num_preparing, self.limits.requests)
         self._num_preparing += 1
@@ -99,17 +125,42 @@ class RequestTable:
         """
         engine = self._open_engine()
         check_generate(request, self._config)
-        if request.request_id in self._live:
-            raise DuplicateRequest(f"request_id: {request.request_id} is live", field="request_id")
-        if self._early_aborts.pop(request.request_id, 0.0) > time.monotonic():
-            raise Cancelled("request_id: aborted before it arrived", field="request_id")
-        self._check_room(engine, len(request.request.token_ids))
+        adapter = self._choose_adapter(request.request)
+        self._check_id(request.request_id)
+        self._check_room(engine, prompt_length(request.request))
         context = GenerateContext(request.request_id, deadline=deadline)
-        context.sink = live = Live(context, sink, open_choices(request.request))
+        num_choices = open_choices(request.request, self._config.role)
+        num_hidden = _hidden_choices(request.request.sampling_options)
+        context.sink = live = Live(context, sink, num_choices, adapter, num_hidden)
         engine.submit(request.request, context)
         self._live[request.request_id] = live
         self._idle.clear()
         return context
+
+    async def embed(self, request: pb.EmbedRequest, deadline: float | None) -> pb.EmbeddingsEngineOutput:
+        """Check the request, and let the engine compute it. Raises `EngineError`. A deadline as in `submit`.
+
+        However this ends, the engine then holds nothing of the request any more.
+        """
+        engine = self._open_engine()
+        if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
+            raise Unsupported("this engine has no embeddings")
+        check_embed(request, self._config, engine.embedding_size)
+        self._check_id(request.request_id)
+        self._check_room(engine, sum(len(each.token_ids) for each in request.request.token_ids))
+        context = GenerateContext(request.request_id, deadline=deadline)
+        work = EmbeddingWork(engine, request.request, context)
+        context.sink = live = Live(context, work, 1, adapter="")
+        self._live[request.request_id] = live
+        self._idle.clear()
+        outcome = "FAILED"
+        try:
+            output = await work.result()
+            outcome = "EMBEDDED"
+            return output
+        finally:
+            await work.close()
+            self._remove(live, outcome, pb.CompletionUsage())
 
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
@@ -138,6 +189,8 @@ class RequestTable:
         if live is not None:
             await self.abort(live.context, reason)
             return pb.ABORT_OUTCOME_ABORTED
+        if isinstance(self._engine, HandingOverEngine):
+            self._engine.discard_handoff(request_id)
         if request_id in self._finished:
             return pb.ABORT_OUTCOME_FINISHED
         self._early_aborts[request_id] = time.monotonic() + REMEMBER_ABORTS_SECONDS
@@ -164,6 +217,10 @@ class RequestTable:
             live.sink = _Discard()
             await self.abort(live.context, "slow consumer")
 
+    def uses_adapter(self, name: str) -> bool:
+        """True while a request for that adapter is in the engine."""
+        return any(live.adapter == name for live in self._live.values())
+
     @property
     def live_count(self) -> int:
         """Requests in the engine."""
@@ -173,20 +230,54 @@ class RequestTable:
         """Return when no request is in the engine."""
         await self._idle.wait()
 
+    def _check_id(self, request_id: str) -> None:
+        if request_id in self._live:
+            raise DuplicateRequest(f"request_id: {request_id} is live", field="request_id")
+        if self._early_aborts.pop(request_id, 0.0) > time.monotonic():
+            raise Cancelled("request_id: aborted before it arrived", field="request_id")
+
     def _open_engine(self) -> StepEngine:
         if self.closed is not None:
             raise self.closed()
         assert self._engine is not None, "an open table has an engine"
         return self._engine
 
+    def _choose_adapter(self, request: pb.PreprocessedRequest) -> str:
+        """The adapter that the request names, "" for none; engines find it in `routing.lora_name` only."""
+        if not self._config.capabilities.lora:
+            return ""
+        field, name = "routing.lora_name", request.routing.lora_name
+        if request.model and request.model not in served_names(self._config):
+            if name not in ("", request.model):
+                raise invalid(field, "is not the adapter that model names", name, shown(request.model))
+            field, name = "model", request.model
+        if name and self.adapters is not None and name not in self.adapters:
+            raise ModelNotFound(f"{field}: no such adapter is loaded, got {shown(name)}", field=field)
+        if field == "model":
+            request.routing.lora_name = name
+        return name
+
     def _check_room(self, engine: StepEngine, prompt_tokens: int) -> None:
-        running_limit = self._config.max_num_seqs or 1
-        room = running_limit + self.limits.requests
-        if len(self._live) >= room:
-            raise _queue_full("requests", len(self._live) - running_limit, self.limits.requests)
+        num_waiting, has_place = self._queue()
+        if has_place:
+            return
+        if num_waiting >= self.limits.requests:
+            raise _queue_full("requests", num_waiting, self.limits.requests)
         waiting_tokens = engine.load().waiting_tokens
-        if len(self._live) >= running_limit and waiting_tokens + prompt_tokens > self.limits.tokens:
+        if waiting_tokens + prompt_tokens > self.limits.tokens:
             raise _queue_full("tokens", waiting_tokens, self.limits.tokens)
+
+    def _queue(self) -> tuple[int, bool]:
+        """How many live requests have to wait, and whether there is a place for one more.
+
+        A request runs as soon as there is a place for one of its choices.
+        """
+        places = self._config.max_num_seqs or 1
+        for num_running, live in enumerate(self._live.values()):
+            if places <= 0:
+                return len(self._live) - num_running, False
+            places -= live.open_choices + live.hidden_choices
+        return 0, places > 0
 
     def _output(self, live: Live, output: pb.LLMEngineOutput) -> None:
         live.sink.output(output)
@@ -204,13 +295,14 @@ class RequestTable:
 
     def _remove(self, live: Live, outcome: str, usage: pb.CompletionUsage) -> None:
         request_id = live.context.request_id
+        if self._live.get(request_id) is not live:  # it was failed before, without the engine's help
+            return
         if self._log_requests:
             counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
             log.info("request %s ended: %s, %s", request_id, outcome, counts)
-        if self._live.get(request_id) is live:
-            del self._live[request_id]
-            self._finished[request_id] = None
-            _trim(self._finished)
+        del self._live[request_id]
+        self._finished[request_id] = None
+        _trim(self._finished)
         if not self._live:
             self._idle.set()
 
@@ -243,6 +335,11 @@ class _Discard:
 def _live(context: GenerateContext) -> Live:
     assert isinstance(context.sink, Live), "every context in the engine was made by submit"
     return context.sink
+
+
+def _hidden_choices(options: pb.SamplingOptions) -> int:
+    """Candidates that are computed and not returned."""
+    return max(options.best_of - max(options.n, 1), 0)
 
 
 def _queue_full(what: str, depth: int, limit: int) -> QueueFull:

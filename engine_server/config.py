@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
+from engine_server.handoff.options import Role
+from enginewire.addresses import (
+    SHOWN_KV_FOLDER,
+    default_kv_folder,
+    default_socket,
+    is_loopback,
+    shown_socket,
+    wants_tcp,
+)
 from enginewire.options import Loaded, OptionError, computed, load, option
 
 DEFAULT_PORT: Final = 50051
@@ -22,6 +30,8 @@ MAX_INT32: Final = 2**31 - 1
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
+Pooling = Literal["auto", "last", "mean", "cls"]
+GuidedBackend = Literal["auto", "xgrammar", "llguidance"]
 LogFormat = Literal["auto", "pretty", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -47,6 +57,11 @@ class ServerOptions:
         contract="EngineConfig.served_model_name",
     )
     engine: str = option("torch", "engine to run: torch, mocker, or module:Class of your own")
+    role: Role = option(
+        "aggregated",
+        "part in disaggregated serving: prefill computes prompts and hands them over, decode goes on",
+        contract="EngineConfig.role",
+    )
     device: Device = option("auto", "where the model runs")
     dtype: DType = option("auto", "type of the weights and of the KV cache")
     quantization: Quantization = option(
@@ -55,7 +70,29 @@ class ServerOptions:
     compile_kernels: bool = option(
         True, "build small kernels at start with the machine's C++ compiler, if it has one (CPU only)"
     )
+    batch_invariant: bool = option(
+        False,
+        "outputs do not depend on the batch, bit for bit; slower (CPU only)",
+        contract="Capabilities.batch_invariant",
+    )
     seed: int | None = option(None, "makes unseeded requests repeatable", at_least=0, at_most=2**64 - 1)
+    thinking_token_ids: tuple[int, ...] = option(
+        (),
+        "the two ids that open and close thinking; <think> and </think> of the tokenizer when not set",
+        at_least=0,
+        contract="Capabilities.max_thinking_tokens",
+    )
+
+    guided_backend: GuidedBackend = option(
+        "auto",
+        "grammar library of requests that name none; auto takes xgrammar, else llguidance",
+        contract="GuidedDecoding.backend",
+    )
+
+    pooling: Pooling = option(
+        "auto", "what an embedding is made of; auto as the model says, else last, or mean of an encoder"
+    )
+    normalize_embeddings: bool = option(True, "give embeddings the length 1")
 
     max_model_len: int | None = option(
         None,
@@ -125,6 +162,17 @@ class ServerOptions:
         20, "steps after which waiting sequences join whatever the ratio (--engine torch)", at_least=0
     )
 
+    adapter_folder: Path | None = option(
+        None,
+        "serve LoRA adapters, in the format of peft, from folders below this one",
+        heading="adapters",
+        contract="Capabilities.lora",
+    )
+    max_loras: int = option(
+        8, "most adapters that are loaded at the same time", at_least=1, contract="Limits.max_loras"
+    )
+    max_lora_rank: int = option(64, "largest rank of an adapter (--engine torch)", at_least=1)
+
     uds: Path = option(
         computed(lambda: default_socket("engine"), shown_socket("engine")),
         "Unix socket to listen on, readable by its owner only",
@@ -149,6 +197,25 @@ class ServerOptions:
         contract="GetEngineInfoResponse.instance_id",
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
+
+    kv_transfer_folder: Path = option(
+        computed(default_kv_folder, SHOWN_KV_FOLDER),
+        "private folder on this host where prefill and decode engines hand KV over",
+        heading="--role prefill and decode",
+    )
+    kv_transfer_ttl: float = option(
+        60.0,
+        "how long a hand-off waits for its decode engine",
+        unit="s",
+        at_least=0.1,
+        contract="PrefillHandoff.ttl_seconds",
+    )
+    kv_transfer_max_bytes: int = option(
+        2**30,
+        "most KV that waits: for a decode engine on the side that writes, for its turn on the other",
+        unit="bytes",
+        at_least=1,
+    )
 
     max_num_queued_reqs: int = option(
         1024,

@@ -188,8 +188,11 @@ class Connection:
 
     def event(self, event: pb.HandleEvent) -> None:
         """Anything that is more than a token id."""
+        size = event.ByteSize()
+        if size >= FRAME_EVENT_BYTES and (self._runs or self._events):
+            self._full.extend(self._take())  # a frame of its own: it may fill one
         self._events.append(event)
-        self._event_bytes += event.ByteSize()
+        self._event_bytes += size
         self._lag.begin()
         self._ready.set()
         if self._event_bytes >= FRAME_EVENT_BYTES:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from engine_server.config import ServerOptions
-from engine_server.interface import LLMEngine, StepEngine
+from engine_server.handoff.options import TransferOptions
+from engine_server.interface import AdapterEngine, LLMEngine, StepEngine
 from engine_server.iterator_driver import IteratorDriver
 
 log = logging.getLogger(__name__)
@@ -26,17 +27,29 @@ class EngineUnavailable(Exception):
 def make_engine(options: ServerOptions) -> StepEngine:
     """Construct the engine that the options name. Nothing is loaded yet."""
     try:
-        engine = OURS.get(options.engine, _custom)(options)
+        engine = _checked(options, OURS.get(options.engine, _custom)(options))
     except ModuleNotFoundError as error:
         hint = ": pip install 'enginewire[engine]'" if options.engine in OURS else ""
         raise EngineUnavailable(f"--engine {options.engine}: no module named {error.name}{hint}") from error
     except (OSError, ValueError) as error:
         raise EngineUnavailable(f"--engine {options.engine}: {error}") from error
-    if isinstance(engine, StepEngine):
-        return engine
-    if isinstance(engine, LLMEngine):
-        return IteratorDriver(engine)
-    raise EngineUnavailable(f"--engine {options.engine}: not an LLMEngine (see engine_server/interface.py)")
+    return engine
+
+
+def _checked(options: ServerOptions, engine: object) -> StepEngine:
+    """The engine as one that steps, if it can do what the options ask of it."""
+    if isinstance(engine, LLMEngine) and not isinstance(engine, StepEngine):
+        engine = IteratorDriver(engine)
+    if not isinstance(engine, StepEngine):
+        raise EngineUnavailable(
+            f"--engine {options.engine}: not an LLMEngine (see engine_server/interface.py)"
+        )
+    if options.adapter_folder is not None:
+        if not isinstance(engine, AdapterEngine):
+            raise EngineUnavailable(f"--adapter-folder: --engine {options.engine} serves no adapters")
+        if not options.adapter_folder.is_dir():
+            raise EngineUnavailable(f"--adapter-folder {options.adapter_folder}: no such folder")
+    return engine
 
 
 def _torch(options: ServerOptions) -> StepEngine:
@@ -50,6 +63,7 @@ def _torch(options: ServerOptions) -> StepEngine:
             dtype=options.dtype,
             quantization=options.quantization,
             compile_kernels=options.compile_kernels,
+            batch_invariant=options.batch_invariant,
             max_model_len=options.max_model_len,
             block_size=options.block_size,
             num_kv_blocks=options.num_gpu_blocks_override,
@@ -62,6 +76,14 @@ def _torch(options: ServerOptions) -> StepEngine:
             max_batch_total_tokens=options.max_batch_total_tokens,
             waiting_served_ratio=options.waiting_served_ratio,
             max_waiting_tokens=options.max_waiting_tokens,
+            max_loras=options.max_loras if options.adapter_folder else 0,
+            max_lora_rank=options.max_lora_rank,
+            pooling=options.pooling,
+            normalize_embeddings=options.normalize_embeddings,
+            role=options.role,
+            transfer=_transfer(options),
+            thinking_token_ids=options.thinking_token_ids,
+            guided_backend=options.guided_backend,
         ),
         progress=_log_progress,
     )
@@ -84,10 +106,18 @@ def _mocker(options: ServerOptions) -> StepEngine:
         itl_ms=options.mocker_itl_ms,
         seed=options.seed,
         fault=options.mocker_fault,
+        role=options.role,
+        transfer=_transfer(options),
     )
     return MockerEngine(
         replace(chosen, **{name: value for name, value in given.items() if value is not None})
     )
+
+
+def _transfer(options: ServerOptions) -> TransferOptions | None:
+    if options.role == "aggregated":
+        return None
+    return TransferOptions(options.kv_transfer_folder, options.kv_transfer_ttl, options.kv_transfer_max_bytes)
 
 
 def _log_progress(phase: str, done: float) -> None:

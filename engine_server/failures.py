@@ -87,6 +87,12 @@ class RoleMismatch(EngineError):
     reason = pb.ERROR_REASON_ROLE_MISMATCH
 
 
+class HandoffInvalid(EngineError):
+    """A prefill hand-off is unknown, expired, consumed or not meant for this engine and request."""
+
+    reason = pb.ERROR_REASON_HANDOFF_INVALID
+
+
 class RevisionMismatch(EngineError):
     """The client's contract revision is outside the supported range."""
 
@@ -137,6 +143,24 @@ class SlowConsumer(EngineError):
     """The reader lagged behind by more than the stream buffer for too long."""
 
     reason = pb.ERROR_REASON_SLOW_CONSUMER
+
+
+class AdapterExists(EngineError):
+    """Another adapter, or the model itself, has that name."""
+
+    reason = pb.ERROR_REASON_ADAPTER_EXISTS
+
+
+class AdapterLimit(EngineError):
+    """As many adapters are loaded as there may be."""
+
+    reason = pb.ERROR_REASON_ADAPTER_LIMIT
+
+
+class AdapterInUse(EngineError):
+    """Requests are using the adapter."""
+
+    reason = pb.ERROR_REASON_ADAPTER_IN_USE
 
 
 class StepFailed(EngineError):

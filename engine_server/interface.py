@@ -1,7 +1,8 @@
 """What an engine promises to the shell, and what the shell promises back.
 
-Holds the `LLMEngine` and `StepEngine` protocols, the per-request `GenerateContext` and the
-values that cross between engine and shell. Knows nothing about gRPC, torch or any engine.
+Holds the `LLMEngine` and `StepEngine` protocols, what engines may add to them, the per-request
+`GenerateContext` and the values that cross between engine and shell. Knows nothing about gRPC, torch or
+any engine.
 
 Lifecycle: construct → `start` → many concurrent requests → `drain` → `cleanup`.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from engine_server.failures import EngineError
@@ -92,6 +94,19 @@ class MetricsBindings:
     dp_ranks: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """An adapter that the server found: `source` is `folder` relative to the operator's folder.
+
+    Equal files have equal digests (hex), wherever they are.
+    """
+
+    name: str
+    source: str
+    folder: Path
+    digest: str
+
+
 @runtime_checkable
 class LLMEngine(Protocol):
     """An engine that streams one async iterator per request. Enough for most adapters."""
@@ -123,7 +138,7 @@ class LLMEngine(Protocol):
         """Called once when a drain stops admission, while running requests go on.
 
         Hand requests that are still waiting back as `Draining` failures, so that their callers move
-        on, and finish engine-side work such as pending KV transfers. Do not wait for running requests.
+        on. Do not wait for running requests: the server does, and until `load` has no `pending_transfers`.
         """
         ...
 
@@ -191,6 +206,26 @@ class PrefixCacheEngine(Protocol):
 
 
 @runtime_checkable
+class AdapterEngine(Protocol):
+    """What an engine adds that serves adapters: requests name one in `routing.lora_name`.
+
+    The shell keeps the names: it refuses requests for an adapter that is not loaded, never loads a name
+    twice and never unloads one that a request of its own is using. One of these runs at a time.
+    """
+
+    async def load_adapter(self, adapter: AdapterSource) -> int:
+        """Load an adapter, to be used from now on; returns its rank.
+
+        Raises InvalidRequest (field `source`) for one that does not fit the model. Nothing is left then.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter that was loaded."""
+        ...
+
+
+@runtime_checkable
 class PreparingEngine(StepEngine, Protocol):
     """A step engine that compiles grammars: what takes too long for `submit` is done before it."""
 
@@ -200,4 +235,39 @@ class PreparingEngine(StepEngine, Protocol):
         Nothing is kept for the request itself: it may never be submitted. One that is submitted
         unprepared is served too, but its guide is then refused after acceptance.
         """
+        ...
+
+
+@runtime_checkable
+class EmbeddingEngine(Protocol):
+    """What an engine adds that embeds, and therefore advertises `embeddings`."""
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a vector that nobody shortened. Known once the engine has started."""
+        ...
+
+    @property
+    def only_embeds(self) -> bool:
+        """True for an engine whose `submit` and `generate` raise Unsupported. Known like the size."""
+        ...
+
+    async def embed(
+        self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
+    ) -> pb.EmbeddingsEngineOutput:
+        """One vector per input of a validated request, in order. Raises EngineError.
+
+        The shell cancels the call when the request is aborted, its deadline passes or its caller has
+        left: whatever it holds is freed in `finally`. A drain lets it finish, unless it still waits and
+        the engine hands it back as Draining.
+        """
+        ...
+
+
+@runtime_checkable
+class HandingOverEngine(StepEngine, Protocol):
+    """A step engine that may end a request with a hand-off, which then waits for a decode engine."""
+
+    def discard_handoff(self, request_id: str) -> None:
+        """Free the unclaimed hand-off of a request that has ended. Unknown ids are ignored."""
         ...

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from engine_server.failures import DeadlineExceeded, EngineError, StepFailed
+from engine_server.failures import DeadlineExceeded, EngineError, StepFailed, Unsupported
 from engine_server.interface import (
+    EmbeddingEngine,
     GenerateContext,
     LLMEngine,
     MetricsBindings,
@@ -98,6 +99,24 @@ class IteratorDriver:
     ) -> AsyncIterator[pb.LLMEngineOutput]:
         """The engine's own iterator."""
         return self._engine.generate(request, context)
+
+    @property
+    def embedding_size(self) -> int:
+        """The engine's; 0 for one that does not embed."""
+        return self._engine.embedding_size if isinstance(self._engine, EmbeddingEngine) else 0
+
+    @property
+    def only_embeds(self) -> bool:
+        """The engine's."""
+        return isinstance(self._engine, EmbeddingEngine) and self._engine.only_embeds
+
+    async def embed(
+        self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
+    ) -> pb.EmbeddingsEngineOutput:
+        """The engine's own vectors."""
+        if not isinstance(self._engine, EmbeddingEngine):
+            raise Unsupported("this engine has no embeddings")
+        return await self._engine.embed(request, context)
 
     async def abort(self, context: GenerateContext) -> None:
         """Tell the engine, and close its iterator if that does not end soon."""

@@ -19,6 +19,7 @@ from enginewire import v1 as pb
 # Engines answer an abort within a step; a step that takes longer than this is not worth waiting for.
 CANCEL_GRACE_SECONDS = 2.0
 PROGRESS_SECONDS = 0.1
+TRANSFER_SECONDS = 0.02
 DEFAULT_RETRY_SECONDS = 1.0
 NOT_YET_DRAINING = frozenset({pb.ENGINE_STATE_STARTING, pb.ENGINE_STATE_READY})
 
@@ -162,16 +163,26 @@ class Lifecycle:
 
     async def _idle_before_deadline(self) -> bool:
         """True when the last request ended before the deadline, which a second drain may move forward."""
-        idle = asyncio.ensure_future(self.requests.wait_idle())
+        idle = asyncio.ensure_future(self._wait_idle())
         try:
             while not idle.done() and (left := self._drain_deadline - time.monotonic()) > 0:
                 self._deadline_moved.clear()
                 moved = asyncio.ensure_future(self._deadline_moved.wait())
                 await asyncio.wait([idle, moved], timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 moved.cancel()
-            return idle.done() or self.requests.live_count == 0
+            return idle.done() or (self.requests.live_count == 0 and self._num_pending_transfers == 0)
         finally:
             idle.cancel()
+
+    async def _wait_idle(self) -> None:
+        """Return when no request is in the engine and no hand-off waits for another one."""
+        await self.requests.wait_idle()
+        while self._num_pending_transfers:  # noqa: ASYNC110  # an engine has no event for it
+            await asyncio.sleep(TRANSFER_SECONDS)
+
+    @property
+    def _num_pending_transfers(self) -> int:
+        return 0 if self.config is None else self.engine.load().pending_transfers
 
     async def _empty(self, abort_in_flight: bool) -> None:
         """Return when no request is in the engine; those that do not react to an abort are failed."""

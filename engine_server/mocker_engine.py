@@ -14,8 +14,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence as Seq
 from contextlib import aclosing
 
-from engine_server.failures import DeadlineExceeded, Draining, EngineDead, EngineError, NotStarted, StepFailed
+from engine_server.failures import (
+    DeadlineExceeded,
+    Draining,
+    EngineDead,
+    EngineError,
+    ModelNotFound,
+    NotStarted,
+    StepFailed,
+)
+from engine_server.handoff.requests import ENGINE_ROLES, is_handed_over
 from engine_server.interface import (
+    AdapterSource,
     GenerateContext,
     MetricsBindings,
     MetricsContext,
@@ -23,10 +33,13 @@ from engine_server.interface import (
     StepOutputs,
     Tokenizer,
 )
+from engine_server.mocker_adapters import adapter_rank
+from engine_server.mocker_embeddings import SIZE as EMBEDDING_SIZE, embeddings_of
 from engine_server.mocker_options import Fault, MockerOptions
 from engine_server.mocker_requests import RequestReader, engine_config
 from engine_server.mocker_sequence import Request, Sequence
 from engine_server.mocker_tokenizer import byte_tokenizer
+from engine_server.mocker_transfers import MockerTransfers
 from engine_server.step_streams import StepStreams
 from enginewire import v1 as pb
 
@@ -42,14 +55,19 @@ class MockerEngine:
     def __init__(self, options: MockerOptions | None = None) -> None:
         self._options = options or MockerOptions()
         self._fault = Fault.parse(self._options.fault) if self._options.fault else None
-        self._streams = StepStreams()
+        self._streams = StepStreams(ENGINE_ROLES[self._options.role])
+        self._transfers: MockerTransfers | None = None
         self._reader: RequestReader | None = None
         self._is_closed = False
+        self._adapters: set[str] = set()
         self._live: dict[GenerateContext, Request] = {}
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._cancelled: list[GenerateContext] = []
+        self._num_embedding = 0
+        self.embedding_size = EMBEDDING_SIZE
+        self.only_embeds = False
         self._load = pb.Load(kv_blocks_total=self._options.num_kv_blocks)
         self._earliest_deadline = math.inf
         self._next_tokens_at = 0.0
@@ -57,9 +75,11 @@ class MockerEngine:
         self._due = math.inf
 
     async def start(self, worker_id: int) -> pb.EngineConfig:
-        """Nothing to load. `worker_id` is not needed here."""
+        """Nothing to load. `worker_id` is not needed here. Raises KvFolderError."""
         if self._reader or self._is_closed:
             raise EngineDead("an engine starts once")
+        if self._options.transfer:
+            self._transfers = MockerTransfers(self._options.transfer, self._options.model)
         self._reader = RequestReader(self._options)
         return engine_config(self._options)
 
@@ -73,7 +93,12 @@ class MockerEngine:
             raise EngineDead("the engine is closed")
         if self._reader is None:
             raise NotStarted("the engine is still starting")
+        adapter = request.routing.lora_name
+        if adapter and adapter not in self._adapters:
+            raise ModelNotFound("routing.lora_name: no such adapter is loaded", field="routing.lora_name")
         accepted = self._reader.read(request, context)
+        if self._transfers and is_handed_over(request, self._options.role):
+            self._transfers.claim(request)
         self._live[context] = accepted
         self._waiting.append(accepted)
         self._load.waiting += 1
@@ -88,6 +113,18 @@ class MockerEngine:
         async with aclosing(self._streams.run(self, request, context)) as outputs:
             async for output in outputs:
                 yield output
+
+    async def embed(
+        self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
+    ) -> pb.EmbeddingsEngineOutput:
+        """The vectors, after the time to a first token."""
+        self._num_embedding += 1
+        try:
+            await asyncio.sleep(self._options.ttft_ms / 1000)
+            return embeddings_of(request)
+        finally:
+            self._num_embedding -= 1
+            self._load.requests_finished += 1
 
     async def abort(self, context: GenerateContext) -> None:
         """End a request at once; its choices end as cancelled. Idempotent."""
@@ -110,7 +147,25 @@ class MockerEngine:
         for request in list(self._live.values()):
             self._cancel(request, outputs)
         self._streams(outputs)
+        if self._transfers:
+            self._transfers.close()
+            self._transfers = None
         self._reader = None
+
+    async def load_adapter(self, adapter: AdapterSource) -> int:
+        """Any folder will do; what it says about its rank is believed."""
+        rank = await asyncio.to_thread(adapter_rank, adapter.folder)
+        self._adapters.add(adapter.name)
+        return rank
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget the name."""
+        self._adapters.discard(name)
+
+    def discard_handoff(self, request_id: str) -> None:
+        """Free the unclaimed hand-off of a request that has ended."""
+        if self._transfers:
+            self._transfers.discard(request_id)
 
     async def kv_event_sources(self) -> Seq[pb.KvEventSource]:
         """None: there is no prefix cache."""
@@ -125,6 +180,8 @@ class MockerEngine:
         load = pb.Load()
         load.CopyFrom(self._load)
         load.running = len(self._prefilling) + len(self._decoding)
+        load.waiting += self._num_embedding
+        load.pending_transfers = self._transfers.num_pending if self._transfers else 0
         return load
 
     def tokenizer(self) -> Tokenizer | None:
@@ -210,10 +267,10 @@ class MockerEngine:
         self._next_tokens_at = now + self._options.itl_ms / 1000
         if self._fault:
             self._fail_on_purpose(self._fault, outputs)
-        self._prefill(now)
+        self._prefill(now, outputs)
         self._decode(outputs)
 
-    def _prefill(self, now: float) -> None:
+    def _prefill(self, now: float, outputs: StepOutputs) -> None:
         budget = self._options.max_num_batched_tokens - len(self._decoding)
         for sequence in self._prefilling:
             computed = min(budget, sequence.num_prefill_tokens - sequence.num_computed_tokens)
@@ -222,7 +279,25 @@ class MockerEngine:
         done = [s for s in self._prefilling if s.is_prefilled and s.ready_at <= now]
         if done:
             self._prefilling = [s for s in self._prefilling if s not in done]
-            self._decoding += done
+            self._decoding += [sequence for sequence in done if not self._hand_over(sequence, outputs)]
+
+    def _hand_over(self, sequence: Sequence, outputs: StepOutputs) -> bool:
+        """End a request here that goes on elsewhere; False when it does not."""
+        request = sequence.request
+        if self._transfers is None or not request.prompt_digest:
+            return False
+        name, prompt = request.context.request_id, request.prompt_digest
+        try:
+            handoff = self._transfers.offer(name, prompt, request.prompt_tokens)
+        except EngineError as failure:
+            self._fail(request, failure, outputs)
+            return True
+        output = sequence.empty_output()
+        output.prefill_handoff.CopyFrom(handoff)
+        sequence.finish(output, pb.FINISH_REASON_LENGTH)
+        outputs.outputs.append((request.context, output))
+        self._release(request, 1)
+        return True
 
     def _decode(self, outputs: StepOutputs) -> None:
         """One token per sequence. The loop is the hot path: nothing but appends for bare tokens."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from engine_server.handoff.options import Role, TransferOptions
 from engine_server.mocker_tokenizer import VOCAB_SIZE
 
 Script = Mapping[tuple[int, ...] | None, tuple[int, ...]]
@@ -40,7 +41,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class MockerOptions:
-    """Sizes in tokens, blocks and sequences; times in milliseconds, 0 = as fast as possible."""
+    """Sizes in tokens, blocks and sequences; times in milliseconds, 0 = as fast as possible.
+
+    A role other than aggregated needs `transfer`.
+    """
 
     model: str = "mocker"
     served_model_name: str = ""
@@ -56,6 +60,8 @@ class MockerOptions:
     seed: int | None = None
     script: Script = field(default_factory=dict)
     fault: str = ""
+    role: Role = "aggregated"
+    transfer: TransferOptions | None = None
 
     def __post_init__(self) -> None:
         if self.vocab_size < VOCAB_SIZE:
@@ -69,6 +75,8 @@ class MockerOptions:
             raise ValueError("max_num_batched_tokens: must be above max_num_seqs, or prompts would starve")
         if min(self.ttft_ms, self.itl_ms) < 0:
             raise ValueError("ttft_ms, itl_ms: must not be negative")
+        if (self.role == "aggregated") != (self.transfer is None):
+            raise ValueError("transfer belongs to the roles prefill and decode")
         if self.fault:
             Fault.parse(self.fault)
         self._check_script()

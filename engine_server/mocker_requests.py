@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted
+from engine_server.handoff.requests import ENGINE_ROLES, hands_over, is_handed_over, prompt_digest, prompt_of
 from engine_server.interface import GenerateContext
 from engine_server.mocker_model import PANGRAM, Echo, Sampler, Sampling
 from engine_server.mocker_options import MockerOptions
@@ -33,7 +34,7 @@ def engine_config(options: MockerOptions) -> pb.EngineConfig:
         max_num_batched_tokens=options.max_num_batched_tokens,
         vocab_size=options.vocab_size,
         eos_token_ids=[EOS],
-        role=pb.ENGINE_ROLE_AGGREGATED,
+        role=ENGINE_ROLES[options.role],
         capabilities=_capabilities(),
         limits=pb.Limits(max_n=min(MAX_N, options.max_num_seqs), max_logprobs=MAX_LOGPROBS),
     )
@@ -48,6 +49,8 @@ def _capabilities() -> pb.Capabilities:
         selected_logprobs=True,
         resume=True,
         batch_invariant=True,
+        lora=True,
+        embeddings=True,
         tokenizer=True,
         default_sampling=pb.SamplingDefaults(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
     )
@@ -62,6 +65,9 @@ class RequestReader:
 
     def read(self, message: pb.PreprocessedRequest, context: GenerateContext) -> Request:
         """Raise ContextExceeded, KvExhausted or InvalidRequest for what can never run."""
+        is_prompt_only = hands_over(message, self._options.role)
+        if is_prompt_only:
+            message = prompt_of(message)
         n = message.sampling_options.n if message.sampling_options.HasField("n") else 1
         resumed = {choice.index: choice for choice in message.resume.choices}
         unfinished = [i for i in range(n) if i not in resumed or not resumed[i].finished]
@@ -78,6 +84,12 @@ class RequestReader:
             is_probe=message.is_probe,
             completion_tokens=sum(len(c.generated_token_ids) for c in resumed.values() if c.finished),
         )
+        if is_prompt_only:
+            request.prompt_digest = prompt_digest(message)
+        if is_handed_over(message, self._options.role):
+            request.num_handed_over = request.prompt_tokens - 1
+            if message.prefill_result.HasField("prompt_tokens_details"):
+                request.prompt_tokens_details = message.prefill_result.prompt_tokens_details
         sampling = self._sampling(message.sampling_options)
         for i in unfinished:
             sampler = Sampler(request.echo, sampling, i)
@@ -108,7 +120,10 @@ class RequestReader:
         script, prompt = self._options.script, tuple(message.token_ids)
         answer = script.get(prompt) or script.get(None)
         period = answer or [token_id for token_id in prompt if token_id not in (BOS, EOS)] or PANGRAM
-        return Echo([*period, EOS], self._options.vocab_size, unrolled=CHUNK)
+        # An adapter makes itself known: its name comes first.
+        return Echo(
+            [*message.routing.lora_name.encode(), *period, EOS], self._options.vocab_size, unrolled=CHUNK
+        )
 
     def _sampling(self, options: pb.SamplingOptions) -> Sampling:
         return Sampling(

@@ -45,7 +45,11 @@ class WantedLogprobs:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request. `completion_tokens` counts choices that have ended."""
+    """A request. `completion_tokens` counts choices that have ended.
+
+    A request with a `prompt_digest` ends when its prompt is computed, with a hand-off. Another mocker has
+    computed `num_handed_over` tokens of the prompt, and said `prompt_tokens_details` about it.
+    """
 
     context: GenerateContext
     prompt_tokens: int
@@ -57,6 +61,9 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     completion_tokens: int = 0
     is_running: bool = False
+    prompt_digest: str = ""
+    num_handed_over: int = 0
+    prompt_tokens_details: pb.PromptTokensDetails | None = None
 
     def usage(self) -> pb.CompletionUsage:
         """Usage once every choice has ended."""
@@ -64,6 +71,7 @@ class Request:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=min(self.prompt_tokens + self.completion_tokens, MAX_UINT32),
+            prompt_tokens_details=self.prompt_tokens_details,
         )
 
 
@@ -84,7 +92,7 @@ class Sequence:
         self.position = len(resumed.generated_token_ids)
         self.cum_log_prob = resumed.cum_log_probs
         self.num_prefill_tokens = request.prompt_tokens + self.position
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = request.num_handed_over
         self.ready_at = 0.0
         self.is_finished = False
         self.ended_before = _resumed_end(request.stop, resumed)

@@ -18,13 +18,15 @@ from typing import Final
 
 import grpc
 
+from engine_server.adapters import AdapterTable
 from engine_server.admin_service import AdminServicer
 from engine_server.admission import QueueLimits, RequestTable
 from engine_server.config import ServerOptions
 from engine_server.delivery import BufferLimits
 from engine_server.discovery import DiscoveryServicer, Identity
+from engine_server.embedding_service import EmbeddingServicer
 from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
-from engine_server.interface import StepEngine
+from engine_server.interface import AdapterEngine, EmbeddingEngine, StepEngine
 from engine_server.kv_service import KvServicer
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.request_rules import effective_limits
@@ -32,7 +34,13 @@ from engine_server.rpc import handlers
 from engine_server.servicer import EngineServicer
 from engine_server.sockets import AddressError, UnixSocket, check_port_is_free
 from enginewire import __version__, v1 as pb
-from enginewire.v1 import admin_service_pb2, discovery_service_pb2, engine_service_pb2, kv_service_pb2
+from enginewire.v1 import (
+    admin_service_pb2,
+    discovery_service_pb2,
+    embedding_service_pb2,
+    engine_service_pb2,
+    kv_service_pb2,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +48,8 @@ ENGINE_SERVICE = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"]
 DISCOVERY_SERVICE = discovery_service_pb2.DESCRIPTOR.services_by_name["DiscoveryService"]
 KV_SERVICE = kv_service_pb2.DESCRIPTOR.services_by_name["KvService"]
 ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
-SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE)
+EMBEDDING_SERVICE = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
+SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE, EMBEDDING_SERVICE)
 
 EXIT_OK: Final = 0
 EXIT_START_FAILED: Final = 1
@@ -64,8 +73,14 @@ class EngineServer:
             lifetime_id=secrets.token_hex(8),
         )
         limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
+        folder = options.adapter_folder
+        requests = RequestTable(
+            limits,
+            log_requests=options.log_requests,
+            adapters=AdapterTable(folder, options.max_loras) if folder else None,
+        )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
-        self.lifecycle = Lifecycle(engine, RequestTable(limits, log_requests=options.log_requests), plan)
+        self.lifecycle = Lifecycle(engine, requests, plan)
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._socket: UnixSocket | None = None
@@ -170,8 +185,13 @@ class EngineServer:
         if names:
             config.served_model_name = names[0]
             config.aliases.extend(names[1:])
-        config.capabilities.multiplexed = True
+        engine = self.lifecycle.engine
+        config.capabilities.multiplexed = not (isinstance(engine, EmbeddingEngine) and engine.only_embeds)
         config.limits.CopyFrom(effective_limits(config))
+        if isinstance(self.lifecycle.engine, AdapterEngine):
+            config.capabilities.lora &= self.options.adapter_folder is not None
+            if config.capabilities.lora:
+                config.limits.max_loras = self.options.max_loras
         config.limits.max_request_bytes = self.options.max_message_bytes
         config.limits.max_num_queued_reqs = self.options.max_num_queued_reqs
         config.limits.max_num_queued_tokens = self.options.max_num_queued_tokens
@@ -203,6 +223,7 @@ class EngineServer:
             DiscoveryServicer(self.lifecycle, self.identity),
             KvServicer(self.lifecycle),
             AdminServicer(self.lifecycle),
+            EmbeddingServicer(self.lifecycle),
         )
         health = HealthServicer(self.lifecycle, frozenset(service.full_name for service in SERVICES))
         return (*map(handlers, SERVICES, servicers), handlers(HEALTH_SERVICE, health))

@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from engine_server.admission import RequestTable, needs_preparation
 from engine_server.call_metadata import apply_metadata
 from engine_server.delivery import BufferLimits, Connection, HandleSink, RequestStream
-from engine_server.failures import Cancelled, EngineError, InvalidRequest
+from engine_server.failures import Cancelled, EngineError, InvalidRequest, Unsupported
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.rpc import Call
 from engine_server.status import as_failure
@@ -56,6 +56,8 @@ class EngineServicer:
         self, frames: AsyncIterator[pb.GenerateMultiplexedRequest], call: Call
     ) -> AsyncIterator[pb.GenerateMultiplexedResponse]:
         """Many requests, one stream."""
+        if self._lifecycle.config is not None and not self._lifecycle.config.capabilities.multiplexed:
+            raise Unsupported("this engine only embeds")
         session = MultiplexedSession(self._requests, self._limits, self._lifetime_id, call.time_remaining())
         reader = asyncio.create_task(session.read(frames), name="multiplexed reader")
         try:

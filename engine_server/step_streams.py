@@ -18,16 +18,27 @@ Item = pb.LLMEngineOutput | EngineError
 class StepStreams:
     """A step listener that keeps what belongs to its streams and hands on the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: pb.EngineRole.ValueType = pb.ENGINE_ROLE_AGGREGATED) -> None:
         self.listener: StepListener | None = None
+        self._role = role
+        self._step = 0
         self._queues: dict[GenerateContext, Queue[Item]] = {}
 
     def __call__(self, outputs: StepOutputs) -> None:
         """Receive one step."""
+        self._step = outputs.step
         if self._queues:
             outputs = self._keep(outputs)
         if self.listener and (outputs.contexts or outputs.outputs or outputs.failures):
             self.listener(outputs)
+
+    def deliver(self, context: GenerateContext, output: pb.LLMEngineOutput) -> None:
+        """An output that no step has made."""
+        self(StepOutputs(self._step, outputs=[(context, output)]))
+
+    def fail(self, context: GenerateContext, failure: EngineError) -> None:
+        """A failure that no step has made."""
+        self(StepOutputs(self._step, failures=[(context, failure)]))
 
     async def run(
         self, engine: StepEngine, request: pb.PreprocessedRequest, context: GenerateContext
@@ -37,7 +48,7 @@ class StepStreams:
         watch = create_task(_abort_when_cancelled(engine, context))
         try:
             engine.submit(request, context)
-            async for output in self._read(context, open_choices(request)):
+            async for output in self._read(context, open_choices(request, self._role)):
                 yield output
         finally:
             watch.cancel()
@@ -67,8 +78,10 @@ class StepStreams:
         return rest
 
 
-def open_choices(request: pb.PreprocessedRequest) -> int:
-    """How many choices of a valid request still need a terminal output."""
+def open_choices(request: pb.PreprocessedRequest, role: pb.EngineRole.ValueType) -> int:
+    """How many choices of a valid request still need a terminal output from an engine of that role."""
+    if role == pb.ENGINE_ROLE_PREFILL and not request.is_probe:
+        return 1
     return max(1, request.sampling_options.n) - sum(choice.finished for choice in request.resume.choices)
 
 

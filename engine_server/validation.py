@@ -94,7 +94,7 @@ def check_preprocessed(request: pb.PreprocessedRequest, config: pb.EngineConfig)
     check_resume(request, bounds)
     _check_routing(request.routing, config)
     check_multi_modal(request.multi_modal_data, config.capabilities.multi_modal_part_types)
-    _check_annotations(request.annotations)
+    check_annotations(request.annotations)
     _check_json(request, JSON_OBJECTS, must_be_object=True)
     _check_json(request, JSON_VALUES, must_be_object=False)
 
@@ -237,7 +237,8 @@ def _check_routing(routing: pb.RoutingHints, config: pb.EngineConfig) -> None:
         raise ModelNotFound("routing.lora_name: no such adapter here", field="routing.lora_name")
 
 
-def _check_annotations(annotations: Iterable[str]) -> None:
+def check_annotations(annotations: Iterable[str]) -> None:
+    """Raise InvalidRequest for too many annotations, or one that is too long."""
     _check_strings("annotations", annotations, MAX_ANNOTATIONS, 0, MAX_ANNOTATION_BYTES)
 
 

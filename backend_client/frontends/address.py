@@ -34,10 +34,11 @@ def listen(server: grpc.aio.Server, options: ServeOptions) -> Iterator[str]:
         with _unix_socket(server, options.uds.absolute()) as target:
             yield target
     else:
-        yield _tcp(server, options.host, options.port)
+        yield bind_tcp(server, options.host, options.port)
 
 
-def _tcp(server: grpc.aio.Server, host: str, port: int) -> str:
+def bind_tcp(server: grpc.aio.Server, host: str, port: int) -> str:
+    """Bind the server to a port that nobody else has; returns host:port. Raises AddressError."""
     bracketed = f"[{host}]" if ":" in host else host
     try:
         return f"{bracketed}:{server.add_insecure_port(f'{bracketed}:{port}')}"

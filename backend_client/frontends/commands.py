@@ -24,15 +24,15 @@ from backend_client.failure import RequestFailed
 from backend_client.frontends.address import AddressError
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
+from backend_client.relaunch import Launch
 from backend_client.retry import RetryPolicy
-from backend_client.sidecar import SidecarDied, engine_sidecar
+from backend_client.sidecar import SidecarDied
 from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire import v1 as pb
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
 EXIT_SIGNAL: Final = 128
-DEATH_NOTICE_SECONDS: Final = 0.25
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 Work = Callable[[TextBackend], Coroutine[None, None, int]]
@@ -101,32 +101,43 @@ def received_signals() -> asyncio.Queue[signal.Signals]:
 async def with_backend(options: BackendOptions, work: Work) -> int:
     """The exit code of `work` on a backend whose engine is ready.
 
-    Raises RequestFailed when the engine cannot be reached, SidecarDied when a launched one ends.
+    Raises RequestFailed when the engine cannot be reached, SidecarDied when a launched one ends before it
+    was ready, or again and again.
     """
+    for target in (*options.prefill_target, *(() if options.launch else options.target)):
+        check_owner(target)
     if not options.launch:
-        for target in options.target:
-            check_owner(target)
         return await _on_engines(options, options.target, work)
-    async with engine_sidecar(options.launch_command) as (engine, target):
-        exit_code = await engine.unless_it_dies(_on_engines(options, [target], work))
-        if exit_code:
-            # The engine's death is noticed on its sockets first; the better reason may just be coming.
-            await engine.unless_it_dies(asyncio.sleep(DEATH_NOTICE_SECONDS))
-        return exit_code
+    launch = Launch(options.launch_command)
+
+    async def restartable(backend: TextBackend) -> int:
+        launch.was_ready = True
+        return await work(backend)
+
+    return await launch.run(lambda target: _on_engines(options, [target], restartable))
 
 
 async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Work) -> int:
-    clients = [EngineClient(target, multiplexed=options.multiplexed) for target in targets]
-    async with Endpoints(clients) as engines:
+    async with (
+        _endpoints(options, targets) as engines,
+        _endpoints(options, options.prefill_target) as prefill,
+    ):
         ready = await engines.wait_ready(options.connect_timeout)
+        if prefill.all:
+            await prefill.wait_ready(options.connect_timeout)
         tokenizer = await load_tokenizer(ready, options.tokenizer)
         backend = Backend(
             engines,
             tokenizer.vocabulary,
             validate_engine_decode=options.validate_engine_decode,
             retry=RetryPolicy(recovery=options.connect_timeout) if options.replay else None,
+            prefill=prefill if prefill.all else None,
         )
         return await work(TextBackend(backend, tokenizer))
+
+
+def _endpoints(options: BackendOptions, targets: Sequence[str]) -> Endpoints:
+    return Endpoints([EngineClient(target, multiplexed=options.multiplexed) for target in targets])
 
 
 async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTokenizer:

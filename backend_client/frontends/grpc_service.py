@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,6 +21,7 @@ from backend_client.backend import RequestTracker
 from backend_client.config import ServeOptions
 from backend_client.failure import DETAILS_KEY, RequestFailed, failed
 from backend_client.frontends.address import listen
+from backend_client.frontends.health import HealthServicer
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
 from enginewire import v1 as pb
@@ -28,10 +29,12 @@ from enginewire import v1 as pb
 log = logging.getLogger(__name__)
 
 SERVICE: Final = "enginewire.v1.BackendService"
+HEALTH: Final = "grpc.health.v1.Health"
 # Status and details share an 8 KiB budget of trailers with whatever a proxy adds.
 MAX_MESSAGE_CHARACTERS: Final = 512
 
 Call = grpc.aio.ServicerContext[bytes, bytes]
+AnyCall = grpc.aio.ServicerContext[Any, Any]  # whatever its messages are, it ends in the same way
 
 
 class BackendServicer:
@@ -52,13 +55,13 @@ class BackendServicer:
         try:
             await self._generate(_parsed(data), call)
         except InvalidPrompt as error:
-            await _refuse(call, invalid(str(error), error.field))
+            await refuse(call, invalid(str(error), error.field))
         except RequestFailed as error:
-            await _refuse(call, error)
+            await refuse(call, error)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
-            await _refuse(call, _internal(error))
+            await refuse(call, internal(error))
 
     async def _generate(self, asked: pb.BackendServiceGenerateRequest, call: Call) -> None:
         """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
@@ -85,26 +88,30 @@ class BackendServicer:
 class GrpcFace:
     """A running server. `address` is the target that reaches it."""
 
-    def __init__(self, server: grpc.aio.Server, address: str) -> None:
+    def __init__(self, server: grpc.aio.Server, health: HealthServicer, address: str) -> None:
         self.address = address
         self._server = server
+        self._health = health
 
     async def drain(self, timeout: float) -> None:
         """Accept nothing more, and abort what still runs after `timeout` seconds."""
+        self._health.drain()
         await self._server.stop(timeout)
 
 
 @asynccontextmanager
 async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
-    """Serve BackendService inside the context. Raises AddressError."""
+    """Serve BackendService and its health inside the context. Raises AddressError."""
     server = grpc.aio.server(options=channel_options(options))
     server.add_generic_rpc_handlers((BackendServicer(backend, options.timeout).handlers(),))
+    health = HealthServicer(backend.backend.engines, SERVICE)
+    health.add_to(server)
     if options.reflection:
         _add_reflection(server)
     with listen(server, options) as target:
         await server.start()
         try:
-            yield GrpcFace(server, target)
+            yield GrpcFace(server, health, target)
         finally:
             await server.stop(None)
 
@@ -112,7 +119,7 @@ async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterato
 def _add_reflection(server: grpc.aio.Server) -> None:
     from grpc_reflection.v1alpha import reflection
 
-    reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server)
 
 
 def channel_options(options: ServeOptions) -> list[tuple[str, int]]:
@@ -155,13 +162,14 @@ def _serialized(item: Annotated[BackendOutput]) -> bytes:
     return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
 
 
-def _internal(error: Exception) -> RequestFailed:
+def internal(error: Exception) -> RequestFailed:
     """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
     error_id = secrets.token_hex(6)
     log.error("unexpected failure %s", error_id, exc_info=error)
     return failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, f"internal error {error_id}")
 
 
-async def _refuse(call: Call, refusal: RequestFailed) -> NoReturn:
+async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:
+    """End a call with the refusal's status and details."""
     message = str(refusal)[:MAX_MESSAGE_CHARACTERS]
     await call.abort(refusal.code, message, ((DETAILS_KEY, refusal.status.SerializeToString()),))

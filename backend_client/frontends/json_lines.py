@@ -44,8 +44,10 @@ async def answer_lines(backend: TextBackend, options: JsonlOptions, *, source: i
                     continue
                 await free.acquire()
                 group.create_task(answers.answer(line)).add_done_callback(lambda _: free.release())
-    except* OSError as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as failures:
+        # Not `except*`: what that raises is a group again before Python 3.11.4.
+        broken = failures.subgroup(OSError)
+        raise (broken.exceptions[0] if broken else failures) from None
     return EXIT_FAILED if answers.any_failed else EXIT_OK
 
 

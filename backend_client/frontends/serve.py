@@ -42,6 +42,10 @@ async def serve(backend: TextBackend, options: ServeOptions) -> int:
             from backend_client.frontends.http_api.server import http_face
 
             faces.append(await stack.enter_async_context(http_face(backend, options)))
+        if options.smg_port is not None:
+            from backend_client.frontends.smg.server import smg_face
+
+            faces.append(await stack.enter_async_context(smg_face(backend, options)))
         for face in faces:
             print(f"listening on {face.address}", file=sys.stderr, flush=True)
         await signals.get()

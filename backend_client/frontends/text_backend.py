@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, cast
 
 from backend_client.annotated import Annotated, BackendOutput
 from backend_client.backend import Backend, RequestTracker
-from backend_client.prompts import Prompt, characters_of, preprocess
+from backend_client.embedding import Embeddings
+from backend_client.prompts import Prompt, characters_of, encode_inputs, preprocess
 from backend_client.tokenizer import BackendTokenizer
 from enginewire import v1 as pb
 
@@ -37,11 +38,12 @@ class TextBackend:
         timeout: float | None = None,
         metadata: Mapping[str, str] | None = None,
         tracker: RequestTracker | None = None,
+        with_tokens: bool = False,
     ) -> Items:
         """The outputs, before the first what was asked about the prompt; an error comes last.
 
         Raises InvalidPrompt before the first item. Closing the iterator aborts the request; `timeout`
-        in seconds. Tokens as text come with log-probabilities.
+        in seconds. Tokens as text come with log-probabilities and for `with_tokens`.
         """
         request, prompt = await self._preprocess(asked)
         # A refused request gets nothing but the refusal, so these wait for the first output.
@@ -51,7 +53,7 @@ class TextBackend:
             request_id=asked.request_id,
             timeout=timeout,
             metadata=metadata,
-            with_tokens=request.output_options.HasField("logprobs"),
+            with_tokens=with_tokens or request.output_options.HasField("logprobs"),
             tracker=tracker,
         )
         # Declared as an iterator, but its documentation promises that it can be closed.
@@ -60,6 +62,25 @@ class TextBackend:
                 while annotations and item.error is None:
                     yield annotations.pop(0)
                 yield item
+
+    async def embed(
+        self,
+        inputs: Sequence[str | Sequence[int]],
+        *,
+        model: str = "",
+        dimensions: int | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Embeddings:
+        """The vectors of texts and of token ids, in order. Raises InvalidPrompt and RequestFailed."""
+        request = pb.PreprocessedEmbeddingRequest(model=model, dimensions=dimensions)
+        num_characters = sum(len(each) for each in inputs if isinstance(each, str))
+        if num_characters <= MAX_INLINE_CHARACTERS:
+            encoded = encode_inputs(inputs, self.tokenizer)
+        else:
+            encoded = await asyncio.to_thread(encode_inputs, inputs, self.tokenizer)
+        request.token_ids.extend(pb.TokenSequence(token_ids=ids) for ids in encoded)
+        return await self.backend.embed(request, request_id=request_id, timeout=timeout)
 
     async def _preprocess(
         self, asked: pb.BackendServiceGenerateRequest

@@ -11,10 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from engine_server.torch_engine.host_copies import send_index
+
+Reading = Literal["groups", "ragged", "rows", "varlen"]
+"""How layers read the cache: padded groups; a kernel that gives each single token its own length, for the
+single tokens of decodes (ragged) or for every token (rows); one kernel for all sequences of any length."""
 
 MAX_PADDING = 1.5
 """A decode group reads its longest context for every row: at most this times what a row needs."""
@@ -53,12 +60,29 @@ class RaggedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class VarlenRows:
+    """All S sequences of a step for one call of a kernel; tensors are int32.
+
+    Rows `query_ends[i]` to `query_ends[i + 1]` belong to sequence i, whose `contexts[i]` tokens lie in
+    `blocks[i]`; `key_ends` are the sums of the contexts. Both ends are [S + 1].
+    """
+
+    query_ends: Tensor
+    key_ends: Tensor
+    contexts: Tensor
+    blocks: Tensor
+    longest_new: int
+    longest_context: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Where this step writes (`slots`, [tokens]) and who reads: `ragged` rows first, then groups."""
+    """Where this step writes (`slots`, [tokens]) and who reads: all in `varlen`, or `ragged` and groups."""
 
     slots: Tensor
     groups: list[AttentionGroup]
     ragged: RaggedRows | None = None
+    varlen: VarlenRows | None = None
 
 
 class KvTensors:
@@ -77,7 +101,7 @@ class KvTensors:
         request left there would come through: NaN × 0 is NaN.
         """
         if blocks:
-            self._storage.index_fill_(2, torch.tensor(blocks, device=self._storage.device), 0.0)
+            self._storage.index_fill_(2, send_index(blocks, self._storage.device), 0.0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [tokens, kv_heads, head_dim] at the flat token slots."""
@@ -96,24 +120,33 @@ class KvTensors:
 
 
 def plan_attention(
-    spans: Seq[Span], block_size: int, windows: frozenset[int | None], like: Tensor, *, ragged: bool = False
+    spans: Seq[Span],
+    block_size: int,
+    windows: frozenset[int | None],
+    like: Tensor,
+    reading: Reading = "groups",
 ) -> AttentionPlan:
-    """Plan one step. `spans` come in batch order, single-token ones first and by context.
-
-    With `ragged`, single tokens are left to a kernel that reads every row's own length.
-    """
-    slots = [
-        span.block_table[position // block_size] * block_size + position % block_size
-        for span in spans
-        for position in range(span.context - span.num_new, span.context)
-    ]
-    row = sum(span.num_new == 1 for span in spans) if ragged else 0
+    """Plan one step. `spans` come in batch order, single-token ones first and by context."""
+    assert reading != "varlen", "that plan travels to the device with the other inputs of the step"
+    slots = torch.tensor(token_slots(spans, block_size), device=like.device)
+    if reading == "rows":
+        return AttentionPlan(slots, [], _ragged(spans))
+    row = sum(span.num_new == 1 for span in spans) if reading == "ragged" else 0
     rows = _ragged(spans[:row]) if row else None
     groups: list[AttentionGroup] = []
     for members in _group(spans[row:]):
         groups.append(_build_group(members, row, block_size, windows, like))
         row += sum(span.num_new for span in members)
-    return AttentionPlan(torch.tensor(slots, device=like.device), groups, rows)
+    return AttentionPlan(slots, groups, rows)
+
+
+def token_slots(spans: Seq[Span], block_size: int) -> list[int]:
+    """Where the new tokens go, as flat token slots of the cache."""
+    return [
+        span.block_table[position // block_size] * block_size + position % block_size
+        for span in spans
+        for position in range(span.context - span.num_new, span.context)
+    ]
 
 
 def attend(query: Tensor, cache: KvTensors, layer: int, group: AttentionGroup, window: int | None) -> Tensor:
@@ -160,11 +193,15 @@ def _group(spans: Seq[Span]) -> list[Seq[Span]]:
 
 
 def _ragged(spans: Seq[Span]) -> RaggedRows:
+    """Every new token as a row of its own that ends with it."""
     longest = max(len(span.block_table) for span in spans)
     # What pads a row is never read.
-    table = [span.block_table + [0] * (longest - len(span.block_table)) for span in spans]
-    contexts = [span.context for span in spans]
-    return RaggedRows(torch.tensor(table, dtype=torch.int32), torch.tensor(contexts, dtype=torch.int32))
+    tables = [span.block_table + [0] * (longest - len(span.block_table)) for span in spans]
+    blocks = torch.tensor(tables, dtype=torch.int32)
+    contexts = [end for span in spans for end in range(span.context - span.num_new + 1, span.context + 1)]
+    if len(contexts) > len(spans):
+        blocks = blocks.repeat_interleave(torch.tensor([span.num_new for span in spans]), dim=0)
+    return RaggedRows(blocks, torch.tensor(contexts, dtype=torch.int32))
 
 
 def _build_group(

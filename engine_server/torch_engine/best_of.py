@@ -38,7 +38,8 @@ class Candidates:
                 output.index = index
                 output.ClearField("completion_usage")
         best = [output for outputs in chosen for output in outputs]
-        best[-1].completion_usage.CopyFrom(usage_of(request, sum(len(output.token_ids) for output in best)))
+        returned = [[token for output in outputs for token in output.token_ids] for outputs in chosen]
+        best[-1].completion_usage.CopyFrom(usage_of(request, returned))
         return best
 
 

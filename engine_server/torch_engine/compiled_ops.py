@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors, RaggedRows, attend
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, RaggedRows, Reading, attend
 
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 60.0
-BUILD = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+BUILD = ("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC")
 ARITHMETIC = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
 """Sums may be reordered, but infinities and NaN keep their meaning."""
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -36,9 +36,8 @@ Kernel = Callable[..., None]
 class CompiledOps:
     """`LayerOps` for one dtype. Tensors must be contiguous and on the CPU."""
 
-    ragged = True
-
-    def __init__(self, library: ctypes.PyDLL, dtype: torch.dtype) -> None:
+    def __init__(self, library: ctypes.PyDLL, dtype: torch.dtype, reading: Reading = "ragged") -> None:
+        self.reading = reading
         pointer, size = ctypes.c_void_p, ctypes.c_int64
 
         def bind(name: str, *kinds: type) -> Kernel:
@@ -98,12 +97,12 @@ def _ragged(rows: RaggedRows) -> tuple[int, int, int, int]:
     return rows.blocks.data_ptr(), rows.contexts.data_ptr(), *rows.blocks.shape
 
 
-def compiled_ops(device: torch.device, dtype: torch.dtype) -> CompiledOps | None:
-    """The kernels for such tensors; None where they cannot be had."""
+def compiled_ops(device: torch.device, dtype: torch.dtype, reading: Reading = "ragged") -> CompiledOps | None:
+    """The kernels for such tensors, `reading` ragged or rows; None where they cannot be had."""
     if device.type != "cpu" or dtype not in DTYPES:
         return None
     library = _library()
-    return CompiledOps(library, dtype) if library else None
+    return CompiledOps(library, dtype, reading) if library else None
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The engine without threads: requests in, one `StepOutputs` per step out.
+"""The engine without threads: requests in, one `CoreOutputs` per step out.
 
 `step` is the whole engine in one sentence: schedule, forward, sample, update. Knows nothing about
 event loops, loading or gRPC; everything here runs on the step thread.
@@ -8,30 +8,41 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed
-from engine_server.interface import GenerateContext, StepOutputs
+from engine_server.interface import GenerateContext
+from engine_server.torch_engine.beam_search import BeamSearch, share_out
 from engine_server.torch_engine.best_of import Candidates
+from engine_server.torch_engine.embedding_waits import CoreOutputs
+from engine_server.torch_engine.logprobs import PromptRows, read_prompt_rows
 from engine_server.torch_engine.model_runner import batch_order
-from engine_server.torch_engine.outputs import make_terminal, no_tokens, token_output
+from engine_server.torch_engine.outputs import add_prompt_logprobs, make_terminal, no_tokens, token_output
 from engine_server.torch_engine.sampler import Sampled, sample
 from engine_server.torch_engine.scheduler import Scheduled, Scheduler
-from engine_server.torch_engine.sequence import Finish, Request, Sequence
+from engine_server.torch_engine.sequence import Continuation, Finish, PromptScores, Request, Sequence
+from engine_server.torch_engine.vectors import Computed, finish_vector
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Computes a batch that is in `batch_order`; logits [rows, vocab] of the grants that sample."""
+    """Computes a batch that is in `batch_order`.
 
-    def forward(self, batch: list[Scheduled]) -> Tensor:
+    Logits [rows, vocab]: of the grants that sample, then of every position that is scored.
+    """
+
+    def forward(self, batch: list[Scheduled]) -> Computed:
         """Raise anything: only the requests of the batch will fail."""
+        ...
+
+    def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
+        """The keys and values of the first tokens of a sequence. Raises as `forward` does."""
         ...
 
 
@@ -57,7 +68,10 @@ class EngineCore:
         self._clock = clock
         self._live: dict[GenerateContext, Request] = {}
         self._candidates: dict[Request, Candidates] = {}
-        self._outputs = StepOutputs(step=0)
+        self._searches: dict[Request, BeamSearch] = {}
+        self._sums: dict[Sequence, Tensor] = {}
+        self._computed: list[tuple[Request, memoryview]] = []
+        self._outputs = CoreOutputs(step=0)
 
     @property
     def has_work(self) -> bool:
@@ -71,6 +85,8 @@ class EngineCore:
         self._live[request.context] = request
         if request.best_of:
             self._candidates[request] = Candidates(request.best_of)
+        if request.beams:
+            self._searches[request] = BeamSearch(request.beams)
         self.scheduler.add(request)
         if not all(sequence.start_matching() for sequence in request.unfinished):
             field = "resume.choices.generated_token_ids"
@@ -82,9 +98,22 @@ class EngineCore:
             if finish:
                 self._end(sequence, no_tokens(sequence), finish)
 
+    def add_all(self, requests: Iterable[Request]) -> None:
+        """Queue requests that need nothing but a place."""
+        for request in requests:
+            self.add(request)
+
+    def abort_each(self, requests: Iterable[Request]) -> None:
+        """`abort` of every one of them."""
+        for request in requests:
+            self.abort(request.context)
+
     def abort(self, context: GenerateContext) -> None:
         """End every unfinished choice as cancelled. Unknown and finished requests are ignored."""
         request = self._live.get(context)
+        if request in self._searches:
+            self._end_search(request, self._searches[request].cancelled(request))
+            return
         for sequence in request.unfinished if request else []:
             self._end(sequence, no_tokens(sequence), None)
 
@@ -97,6 +126,7 @@ class EngineCore:
 
     def reject(self, request: Request, error: EngineError) -> None:
         """Fail a request that was never added."""
+        request.forget_handed_over()
         self.counters.requests_added += 1
         self.counters.requests_finished += 1
         self._outputs.failures.append((request.context, error))
@@ -129,20 +159,28 @@ class EngineCore:
             self.counters.steps += 1
             self._run(batch)
 
-    def take_outputs(self) -> StepOutputs:
+    def take_outputs(self) -> CoreOutputs:
         """What happened since the last call."""
-        outputs, self._outputs = self._outputs, StepOutputs(step=self.counters.steps)
+        outputs, self._outputs = self._outputs, CoreOutputs(step=self.counters.steps)
         outputs.step = self.counters.steps
         return outputs
+
+    def take_computed(self) -> list[tuple[Request, memoryview]]:
+        """The requests since the last call that `hands_over`, and their KV: they are no longer live here."""
+        computed, self._computed = self._computed, []
+        return computed
 
     def _run(self, batch: list[Scheduled]) -> None:
         rows = [grant.sequence for grant in batch if grant.samples]
         try:
-            sampled = sample(self._runner.forward(batch), rows)
+            computed = self._runner.forward(batch)
+            scored = _read_prompts(computed.logits[len(rows) :], batch)
+            sampled = sample(computed.logits[: len(rows)], rows)
         except Exception as error:  # noqa: BLE001  # torch raises anything; it must stay in this batch
             self._isolate(batch, error)
         else:
-            self._update(batch, rows, sampled)
+            self._update(batch, scored, rows, sampled)
+            self._pool([grant for grant in batch if grant.sequence.request.pooling], computed.sums)
 
     def _isolate(self, batch: list[Scheduled], error: Exception) -> None:
         """Run the sequences of a failed batch alone, so that only the guilty ones fail."""
@@ -154,22 +192,70 @@ class EngineCore:
             if not grant.sequence.is_finished:
                 self._run([grant])
 
-    def _update(self, batch: list[Scheduled], rows: list[Sequence], sampled: Sampled) -> None:
+    def _update(
+        self,
+        batch: list[Scheduled],
+        scored: list[tuple[PromptScores, PromptRows]],
+        rows: list[Sequence],
+        sampled: Sampled,
+    ) -> None:
         for grant in batch:
             self.scheduler.advance(grant)
+        for scores, prompt_rows in scored:
+            prompt_rows.add_to(scores)
         for row, sequence in enumerate(rows):
             if sequence.is_finished:  # a sibling failed in this very step
                 continue
-            if sampled.valid[row]:
-                self._append(sequence, sampled, row)
-            else:
+            if not sampled.valid[row] or not _is_prompt_usable(sequence.request):
                 self._reject(sequence.request)
+            elif sequence.request.hands_over:
+                self._hand_over(sequence)
+            elif row in sampled.continuations:
+                self._extend(sequence, sampled.continuations[row])
+            else:
+                self._append(sequence, sampled, row)
+
+    def _pool(self, grants: list[Scheduled], sums: Tensor) -> None:
+        """Add what a step computed to the vectors of its inputs; each ends with its last token."""
+        for grant, part in zip(grants, sums, strict=True):
+            sequence = grant.sequence
+            if sequence.is_finished:
+                continue
+            is_first = sequence.num_computed_tokens == grant.num_tokens
+            total = part if is_first else self._sums[sequence] + part
+            self._sums[sequence] = total
+            if sequence.num_pending_tokens == 0:
+                self._end_vector(sequence.request, total)
+
+    def _end_vector(self, request: Request, total: Tensor) -> None:
+        assert request.pooling is not None, "only requests that embed are pooled"
+        vector = finish_vector(total, request.pooling)
+        if vector is None:
+            self.fail(request, StepFailed("the model computes no finite vector"))
+            return
+        for sequence in request.unfinished:
+            self.scheduler.release(sequence)
+        self._forget(request)
+        self._outputs.vectors.append((request.context, vector))
 
     def _reject(self, request: Request) -> None:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
         blocks = [block for sequence in request.unfinished for block in sequence.block_table]
         self.fail(request, StepFailed("logits and rules leave no token to choose"))
         self.scheduler.prefix_cache.distrust(blocks)
+
+    def _hand_over(self, sequence: Sequence) -> None:
+        """The prompt is computed. Its last token is computed again where its logits are needed."""
+        request = sequence.request
+        try:
+            payload = self._runner.read_kv(sequence, len(request.prompt_token_ids) - 1)
+        except Exception as error:  # torch raises anything; it must stay in this request
+            log.error("a hand-off could not be read: %s", type(error).__name__, exc_info=error)
+            self.fail(request, StepFailed("the hand-off could not be made"))
+            return
+        self.scheduler.release(sequence)
+        self._forget(request)
+        self._computed.append((request, payload))
 
     def _append(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
         if not sequence.append(sampled.token_ids[row]):
@@ -184,10 +270,39 @@ class EngineCore:
         finish = sequence.finish()
         if finish:
             self._end(sequence, token_output(sequence, logprobs), finish)
-        elif logprobs is not None:
+        elif logprobs is not None or _owes_prompt_scores(sequence):
             self._deliver(sequence, token_output(sequence, logprobs))
         else:
             self._add_row(sequence)
+
+    def _extend(self, sequence: Sequence, continuations: tuple[Continuation, ...]) -> None:
+        """Note how a beam may go on; the last beam of its request to know lets all of them go on."""
+        assert sequence.beam is not None, "only beams have continuations"
+        sequence.beam = replace(sequence.beam, continuations=continuations)
+        request = sequence.request
+        beams = request.unfinished
+        if not all(beam.is_idle for beam in beams):
+            return
+        search = self._searches[request]
+        successors = search.advance(beams)
+        if successors:
+            restarted, left_over = share_out(successors, beams)
+            for beam in restarted:
+                self.scheduler.restart(beam)
+            for beam in left_over:
+                self.scheduler.release(beam)
+        elif len(search.hypotheses) < search.rules.n:
+            self.fail(request, StepFailed("logits and rules leave fewer hypotheses than were asked for"))
+        else:
+            self._end_search(request, search.outputs(request))
+
+    def _end_search(self, request: Request, outputs: list[pb.LLMEngineOutput]) -> None:
+        for sequence in request.unfinished:
+            self.scheduler.release(sequence)
+        self._add_prompt_scores(request, outputs[0])
+        self._outputs.outputs += [(request.context, output) for output in outputs]
+        self.counters.tokens_generated += sum(len(output.token_ids) for output in outputs)
+        self._forget(request)
 
     def _add_row(self, sequence: Sequence) -> None:
         out = self._outputs
@@ -208,13 +323,45 @@ class EngineCore:
         request = sequence.request
         candidates = self._candidates.get(request)
         ready = candidates.take(sequence, output) if candidates else [output]
+        for first in ready[:1]:
+            self._add_prompt_scores(request, first)
         self._outputs.outputs += [(request.context, output) for output in ready]
+
+    def _add_prompt_scores(self, request: Request, output: pb.LLMEngineOutput) -> None:
+        """Put them on the first output of the first choice, unless that was cancelled without any."""
+        scores = request.prompt_scores
+        if scores is not None and output.index == 0 and scores.is_complete:
+            add_prompt_logprobs(output, scores)
+            request.prompt_scores = None
 
     def _forget(self, request: Request) -> None:
         del self._live[request.context]
         self._candidates.pop(request, None)
+        for sequence in request.sequences:
+            self._sums.pop(sequence, None)
+        self._searches.pop(request, None)
         self.counters.requests_finished += 1
 
     def _expire(self) -> None:
         for request in self.scheduler.expired(self._clock()):
             self.fail(request, DeadlineExceeded("the deadline passed before the request finished"))
+
+
+def _read_prompts(logits: Tensor, batch: list[Scheduled]) -> list[tuple[PromptScores, PromptRows]]:
+    """What the rows [scored positions, vocab] of a batch say about its prompts."""
+    found: list[tuple[PromptScores, PromptRows]] = []
+    for grant in batch if len(logits) else ():
+        scores, positions = grant.sequence.scored_prompt, grant.scored
+        if scores is not None and positions:
+            described = grant.sequence.token_ids[positions.start + 1 : positions.stop + 1]
+            rows, logits = logits[: len(positions)], logits[len(positions) :]
+            found.append((scores, read_prompt_rows(rows, described, scores.top_n)))
+    return found
+
+
+def _is_prompt_usable(request: Request) -> bool:
+    return request.prompt_scores is None or request.prompt_scores.is_finite
+
+
+def _owes_prompt_scores(sequence: Sequence) -> bool:
+    return sequence.index == 0 and sequence.request.prompt_scores is not None

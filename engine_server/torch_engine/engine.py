@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence as Seq
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine_server.failures import (
@@ -18,11 +19,14 @@ from engine_server.failures import (
     EngineDead,
     EngineError,
     InvalidRequest,
+    ModelNotFound,
     NotStarted,
     StepFailed,
     Unsupported,
 )
+from engine_server.handoff.requests import ENGINE_ROLES, is_handed_over
 from engine_server.interface import (
+    AdapterSource,
     GenerateContext,
     MetricsBindings,
     MetricsContext,
@@ -30,19 +34,24 @@ from engine_server.interface import (
     Tokenizer,
 )
 from engine_server.step_streams import StepStreams
+from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.advertised import engine_config, load_message
+from engine_server.torch_engine.embedding_waits import EmbeddingWaits
 from engine_server.torch_engine.kv_events import KvEventLog
+from engine_server.torch_engine.loaded_adapters import LoadedAdapters
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import Guide
+from engine_server.torch_engine.pooling import Embedding
 from engine_server.torch_engine.prefix_cache import CacheChange
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader, read_guide
-from engine_server.torch_engine.sequence import Request
-from engine_server.torch_engine.step_thread import StepThread
+from engine_server.torch_engine.sequence import HandedOver, Request
+from engine_server.torch_engine.step_thread import Command, StepThread
+from engine_server.torch_engine.transfers import Transfers
 from enginewire import v1 as pb
 
 if TYPE_CHECKING:
     from engine_server.torch_engine.guided import CompiledGuide
-    from engine_server.torch_engine.guided_compiler import GrammarCompiler
+    from engine_server.torch_engine.guided_backends import GuidedBackends
 
 JOIN_TIMEOUT = 10.0
 """Seconds to wait for the current step at cleanup; the thread is a daemon and ends with the process."""
@@ -57,12 +66,16 @@ class TorchEngine:
         """`progress` gets the phase (import, load, warm-up) and 0 to 1, on the step thread."""
         self._options = options
         self._progress = progress or (lambda phase, done: None)
-        self._streams = StepStreams()
+        self._streams = StepStreams(ENGINE_ROLES[options.role])
+        self._embedding_waits = EmbeddingWaits(self._streams)
+        self._embedding: Embedding | None = None
         self._thread: StepThread | None = None
         self._reader: RequestReader | None = None
         self._kv_events: KvEventLog | None = None
         self._tokenizer: Tokenizer | None = None
-        self._grammars: GrammarCompiler | None = None
+        self._grammars: GuidedBackends | None = None
+        self._adapters: LoadedAdapters | None = None
+        self._transfers: Transfers | None = None
         self._is_closed = False
         self._num_submitted = 0
 
@@ -72,21 +85,34 @@ class TorchEngine:
             raise EngineDead("an engine starts once")
         loop = asyncio.get_running_loop()
         self._thread = StepThread(
-            self._options, loop, self._streams, self._take_cache_changes, self._progress
+            self._options,
+            loop,
+            self._embedding_waits,
+            self._take_cache_changes,
+            self._hand_over,
+            self._progress,
         )
         self._thread.start()
         loaded = await self._thread.loaded
+        self._embedding = loaded.embedding
         limits = RequestLimits(
             vocab_size=loaded.config.vocab_size,
             context_length=loaded.context_length,
             kv_capacity=loaded.core.scheduler.pool.capacity,
-            prefix_caching=self._options.enable_prefix_caching,
+            prefix_caching=self._caches_prefixes,
+            role=self._options.role,
+            thinking=loaded.thinking,
+            embedding_width=loaded.embedding_width,
         )
-        if self._options.enable_prefix_caching:
+        if self._options.transfer and loaded.kv_layout:
+            self._transfers = Transfers(self._options.transfer, loaded.kv_layout, self._streams)
+        if self._caches_prefixes:
             self._kv_events = KvEventLog(self._options.block_size, loaded.medium)
         self._reader = RequestReader(limits, loaded.defaults, self._options.seed)
         self._tokenizer = loaded.tokenizer
         self._grammars = loaded.grammars
+        if loaded.adapted is not None:
+            self._adapters = LoadedAdapters(loaded.adapted, loaded.like, self._options.max_lora_rank)
         return engine_config(self._options, loaded, limits)
 
     def set_step_listener(self, listener: StepListener) -> None:
@@ -100,19 +126,56 @@ class TorchEngine:
             await asyncio.shield(asyncio.wrap_future(self._compile(guide)))
 
     def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
-        """Queue a request, or raise an EngineError. One whose grammar is not compiled yet waits for it."""
-        if self._is_closed or (self._thread and self._thread.is_dead):
-            raise EngineDead("the engine is closed")
-        if self._reader is None or self._thread is None:
-            raise NotStarted("the engine is still starting")
-        accepted = self._reader.read(request, context, time.monotonic())
-        if accepted.guide is None:
-            self._num_submitted += 1
-            self._thread.post(lambda core: core.add(accepted))
-            return
-        compiled = self._compile(accepted.guide)
+        """Queue a request, or raise an EngineError.
+
+        One whose grammar is not compiled yet waits for it, and one that was handed over for its KV.
+        """
+        _, reader = self._open()
+        if self.only_embeds:
+            raise Unsupported("this engine only embeds")
+        accepted = reader.read(request, context, time.monotonic(), self._adapter(request.routing))
+        compiled = self._compile(accepted.guide) if accepted.guide else None
+        if self._transfers and accepted.hands_over:
+            self._transfers.check_room(len(accepted.prompt_token_ids))
+        claimed = None
+        if self._transfers and is_handed_over(request, self._options.role):
+            # The last of all checks: a request that is refused leaves its hand-off to others.
+            claimed = self._transfers.claim(request)
         self._num_submitted += 1
-        compiled.add_done_callback(lambda future: self._add_guided(accepted, future))
+        self._add(accepted, claimed, compiled)
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a vector; 0 before the start, and for a model that cannot embed."""
+        return self._embedding.size if self._embedding else 0
+
+    @property
+    def only_embeds(self) -> bool:
+        """True for an encoder."""
+        return self._embedding is not None and self._embedding.is_all
+
+    async def embed(
+        self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
+    ) -> pb.EmbeddingsEngineOutput:
+        """Queue every input as a sequence of its own; wait for all. Cancelling the call frees them."""
+        thread, reader = self._open()
+        if self._embedding is None:
+            raise Unsupported("this model cannot embed")
+        pooling = self._embedding.pooling
+        if request.HasField("dimensions"):
+            pooling = replace(pooling, dimensions=request.dimensions)
+        inputs = [
+            reader.read_input(each.token_ids, pooling, GenerateContext(context.request_id), time.monotonic())
+            for each in request.token_ids
+        ]
+        with self._embedding_waits.of(each.context for each in inputs) as waits:
+            self._num_submitted += len(inputs)
+            thread.post(lambda core: core.add_all(inputs))
+            try:
+                return _answer(inputs, await asyncio.gather(*waits))
+            finally:
+                if not all(wait.done() and not wait.cancelled() for wait in waits):
+                    thread.post(lambda core: core.abort_each(inputs))
 
     async def generate(
         self, request: pb.PreprocessedRequest, context: GenerateContext
@@ -140,15 +203,19 @@ class TorchEngine:
             self._kv_events.close()
         if self._grammars:
             await asyncio.to_thread(self._grammars.close)
+        if self._transfers:
+            await self._transfers.finish_reading()
         if self._thread:
             self._thread.stop()
             if await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT):
                 self._thread = None
+        if self._transfers:
+            await self._transfers.close()
         self._reader = None
 
     async def kv_event_sources(self) -> Seq[pb.KvEventSource]:
         """This engine itself, when it caches prefixes."""
-        return [pb.KvEventSource(dp_rank=0)] if self._options.enable_prefix_caching else []
+        return [pb.KvEventSource(dp_rank=0)] if self._caches_prefixes else []
 
     async def subscribe_kv_events(
         self, dp_rank: int, after_sequence: int | None
@@ -166,13 +233,30 @@ class TorchEngine:
             raise EngineDead("the engine is closed")
         return await self._thread.ask(lambda core: core.scheduler.prefix_cache.reset())
 
+    async def load_adapter(self, adapter: AdapterSource) -> int:
+        """Read an adapter and put it beside the model, between two steps; returns its rank."""
+        if self._is_closed or self._thread is None:
+            raise EngineDead("the engine is closed")
+        if self._adapters is None:
+            raise Unsupported("this engine serves no adapters")
+        return await self._adapters.load(adapter, self._thread)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Requests that are using it keep it until they end."""
+        if self._adapters is not None:
+            self._adapters.unload(name)
+
     async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
         """The engine has no metrics of its own beside `load`."""
         return MetricsBindings()
 
     def load(self) -> pb.Load:
         """The load after the last step."""
-        return load_message(self._thread.snapshot, self._num_submitted) if self._thread else pb.Load()
+        if self._thread is None:
+            return pb.Load()
+        num_transfers = self._transfers.num_pending if self._transfers else 0
+        has_blocks = not self.only_embeds
+        return load_message(self._thread.snapshot, self._num_submitted, num_transfers, has_blocks=has_blocks)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer files of the model folder."""
@@ -182,8 +266,37 @@ class TorchEngine:
         """Seconds the current step is over its allowance; infinite once the engine has died."""
         return self._thread.stalled_for() if self._thread else 0.0
 
+    def _adapter(self, routing: pb.RoutingHints) -> Adapter | None:
+        """The adapter that a request names; raises ModelNotFound."""
+        if not routing.lora_name:
+            return None
+        adapter = self._adapters.find(routing.lora_name) if self._adapters else None
+        if adapter is None:
+            raise ModelNotFound("routing.lora_name: no such adapter is loaded", field="routing.lora_name")
+        return adapter
+
+    def _open(self) -> tuple[StepThread, RequestReader]:
+        if self._is_closed or (self._thread and self._thread.is_dead):
+            raise EngineDead("the engine is closed")
+        if self._reader is None or self._thread is None:
+            raise NotStarted("the engine is still starting")
+        return self._thread, self._reader
+
+    @property
+    def _caches_prefixes(self) -> bool:
+        return self._options.enable_prefix_caching and not self.only_embeds
+
+    def discard_handoff(self, request_id: str) -> None:
+        """Free the unclaimed hand-off of a request that has ended."""
+        if self._transfers:
+            self._transfers.discard(request_id)
+
+    def _hand_over(self, request: Request, payload: memoryview) -> None:
+        assert self._transfers is not None, "only a prefill engine hands over"
+        self._transfers.send(request, payload)
+
     def _events(self) -> KvEventLog:
-        if not self._options.enable_prefix_caching:
+        if not self._caches_prefixes:
             raise Unsupported("the prefix cache is switched off")
         if self._kv_events is None:
             raise NotStarted("the engine is still starting")
@@ -199,14 +312,47 @@ class TorchEngine:
             raise Unsupported(f"{field}: this engine has no grammars", field=field)
         return self._grammars.compile(guide)
 
+    def _add(
+        self, request: Request, claimed: Future[HandedOver] | None, compiled: Future[CompiledGuide] | None
+    ) -> None:
+        """Queue a request once it has all that it needs. Called on whichever thread had the last of it."""
+        if claimed:
+            claimed.add_done_callback(lambda future: self._add_handed_over(request, future, compiled))
+        elif compiled:
+            compiled.add_done_callback(lambda future: self._add_guided(request, future))
+        else:
+            self._post(lambda core: core.add(request))
+
+    def _add_handed_over(
+        self, request: Request, claimed: Future[HandedOver], compiled: Future[CompiledGuide] | None
+    ) -> None:
+        error = claimed.exception()
+        if error is None:
+            request.handed_over = claimed.result()
+            self._add(request, None, compiled)
+            return
+        failure = error if isinstance(error, EngineError) else StepFailed("the hand-off could not be read")
+        self._post(lambda core: core.reject(request, failure))
+
     def _add_guided(self, request: Request, compiled: Future[CompiledGuide]) -> None:
-        """Called on whichever thread the compilation ended on."""
-        assert self._thread is not None, "cleanup ends compilations before the thread"
-        thread = self._thread
         error = EngineDead("the engine is closed") if compiled.cancelled() else compiled.exception()
         if error is None:
             request.grammar = compiled.result()
-            thread.post(lambda core: core.add(request))
+            self._post(lambda core: core.add(request))
             return
         failure = error if isinstance(error, EngineError) else StepFailed("the grammar was not compiled")
-        thread.post(lambda core: core.reject(request, failure))
+        self._post(lambda core: core.reject(request, failure))
+
+    def _post(self, command: Command) -> None:
+        assert self._thread is not None, "cleanup ends compilations and transfers before the thread"
+        self._thread.post(command)
+
+
+def _answer(inputs: Seq[Request], vectors: Seq[Seq[float]]) -> pb.EmbeddingsEngineOutput:
+    """The answer to a request whose inputs are all embedded."""
+    tokens = sum(len(each.prompt_token_ids) for each in inputs)
+    return pb.EmbeddingsEngineOutput(
+        embeddings=[pb.Embedding(values=vector) for vector in vectors],
+        prompt_tokens=tokens,
+        total_tokens=tokens,
+    )

@@ -16,9 +16,11 @@ from safetensors import SafetensorError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from engine_server.torch_engine.adapted import AdaptedProjections
+from engine_server.torch_engine.generic_adapted import adapt
 from engine_server.torch_engine.generic_attention import UnsupportedAttentionError
 from engine_server.torch_engine.generic_model import GenericModel, observe
-from engine_server.torch_engine.generic_trial import passes_trial
+from engine_server.torch_engine.generic_trial import passes_trial, takes_embeddings
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 
 CHANGING_ROPE = ("dynamic", "longrope")
@@ -26,13 +28,20 @@ CHANGING_ROPE = ("dynamic", "longrope")
 
 
 def load_generic_model(
-    folder: ModelFolder, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None]
+    folder: ModelFolder,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+    adapted: AdaptedProjections | None = None,
 ) -> GenericModel:
-    """Load, observe and try a model; `progress` gets the fraction done. Raises ModelLoadError."""
+    """Load, observe and try a model; `progress` gets the fraction done. Raises ModelLoadError.
+
+    The layers that adapters can change are added to `adapted`, if given.
+    """
     folder.weight_files()
     with quiet():
-        config = _read_config(folder)
-        network = _load_network(folder, config, _network_class(folder, config), dtype)
+        config = read_config(folder)
+        network = load_network(folder, config, _network_class(folder, config), dtype)
     # torch's own method: the override of transformers, which looks for quantised weights, is untyped.
     torch.nn.Module.to(network, device)
     progress(0.9)
@@ -40,10 +49,13 @@ def load_generic_model(
         model = observe(network, _max_position(folder, config))
         if not passes_trial(network, model):
             raise UnsupportedAttentionError("its logits change when it runs in pieces through the KV cache")
+        model.takes_embeddings = takes_embeddings(network, model)
+        if adapted is not None:
+            adapt(network, model, adapted)
     except UnsupportedAttentionError as error:
-        raise _refusal(folder, str(error)) from error
+        raise refusal(folder, str(error)) from error
     except Exception as error:  # code of any architecture: it may raise anything
-        raise _refusal(folder, f"its forward pass fails without a mask: {type(error).__name__}") from error
+        raise refusal(folder, f"its forward pass fails without a mask: {type(error).__name__}") from error
     progress(1.0)
     return model
 
@@ -62,34 +74,44 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _read_config(folder: ModelFolder) -> PreTrainedConfig:
+def read_config(folder: ModelFolder) -> PreTrainedConfig:
+    """The configuration as transformers reads it. Raises ModelLoadError."""
     try:
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
         return cast(PreTrainedConfig, config)
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         name = folder.config.get("model_type")
-        raise _refusal(folder, f"transformers cannot read it as model_type {name!r:.60}") from error
+        raise refusal(folder, f"transformers cannot read it as model_type {name!r:.60}") from error
 
 
 def _network_class(folder: ModelFolder, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that transformers has for it; refuses what can be refused before any weight is read."""
     network = cast("type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
-    if network is None or network.__name__ != _architecture(folder):
-        raise _refusal(folder, "no causal language model of transformers")
+    if network is None or network.__name__ != architecture_of(folder):
+        raise refusal(folder, "no causal language model of transformers")
     if folder.config.get("quantization_config") is not None:
-        raise _refusal(folder, "quantization_config: only unquantised weights are")
+        raise refusal(folder, "quantization_config: only unquantised weights are")
     if config.is_encoder_decoder:
-        raise _refusal(folder, "not a decoder-only model")
+        raise refusal(folder, "not a decoder-only model")
     if network._is_stateful:
-        raise _refusal(folder, "it keeps state other than keys and values")
+        raise refusal(folder, "it keeps state other than keys and values")
     if not network._supports_attention_backend:
-        raise _refusal(folder, "it does not use the attention interface of transformers")
+        raise refusal(folder, "it does not use the attention interface of transformers")
     return network
 
 
-def _load_network(
-    folder: ModelFolder, config: PreTrainedConfig, network_class: type[PreTrainedModel], dtype: torch.dtype
+def load_network(
+    folder: ModelFolder,
+    config: PreTrainedConfig,
+    network_class: type[PreTrainedModel],
+    dtype: torch.dtype,
+    *,
+    optional: str | None = None,
 ) -> PreTrainedModel:
+    """The network with the folder's weights, of which those that begin with `optional` may be missing.
+
+    Raises ModelLoadError.
+    """
     try:
         loaded: object = network_class.from_pretrained(
             folder.path,
@@ -105,6 +127,8 @@ def _load_network(
         raise ModelLoadError(f"{folder.path}: transformers cannot load the weights ({cause})") from error
     network, info = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     for missing in sorted(info["missing_keys"]):
+        if optional is not None and missing.startswith(optional):
+            continue
         raise ModelLoadError(f"{folder.path}: no weight file holds the tensor {missing}")
     return network
 
@@ -114,7 +138,7 @@ def _max_position(folder: ModelFolder, config: PreTrainedConfig) -> int:
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:
-        raise _refusal(folder, "its configuration names no max_position_embeddings")
+        raise refusal(folder, "its configuration names no max_position_embeddings")
     return min([longest, *_original_contexts(getattr(text, "rope_parameters", None) or {})])
 
 
@@ -125,11 +149,15 @@ def _original_contexts(rope: dict[str, Any]) -> Iterator[int]:
             yield int(nested["original_max_position_embeddings"])
 
 
-def _architecture(folder: ModelFolder) -> str | None:
+def architecture_of(folder: ModelFolder) -> str | None:
+    """The name of the network class in config.json."""
     names = folder.config.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
-def _refusal(folder: ModelFolder, reason: str) -> ModelLoadError:
+def refusal(folder: ModelFolder, reason: str) -> ModelLoadError:
+    """An architecture that cannot be served, in one line."""
     where = folder.path / "config.json"
-    return ModelLoadError(f"{where}: architectures {_architecture(folder)!r:.60} is not supported ({reason})")
+    return ModelLoadError(
+        f"{where}: architectures {architecture_of(folder)!r:.60} is not supported ({reason})"
+    )

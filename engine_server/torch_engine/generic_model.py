@@ -7,14 +7,18 @@ to the next, but seen in a first pass. Knows nothing about folders, requests or 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedModel
 
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading
+from engine_server.torch_engine.embedded_rows import EmbeddedRows
 from engine_server.torch_engine.generic_attention import (
     OBSERVED,
     PAGED,
@@ -44,12 +48,25 @@ class GenericConfig:
 
 
 class GenericModel:
-    """A network and what was seen of it. `forward` touches the cache only through its plan."""
+    """A network and what was seen of it. `forward` touches the cache only through its plan.
 
-    def __init__(self, network: PreTrainedModel, config: GenericConfig) -> None:
+    `takes_embeddings` once a trial has shown it: some networks need the token ids further on.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        config: GenericConfig,
+        body: Module | None = None,
+        embedding_size: int | None = None,
+    ) -> None:
+        """`body` computes states of `embedding_size` for the head; both are None when it was not found."""
         self.config = config
+        self.embedding_size = embedding_size
         self._network = network
-        self._selects_rows = "logits_to_keep" in inspect.signature(network.forward).parameters
+        self.takes_embeddings = False
+        self._body = body
+        self.selects_rows: bool = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @property
     def embedding(self) -> Tensor:
@@ -57,30 +74,80 @@ class GenericModel:
         return input_table(self._network)
 
     @property
-    def reads_ragged_rows(self) -> bool:
-        """False: decodes are grouped and padded."""
-        return False
+    def reading(self) -> Reading:
+        """Decodes are grouped and padded."""
+        return "groups"
 
     def new_cache(self, num_blocks: int, block_size: int) -> LayeredKvTensors:
         """Storage for the keys and values of `num_blocks` × `block_size` tokens."""
         return LayeredKvTensors(self.config.shapes, num_blocks, block_size, like=self.embedding)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KvTensors,
+        sampled: Tensor,
+        embedded: EmbeddedRows | None = None,
     ) -> Tensor:
-        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
-        rows = {"logits_to_keep": sampled} if self._selects_rows else {}
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch.
+
+        The token ids of `embedded` rows are not looked up.
+        """
+        rows = {"logits_to_keep": sampled} if self.selects_rows else {}
+        inputs = {"input_ids": token_ids[None]}
+        if embedded is not None:
+            inputs = {"inputs_embeds": look_up(self._network, token_ids[None])}
+            embedded.put_into(inputs["inputs_embeds"][0])
         with attending(PagedPass(plan, cache, self.config.windows)):
-            made = self._network(
-                input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **rows
-            )
+            made = self._network(**inputs, position_ids=positions[None], use_cache=False, **rows)
         logits: Tensor = made.logits[0]
-        return (logits if len(logits) == len(sampled) else logits[sampled]).float()
+        return (logits if self.selects_rows and len(logits) == len(sampled) else logits[sampled]).float()
+
+    def forward_and_embed(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KvTensors,
+        sampled: Tensor,
+        pooled: Tensor,
+        embedded: EmbeddedRows | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the last states [len(pooled), width] of the rows `pooled`."""
+        assert self._body is not None, "only asked of a model with an embedding_size"
+        with last_states([self._body]) as seen:
+            logits = self.forward(token_ids, positions, plan, cache, sampled, embedded)
+        return logits, seen[0][1][0, pooled]
+
+
+@contextmanager
+def last_states(bodies: Iterable[Module]) -> Iterator[list[tuple[Module, Tensor]]]:
+    """Collects what networks without a head compute, [1, tokens, width], the outermost last."""
+    seen: list[tuple[Module, Tensor]] = []
+
+    def keep(body: Module, inputs: object, output: object) -> None:
+        states = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
+        if isinstance(states, Tensor):
+            seen.append((body, states))
+
+    handles = [body.register_forward_hook(keep) for body in bodies]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def input_table(network: PreTrainedModel) -> Tensor:
     """The weights [vocab, width] of the input embedding."""
     return cast(Tensor, network.get_input_embeddings().weight)
+
+
+def look_up(network: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    """The input embeddings [..., width] of token ids."""
+    return cast(Tensor, network.get_input_embeddings()(token_ids))
 
 
 @torch.inference_mode()
@@ -93,7 +160,8 @@ def observe(network: PreTrainedModel, max_position: int) -> GenericModel:
     network.set_attn_implementation(OBSERVED)
     seen = ShapePass()
     tokens = torch.arange(2, device=network.device)[None]
-    with attending(seen):
+    inner = [part for part in network.modules() if isinstance(part, PreTrainedModel) and part is not network]
+    with attending(seen), last_states(inner) as bodies:
         made = network(input_ids=tokens, position_ids=tokens, use_cache=False)
     network.set_attn_implementation(PAGED)
     _check_layers(network, seen)
@@ -106,7 +174,10 @@ def observe(network: PreTrainedModel, max_position: int) -> GenericModel:
     )
     if config.vocab_size > len(input_table(network)):
         raise UnsupportedAttentionError("it can choose tokens that it cannot read")
-    return GenericModel(network, config)
+    body, states = bodies[-1] if bodies else (None, tokens)
+    if states.dim() != 3 or states.shape[:2] != (1, 2):
+        return GenericModel(network, config)
+    return GenericModel(network, config, body, states.shape[2])
 
 
 def _check_layers(network: PreTrainedModel, seen: ShapePass) -> None:

@@ -7,6 +7,7 @@ and mixed, do. Knows nothing about folders or requests.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from engine_server.torch_engine.attention import KvTensors, Span, plan_attention
 from engine_server.torch_engine.generic_attention import PAGED
-from engine_server.torch_engine.generic_model import GenericModel
+from engine_server.torch_engine.generic_model import GenericModel, look_up
 
 TOLERANCE = {torch.float32: 0.002}
 """Largest relative distance of logits: rounding stays far below, a wrong mechanism far above."""
@@ -59,6 +60,23 @@ def passes_trial(network: PreTrainedModel, model: GenericModel) -> bool:
         if not _distance(paged, wanted) <= tolerance:
             return False
     return True
+
+
+@torch.inference_mode()
+def takes_embeddings(network: PreTrainedModel, model: GenericModel) -> bool:
+    """True if embeddings in place of token ids give the same logits."""
+    if "inputs_embeds" not in inspect.signature(network.forward).parameters:
+        return False
+    tokens = _sequences(min(LONGEST, model.config.max_position), model.config.vocab_size, network.device)[0]
+    network.set_attn_implementation("eager")
+    try:
+        wanted = network(input_ids=tokens[None], use_cache=False).logits[0].float()
+        found = network(inputs_embeds=look_up(network, tokens[None]), use_cache=False).logits[0].float()
+    except (TypeError, ValueError, RuntimeError, AttributeError):  # it needs the ids as well
+        return False
+    finally:
+        network.set_attn_implementation(PAGED)
+    return _distance(found, wanted) <= TOLERANCE.get(model.embedding.dtype, COARSE_TOLERANCE)
 
 
 def _sequences(long: int, vocab_size: int, device: torch.device) -> list[Tensor]:

@@ -16,30 +16,30 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import xgrammar
-
 from engine_server.failures import EngineDead, InvalidRequest, QueueFull, StepFailed
 from engine_server.torch_engine.guided import CompiledGuide
+from engine_server.torch_engine.guided_library import Vocabulary, open_library
 from engine_server.torch_engine.params import Guide
 
-WORKER = Path(__file__).with_name("guided_worker.py")
+WORKER = "engine_server.torch_engine.guided_worker"
+ROOT = Path(__file__).parents[2]
 NUM_THREADS = 2
 """Grammars that compile at the same time, so that a hard one does not hold up all others."""
 MAX_PENDING = 128
 ANSWER_SECONDS = 30.0
 """The worker limits a compilation to far less; this also covers its start and a busy machine."""
 CACHE_BYTES = 256 * 2**20
-OVERHEAD_BYTES = 2**15
-"""Counted for every grammar, so that small ones are not too many."""
 TOO_COSTLY = "takes too long or too much memory to compile"
 
 
 class GrammarCompiler:
-    """Compiled grammars by guide, the least recently used ones forgotten."""
+    """Compiled grammars of one library by guide, the least recently used ones forgotten."""
 
-    def __init__(self, vocabulary: xgrammar.TokenizerInfo, cache_bytes: int = CACHE_BYTES) -> None:
-        """Costs nothing yet: the worker process starts with the first grammar, a few seconds' work."""
+    def __init__(self, library: str, vocabulary: Vocabulary, cache_bytes: int = CACHE_BYTES) -> None:
+        """Starts no process yet: that comes with the first grammar. Raises ImportError."""
+        self._name = library
         self._vocabulary = vocabulary
+        self._library = open_library(library, vocabulary)
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._grammars: OrderedDict[Guide, Future[CompiledGuide]] = OrderedDict()
@@ -59,7 +59,7 @@ class GrammarCompiler:
             if self._is_closed:
                 raise EngineDead("the engine is closed")
             if self._worker is None:
-                self._worker = Worker(self._vocabulary)
+                self._worker = Worker(self._name, self._vocabulary)
             future = self._grammars[guide] = self._pool.submit(self._compile, guide)
         future.add_done_callback(lambda _: self._trim(guide))
         return future
@@ -78,18 +78,17 @@ class GrammarCompiler:
         compiled, refusal = self._ask(json.dumps([guide.kind, guide.text]).encode())
         if compiled is None:
             raise InvalidRequest(f"{field}: {refusal}", field=field)
-        grammar = xgrammar.CompiledGrammar.deserialize_json(compiled, self._vocabulary)
-        return CompiledGuide(grammar, max(len(compiled), grammar.memory_size_bytes) + OVERHEAD_BYTES)
+        return CompiledGuide(self._library.load(compiled))
 
-    def _ask(self, job: bytes) -> tuple[str | None, str]:
-        """The serialized grammar, or None and what is wrong with the guide."""
+    def _ask(self, job: bytes) -> tuple[bytes | None, str]:
+        """The grammar in the library's form, or None and what is wrong with the guide."""
         worker = self._worker
         for _ in range(2):  # the worker may have died since the last grammar: then a new one is asked
             if worker is None:
                 raise EngineDead("the engine is closed")
             started, kind, content = _parts(worker.ask(job))
             if kind:
-                return (content.decode(), "") if kind == b"+" else (None, content.decode())
+                return (content, "") if kind == b"+" else (None, content.decode())
             if started and self._worker is worker:
                 return None, TOO_COSTLY
             worker = self._replaced(worker)
@@ -100,7 +99,7 @@ class GrammarCompiler:
         with self._lock:
             if self._worker is worker:
                 worker.close()
-                self._worker = Worker(self._vocabulary)
+                self._worker = Worker(self._name, self._vocabulary)
             return self._worker
 
     def _trim(self, newest: Guide) -> None:
@@ -122,10 +121,11 @@ class GrammarCompiler:
 class Worker:
     """The process that runs `guided_worker`."""
 
-    def __init__(self, vocabulary: xgrammar.TokenizerInfo) -> None:
+    def __init__(self, library: str, vocabulary: Vocabulary) -> None:
         self._socket, far = socket.socketpair()
-        # Nothing may come from a grammar into a log; -P keeps this folder's modules off its path.
-        command = [sys.executable, "-P", str(WORKER), str(far.fileno())]
+        # Nothing may come from a grammar into a log; -P keeps the current folder off its path.
+        command = [sys.executable, "-P", "-m", WORKER, library, str(far.fileno())]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(  # noqa: S603  # a command of ours alone
             command,
@@ -134,10 +134,10 @@ class Worker:
             stderr=quiet,
             pass_fds=[far.fileno()],
             start_new_session=True,  # an interrupt of the engine's terminal is the engine's to handle
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         far.close()
-        content = vocabulary.serialize_json().encode()
+        content = vocabulary.to_bytes()
         self._lock = threading.Lock()
         self._unsent = len(content).to_bytes(8, "big") + content
 

@@ -110,11 +110,12 @@ class KvEventLog:
     def _event(self, change: CacheChange, number: int) -> pb.KvEvent:
         event = pb.KvEvent(sequence=number)
         match change:
-            case BlocksStored(parent, hashes, token_ids):
+            case BlocksStored(parent, hashes, token_ids, lora_name):
                 event.stored.block_hashes.extend(hashes)
                 event.stored.token_ids.extend(token_ids)
                 event.stored.block_size = self._block_size
                 event.stored.medium = self._medium
+                event.stored.lora_name = lora_name
                 if parent is not None:
                     event.stored.parent_block_hash = parent
             case BlocksRemoved(hashes):
@@ -134,7 +135,7 @@ def _single(run: BlocksStored, block_size: int) -> Iterator[BlocksStored]:
     parent = run.parent
     for index, block_hash in enumerate(run.hashes):
         tokens = run.token_ids[index * block_size : (index + 1) * block_size]
-        yield BlocksStored(parent, (block_hash,), tokens)
+        yield BlocksStored(parent, (block_hash,), tokens, run.lora_name)
         parent = block_hash
 
 
@@ -157,4 +158,5 @@ def _joined(blocks: Sequence[BlocksStored]) -> BlocksStored:
         parent=blocks[0].parent,
         hashes=tuple(block.hashes[0] for block in blocks),
         token_ids=tuple(token for block in blocks for token in block.token_ids),
+        lora_name=blocks[0].lora_name,
     )

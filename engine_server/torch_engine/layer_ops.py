@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors, attend
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading, attend
 from engine_server.torch_engine.rotary import rotate
 
 
 class LayerOps(Protocol):
     """The small operations of a layer; values are flat, [tokens, ...]."""
 
-    ragged: bool
-    """True when plans may leave single tokens as `RaggedRows`."""
+    reading: Reading
+    """What plans are made for."""
 
     def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root mean square norm over the last dimension, computed in float32."""
@@ -49,7 +49,7 @@ class LayerOps(Protocol):
 class TorchOps:
     """Plain torch: works on every device and dtype."""
 
-    ragged = False
+    reading: Reading = "groups"
 
     def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `LayerOps`."""

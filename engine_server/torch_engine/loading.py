@@ -14,29 +14,42 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine_server.handoff.file_format import KvLayout
 from engine_server.interface import GenerateContext, Tokenizer
+from engine_server.torch_engine.adapted import AdaptedProjections
+from engine_server.torch_engine.arithmetic import choose_arithmetic
 from engine_server.torch_engine.attention import KvTensors
 from engine_server.torch_engine.checkpoint import open_checkpoint
-from engine_server.torch_engine.compiled_ops import compiled_ops
 from engine_server.torch_engine.core import EngineCore
+from engine_server.torch_engine.cuda_graphs import graph_recorder
+from engine_server.torch_engine.embedding_folder import choose_pooling
 from engine_server.torch_engine.generation_config import GenerationDefaults, read_generation_defaults
+from engine_server.torch_engine.graphed_decode import GraphedDecode
+from engine_server.torch_engine.guided_backends import GuidedBackends, open_backends
+from engine_server.torch_engine.guided_vocabulary import read_vocabulary
 from engine_server.torch_engine.kv_cache import BlockPool
-from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
-from engine_server.torch_engine.linear import Int8Linear, MakeLinear, can_quantize, make_linear
+from engine_server.torch_engine.kv_copies import kv_layout
 from engine_server.torch_engine.model import Model, build_model
-from engine_server.torch_engine.model_config import ServedConfig, is_native, read_dtype, read_model_config
+from engine_server.torch_engine.model_config import (
+    ServedConfig,
+    is_native,
+    read_dtype,
+    read_model_config,
+)
+from engine_server.torch_engine.model_digest import model_digest
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.model_runner import ModelRunner
 from engine_server.torch_engine.model_source import resolve_model
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
+from engine_server.torch_engine.pooling import Embedding, Pooling
 from engine_server.torch_engine.processors import num_cores
 from engine_server.torch_engine.scheduler import AdmissionRules, Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
+from engine_server.torch_engine.thinking import ThinkingTokens, find_thinking_tokens
 
 if TYPE_CHECKING:
     from engine_server.torch_engine.generic_model import GenericModel
-    from engine_server.torch_engine.guided_compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +68,9 @@ Progress = Callable[[str, float], None]
 class LoadedEngine:
     """Everything that is known once the model is warm.
 
-    `slowest_step` is an estimate in seconds, `medium` where the KV cache is: "cpu" or "gpu".
+    `slowest_step` is an estimate in seconds, `medium` where the KV cache is: "cpu" or "gpu". `like` has the
+    dtype and the device of the weights. `kv_layout` is there when the engine has to hand KV over. Without an
+    `embedding_width` the model reads nothing but token ids.
     """
 
     core: EngineCore
@@ -65,7 +80,13 @@ class LoadedEngine:
     context_length: int
     slowest_step: float
     medium: str
-    grammars: GrammarCompiler | None = None
+    like: torch.Tensor
+    grammars: GuidedBackends | None = None
+    adapted: AdaptedProjections | None = None
+    embedding: Embedding | None = None
+    kv_layout: KvLayout | None = None
+    thinking: ThinkingTokens | None = None
+    embedding_width: int | None = None
 
 
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
@@ -75,19 +96,48 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     folder = ModelFolder.open(resolve_model(options.model))
     device = choose_device(options)
     dtype = choose_dtype(options, read_dtype(folder), device)
-    model = load_model(options, folder, dtype, device, lambda done: progress("load", done))
+    if not is_native(folder):
+        # Importing transformers takes seconds, which the models of our own code need not wait for.
+        from engine_server.torch_engine.encoder_engine import load_encoder_engine
+        from engine_server.torch_engine.encoder_loading import is_encoder
+
+        if options.batch_invariant:
+            raise ModelLoadError("batch_invariant is not for models of transformers")
+        if is_encoder(folder):
+            return load_encoder_engine(options, folder, dtype, device, progress)
+    adapted = AdaptedProjections() if options.max_loras else None
+    model = load_model(options, folder, dtype, device, lambda done: progress("load", done), adapted)
     config = model.config
     pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
     context_length = choose_context(options, config, pool)
-    core = EngineCore(_scheduler(options, pool, device), ModelRunner(model, _new_cache(model, pool)))
+    cache = _new_cache(model, pool)
     progress("warm-up", 0.0)
-    slowest_step = _warm_up(core, context_length)
+    graphs = _graphs(options, model, cache, context_length)
+    core = EngineCore(_scheduler(options, pool, device), ModelRunner(model, cache, adapted, graphs))
+    slowest_step = warm_up(core, context_length)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
     tokenizer = folder.tokenizer()
-    grammars = _grammars(tokenizer, config, defaults)
-    medium = "gpu" if device.type == "cuda" else "cpu"
-    return LoadedEngine(core, config, defaults, tokenizer, context_length, slowest_step, medium, grammars)
+    grammars = _grammars(options, tokenizer, config, defaults)
+    layout = None
+    if options.transfer:
+        layout = kv_layout(cache, f"{model_digest(folder)} {options.quantization}")
+    return LoadedEngine(
+        core=core,
+        config=config,
+        defaults=defaults,
+        tokenizer=tokenizer,
+        context_length=context_length,
+        slowest_step=slowest_step,
+        medium=medium_of(device),
+        like=model.embedding,
+        grammars=grammars,
+        adapted=adapted,
+        embedding=_embedding(options, folder, model),
+        kv_layout=layout,
+        thinking=_thinking(options, tokenizer, config),
+        embedding_width=_embedding_width(model),
+    )
 
 
 def load_model(
@@ -96,19 +146,22 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None],
+    adapted: AdaptedProjections | None = None,
 ) -> Model | GenericModel:
-    """By our own code where it covers the architecture, by transformers everywhere else."""
+    """By our own code where it covers the architecture, by transformers everywhere else.
+
+    What adapters can change of the model is added to `adapted`.
+    """
     if not is_native(folder):
         if options.quantization != "none":
             raise ModelLoadError(f"quantization {options.quantization} is not for models of transformers")
-        # Importing transformers takes seconds, which the models of our own code need not wait for.
         from engine_server.torch_engine.generic_loading import load_generic_model
 
-        return load_generic_model(folder, dtype, device, progress)
+        return load_generic_model(folder, dtype, device, progress, adapted)
     config = read_model_config(folder)
     with open_checkpoint(folder, dtype, device) as weights:
-        ops, project = _ops(options, device, dtype), _project(options, device, dtype)
-        return build_model(config, weights, device, ops, project, progress)
+        arithmetic = choose_arithmetic(options, config, device, dtype)
+        return build_model(config, weights, device, arithmetic, progress, adapted)
 
 
 def choose_device(options: TorchEngineOptions) -> torch.device:
@@ -155,9 +208,18 @@ def choose_context(options: TorchEngineOptions, config: ServedConfig, pool: Bloc
     return options.max_model_len
 
 
+def default_step_tokens(device: torch.device) -> int:
+    """Tokens per step when the options leave that open."""
+    return CUDA_STEP_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
+
+
+def medium_of(device: torch.device) -> str:
+    """Where the cache is, in the words of KV events."""
+    return "gpu" if device.type == "cuda" else "cpu"
+
+
 def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.device) -> Scheduler:
-    default = CUDA_STEP_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
-    step_tokens = options.max_num_batched_tokens or max(default, options.max_num_seqs)
+    step_tokens = options.max_num_batched_tokens or max(default_step_tokens(device), options.max_num_seqs)
     rules = AdmissionRules(
         max_batch_prefill_tokens=options.max_batch_prefill_tokens,
         max_batch_total_tokens=options.max_batch_total_tokens,
@@ -167,58 +229,87 @@ def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.devic
     return Scheduler(pool, options.max_num_seqs, step_tokens, rules)
 
 
-def _ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
-    compiled = compiled_ops(device, dtype) if options.compile_kernels else None
-    return compiled or TorchOps()
-
-
-def _project(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> MakeLinear:
-    if options.quantization == "none":
-        return make_linear
-    if device.type != "cpu" or not can_quantize(dtype):
-        raise ModelLoadError("quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16")
-    return Int8Linear
+def _graphs(
+    options: TorchEngineOptions, model: Model | GenericModel, cache: KvTensors, context_length: int
+) -> GraphedDecode | None:
+    record = graph_recorder(model.embedding.device)
+    if record is None or not isinstance(model, Model) or model.reading != "varlen":
+        return None
+    try:
+        return GraphedDecode(model, cache, options.max_num_seqs, context_length, record)
+    except RuntimeError as error:
+        log.warning("decode steps run without graphs, which is slower: %s", str(error).partition("\n")[0])
+        return None
 
 
 def _new_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:
     if not isinstance(model, Model):
         return model.new_cache(pool.num_blocks, pool.block_size)
     config = model.config
-    shape = (pool.num_blocks, pool.block_size, config.num_kv_heads, config.head_dim)
+    # Graphs leave what nobody asked for in a block beyond those of the pool.
+    num_blocks = pool.num_blocks + (model.reading == "varlen")
+    shape = (num_blocks, pool.block_size, config.num_kv_heads, config.head_dim)
     return KvTensors(config.num_layers, shape, like=model.embedding)
 
 
-def _grammars(
-    tokenizer: Tokenizer | None, config: ServedConfig, defaults: GenerationDefaults
-) -> GrammarCompiler | None:
-    """None without xgrammar, or with a tokenizer whose tokens it cannot read."""
-    if tokenizer is None:
+def _embedding(
+    options: TorchEngineOptions, folder: ModelFolder, model: Model | GenericModel
+) -> Embedding | None:
+    """None for a model whose states cannot be seen, and for sums whose order depends on the batch."""
+    if model.embedding_size is None:
         return None
-    try:
-        from engine_server.torch_engine.guided_compiler import GrammarCompiler
-        from engine_server.torch_engine.guided_vocabulary import read_vocabulary
-    except ImportError:
+    pooling = choose_pooling(options, folder, is_encoder=False)
+    if options.batch_invariant and pooling.kind == "mean":
+        return None
+    return Embedding(model.embedding_size, pooling)
+
+
+def _embedding_width(model: Model | GenericModel) -> int | None:
+    return model.embedding.shape[1] if isinstance(model, Model) or model.takes_embeddings else None
+
+
+def _thinking(
+    options: TorchEngineOptions, tokenizer: Tokenizer | None, config: ServedConfig
+) -> ThinkingTokens | None:
+    if not options.thinking_token_ids:
+        return find_thinking_tokens(tokenizer, config.vocab_size)
+    opening, closing = options.thinking_token_ids
+    if max(opening, closing) >= config.vocab_size:
+        raise ModelLoadError(f"thinking_token_ids: must be below the vocabulary size {config.vocab_size}")
+    return ThinkingTokens(opening, closing)
+
+
+def _grammars(
+    options: TorchEngineOptions,
+    tokenizer: Tokenizer | None,
+    config: ServedConfig,
+    defaults: GenerationDefaults,
+) -> GuidedBackends | None:
+    """None without a grammar library, or with a tokenizer whose tokens cannot be read as bytes."""
+    if tokenizer is None:
         return None
     vocabulary = read_vocabulary(tokenizer, config.vocab_size, defaults.eos_token_ids)
     if vocabulary is None:
         log.warning("no guided decoding: the tokens of this tokenizer cannot be read as bytes")
-    return GrammarCompiler(vocabulary) if vocabulary else None
+        return None
+    return open_backends(vocabulary, options.guided_backend)
 
 
-def _warm_up(core: EngineCore, context_length: int) -> float:
+def warm_up(core: EngineCore, context_length: int, pooling: Pooling | None = None) -> float:
     """Run one real request to its end; returns the estimated seconds of a step with a full budget."""
     capacity = core.scheduler.pool.capacity
     length = max(min(WARM_UP_TOKENS, context_length, capacity) - 2, 1)
     stop = StopRules(max_total_tokens=min(length + 2, capacity + 1))
     sampling = SamplingParams(seed=0, top_k=2)
     context = GenerateContext("warm-up")
-    request = Request(context, [0] * length, sampling, stop, urgency=(0, 0.0, 0))
+    request = Request(context, [0] * length, sampling, stop, urgency=(0, 0.0, 0), pooling=pooling)
     request.sequences = [Sequence(request, 0)]
     core.add(request)
     started = time.monotonic()
     while core.has_work:
         core.step()
         if core.take_outputs().failures:
-            raise ModelLoadError("the model computes no usable logits on this device and dtype")
+            made = "logits" if pooling is None else "vectors"
+            raise ModelLoadError(f"the model computes no usable {made} on this device and dtype")
     core.reset_counters()
     return (time.monotonic() - started) / length * core.scheduler.max_num_batched_tokens

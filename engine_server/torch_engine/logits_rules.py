@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen: grammars, then token rules, then penalties.
+"""What changes logits before a token is chosen: grammars, token rules, penalties, ends of thinking.
 
 Rows that ask for nothing are not touched. Knows nothing about temperature or random numbers.
 """
@@ -27,7 +27,18 @@ def apply_rules(logits: Tensor, sequences: Seq[Sequence]) -> bool:
     if penalised:
         _penalise_repetition(logits, sequences, penalised)
         _penalise_occurrence(logits, sequences, penalised)
-    return bool(guided or ruled or penalised)
+    forced = _forced_ids(sequences)
+    for row, token_id in forced.items():
+        logits[row] = BANNED
+        logits[row, token_id] = 0.0
+    return bool(guided or ruled or penalised or forced)
+
+
+def _forced_ids(sequences: Seq[Sequence]) -> dict[int, int]:
+    """The only token each of these rows may have, whatever else is asked of it."""
+    budgets = ((row, sequence.thinking) for row, sequence in enumerate(sequences) if sequence.thinking)
+    found = ((row, budget.forced_id) for row, budget in budgets)
+    return {row: token_id for row, token_id in found if token_id is not None}
 
 
 def _mask(logits: Tensor, rows: Seq[int], matchers: Seq[Matcher]) -> None:

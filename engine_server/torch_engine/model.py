@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors
+from engine_server.torch_engine.adapted import AdaptedLinear, AdaptedProjections
+from engine_server.torch_engine.arithmetic import Arithmetic
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading
 from engine_server.torch_engine.checkpoint import Checkpoint
+from engine_server.torch_engine.embedded_rows import EmbeddedRows
 from engine_server.torch_engine.layer_ops import LayerOps
-from engine_server.torch_engine.linear import Linear, MakeLinear, make_linear
+from engine_server.torch_engine.linear import Linear, MakeLinear
 from engine_server.torch_engine.model_config import ModelConfig
 from engine_server.torch_engine.rotary import Rotary
 
@@ -58,15 +61,56 @@ class Model:
     ops: LayerOps
 
     @property
-    def reads_ragged_rows(self) -> bool:
-        """True when single tokens read their own length of the cache and nothing beyond."""
-        return self.ops.ragged
+    def embedding_size(self) -> int:
+        """Width of the last states."""
+        return self.config.hidden_size
+
+    @property
+    def reading(self) -> Reading:
+        """What plans are made for."""
+        return self.ops.reading
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KvTensors,
+        sampled: Tensor,
+        embedded: EmbeddedRows | None = None,
     ) -> Tensor:
-        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch.
+
+        The token ids of `embedded` rows are not looked up.
+        """
+        return self._logits(self._hidden(token_ids, positions, plan, cache, embedded)[sampled])
+
+    def forward_and_embed(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KvTensors,
+        sampled: Tensor,
+        pooled: Tensor,
+        embedded: EmbeddedRows | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the last states [len(pooled), width] of the rows `pooled`."""
+        hidden = self._hidden(token_ids, positions, plan, cache, embedded)
+        return self._logits(hidden[sampled]), self._norm(self.norm, hidden[pooled])
+
+    def _hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KvTensors,
+        embedded: EmbeddedRows | None,
+    ) -> Tensor:
+        """What leaves the last layer, before the last norm."""
         hidden = embedding(token_ids, self.embedding)
+        if embedded is not None:
+            embedded.put_into(hidden)
         rotation = self.rotary(positions, hidden.dtype)
         for layer in self.layers:
             heads = self._heads(layer, self._norm(layer.input_norm, hidden))
@@ -74,7 +118,10 @@ class Model:
             hidden = layer.output.plus(attended, hidden)
             gated = self.ops.gate(layer.gate_up(self._norm(layer.mlp_norm, hidden)))
             hidden = layer.down.plus(gated, hidden)
-        return self.head(self._norm(self.norm, hidden[sampled])).float()
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head(self._norm(self.norm, hidden)).float()
 
     def _heads(self, layer: Layer, hidden: Tensor) -> Tensor:
         """Query, key and value heads [tokens, num_heads + 2 × num_kv_heads, head_dim], not rotated yet."""
@@ -94,29 +141,34 @@ def build_model(
     config: ModelConfig,
     weights: Checkpoint,
     device: torch.device,
-    ops: LayerOps,
-    project: MakeLinear,
+    arithmetic: Arithmetic,
     progress: Callable[[float], None],
+    adapted: AdaptedProjections | None = None,
 ) -> Model:
     """Read every weight; `progress` gets the fraction done. Raises ModelLoadError.
 
-    `project` makes the projections of the layers. The head, which decides between close tokens, keeps
-    its precision.
+    All projections of the layers become parts of `adapted`, if given.
     """
     table = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers: list[Layer] = []
     for index in range(config.num_layers):
         progress(index / config.num_layers)
-        layers.append(_build_layer(config, weights, index, project))
+        layers.append(_build_layer(config, weights, index, arithmetic.project, adapted))
     # Some files say tied and still carry a head, some the reverse: the flag decides, as in training.
     tied = config.tied_embeddings
     head = table if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
     norm = Norm(weights.tensor("model.norm.weight", config.hidden_size), config.norm_eps)
     rotary = Rotary(config.rope, config.head_dim, device)
-    return Model(config, table, layers, norm, make_linear(head), rotary, ops)
+    return Model(config, table, layers, norm, arithmetic.make_head(head, None), rotary, arithmetic.ops)
 
 
-def _build_layer(config: ModelConfig, weights: Checkpoint, index: int, make: MakeLinear) -> Layer:
+def _build_layer(
+    config: ModelConfig,
+    weights: Checkpoint,
+    index: int,
+    make: MakeLinear,
+    adapted: AdaptedProjections | None,
+) -> Layer:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -124,7 +176,10 @@ def _build_layer(config: ModelConfig, weights: Checkpoint, index: int, make: Mak
     def project(block: str, parts: dict[str, int], inputs: int, bias: bool) -> Linear:
         names, sizes = [f"{prefix}{block}.{part}_proj" for part in parts], list(parts.values())
         weight = weights.stack([f"{name}.weight" for name in names], sizes, inputs)
-        return make(weight, weights.stack([f"{name}.bias" for name in names], sizes) if bias else None)
+        linear = make(weight, weights.stack([f"{name}.bias" for name in names], sizes) if bias else None)
+        if adapted is None:
+            return linear
+        return AdaptedLinear(linear, adapted, adapted.add(names, sizes, inputs))
 
     def norm(name: str, size: int) -> Norm:
         return Norm(weights.tensor(f"{prefix}{name}.weight", size), config.norm_eps)

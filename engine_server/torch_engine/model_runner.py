@@ -1,20 +1,29 @@
-"""From scheduled sequences to logits: flat tensors in, one forward, one row per sampling sequence.
+"""From scheduled sequences to logits and vectors: flat tensors in, one forward, one row per sequence.
 
 Knows nothing about queues, sampling or protobuf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Span, plan_attention
+from engine_server.torch_engine.adapted import AdaptedProjections, LowRanks
+from engine_server.torch_engine.adapter import Adapter
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading, Span, plan_attention
+from engine_server.torch_engine.embedded_rows import EmbeddedRows, embedded_rows
+from engine_server.torch_engine.graphed_decode import GraphedDecode
+from engine_server.torch_engine.kv_copies import read_kv, write_kv
 from engine_server.torch_engine.model_config import ServedConfig
+from engine_server.torch_engine.pooling import Piece, shares_of
 from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.sequence import Sequence
+from engine_server.torch_engine.varlen_ops import FlatInputs, send_inputs
+from engine_server.torch_engine.vectors import NO_SUMS, Computed, add_up
 
 
 class ServedModel(Protocol):
@@ -31,23 +40,54 @@ class ServedModel(Protocol):
         ...
 
     @property
-    def reads_ragged_rows(self) -> bool:
-        """True when single tokens read their own length of the cache and nothing beyond."""
+    def reading(self) -> Reading:
+        """What plans are made for."""
         ...
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KvTensors,
+        sampled: Tensor,
+        embedded: EmbeddedRows | None = None,
     ) -> Tensor:
-        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch.
+
+        The token ids of `embedded` rows are not looked up.
+        """
+        ...
+
+    def forward_and_embed(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        cache: KvTensors,
+        sampled: Tensor,
+        pooled: Tensor,
+        embedded: EmbeddedRows | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the last states [len(pooled), width] of the rows `pooled`."""
         ...
 
 
 class ModelRunner:
     """A model and its KV cache."""
 
-    def __init__(self, model: ServedModel, cache: KvTensors) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        cache: KvTensors,
+        adapted: AdaptedProjections | None = None,
+        graphs: GraphedDecode | None = None,
+    ) -> None:
         self.model = model
         self.cache = cache
+        self._adapted = adapted
+        self._graphs = graphs
+        self._reads_beyond = model.reading in ("groups", "varlen")
         self._windows = frozenset(model.config.windows)
 
     @property
@@ -56,27 +96,63 @@ class ModelRunner:
         return self.model.embedding.device
 
     @torch.inference_mode()
-    def forward(self, batch: Seq[Scheduled]) -> Tensor:
-        """Compute every scheduled token; logits [rows, vocab], one row per grant that samples.
+    def forward(self, batch: Seq[Scheduled]) -> Computed:
+        """Compute every scheduled token. `batch` must be in `batch_order`, and so are the rows.
 
-        `batch` must be in `batch_order`, and so are the rows.
+        Of the logits [rows, vocab] the first are those of the grants that sample, one row each; the rows of
+        the prompts that are scored follow.
         """
-        if not self.model.reads_ragged_rows:  # only padded rows read what an earlier owner left behind
+        adapters = _adapter_rows(batch)
+        if not adapters:
+            return self._forward(batch)
+        assert self._adapted is not None, "requests with an adapter are accepted only by a model for them"
+        num_rows = sum(grant.num_tokens for grant in batch)
+        with self._adapted.changing(adapters, num_rows, self.device):
+            return self._forward(batch)
+
+    def _forward(self, batch: Seq[Scheduled]) -> Computed:
+        if self._reads_beyond:  # only padded rows read what an earlier owner left behind
             self.cache.clear([block for grant in batch for block in grant.new_blocks])
+        for grant in batch:
+            self._copy_handed_over(grant.sequence)
         spans = [_span(grant) for grant in batch]
+        tokens = [token for grant in batch for token in new_tokens(grant)]
+        embedded, pieces = embedded_rows(batch, self.device), list(pieces_of(batch))
+        if self._graphs and embedded is None and all(map(_is_plain_decode, batch)):
+            replayed = self._graphs.forward(spans, tokens)
+            if replayed is not None:
+                return Computed(replayed, NO_SUMS)
+        inputs = self._inputs(batch, spans, tokens)
+        run = inputs.token_ids, inputs.positions, inputs.plan, self.cache, inputs.sampled
+        if not pieces:
+            return Computed(self.model.forward(*run, embedded), NO_SUMS)
+        shares = shares_of(pieces)
+        logits, states = self.model.forward_and_embed(*run, self._tensor(shares.rows), embedded)
+        return Computed(logits, add_up(states, shares))
+
+    def _inputs(self, batch: Seq[Scheduled], spans: Seq[Span], tokens: list[int]) -> FlatInputs:
+        sampled = _sampled_rows(batch, spans)
+        if self.model.reading == "varlen":
+            return send_inputs(spans, tokens, sampled, self.cache.block_size, self.device)
         like = self.model.embedding
-        plan = plan_attention(
-            spans, self.cache.block_size, self._windows, like, ragged=self.model.reads_ragged_rows
-        )
-        ends = accumulate(span.num_new for span in spans)
-        sampled = [end - 1 for end, grant in zip(ends, batch, strict=True) if grant.samples]
-        return self.model.forward(
-            self._tensor([token for grant in batch for token in _new_tokens(grant)]),
-            self._tensor([p for span in spans for p in range(span.context - span.num_new, span.context)]),
-            plan,
-            self.cache,
-            self._tensor(sampled),
-        )
+        plan = plan_attention(spans, self.cache.block_size, self._windows, like, self.model.reading)
+        positions = [p for span in spans for p in range(span.context - span.num_new, span.context)]
+        return FlatInputs(self._tensor(tokens), self._tensor(positions), self._tensor(sampled), plan)
+
+    @torch.inference_mode()
+    def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
+        """The keys and values of the first tokens of a sequence, as bytes in the host's memory."""
+        return read_kv(self.cache, sequence.block_table, num_tokens)
+
+    def _copy_handed_over(self, sequence: Sequence) -> None:
+        """Take what another engine has computed into the blocks that the sequence got for it."""
+        first, handed_over = sequence.first_copied_token, sequence.request.handed_over
+        if first is None or handed_over is None:
+            return
+        size, end = self.cache.block_size, handed_over.num_tokens
+        if self._reads_beyond:
+            self.cache.clear(sequence.block_table[first // size : -(-end // size)])
+        write_kv(self.cache, sequence.block_table, handed_over.payload, first, end)
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -87,12 +163,50 @@ def batch_order(grant: Scheduled) -> tuple[bool, int]:
     return grant.num_tokens > 1, grant.sequence.num_computed_tokens
 
 
+def _adapter_rows(batch: Seq[Scheduled]) -> list[tuple[LowRanks, list[int]]]:
+    """Each adapter of the batch with its rows."""
+    rows: dict[Adapter, list[int]] = {}
+    row = 0
+    for grant in batch:
+        adapter = grant.sequence.request.adapter
+        if adapter is not None:
+            rows.setdefault(adapter, []).extend(range(row, row + grant.num_tokens))
+        row += grant.num_tokens
+    return [(adapter.low_ranks, numbers) for adapter, numbers in rows.items()]
+
+
+def _is_plain_decode(grant: Scheduled) -> bool:
+    """One token in, one row of logits out, by the model as it is."""
+    return grant.num_tokens == 1 and grant.samples and not grant.scored and not grant.sequence.request.adapter
+
+
+def _sampled_rows(batch: Seq[Scheduled], spans: Seq[Span]) -> list[int]:
+    """The last rows of the grants that sample, then those of the positions that are scored."""
+    ends = list(accumulate(span.num_new for span in spans))
+    sampled = [end - 1 for end, grant in zip(ends, batch, strict=True) if grant.samples]
+    for end, span, grant in zip(ends, spans, batch, strict=True):
+        sampled += [end - span.context + position for position in grant.scored]
+    return sampled
+
+
 def _span(grant: Scheduled) -> Span:
     sequence = grant.sequence
     context = sequence.num_computed_tokens + grant.num_tokens
     return Span(grant.num_tokens, context, sequence.block_table)
 
 
-def _new_tokens(grant: Scheduled) -> list[int]:
+def pieces_of(batch: Seq[Scheduled]) -> Iterator[Piece]:
+    """What the grants that embed compute, and in which rows of the flat batch."""
+    row = 0
+    for grant in batch:
+        sequence, pooling = grant.sequence, grant.sequence.request.pooling
+        if pooling is not None:
+            begin = sequence.num_computed_tokens
+            yield Piece(pooling.kind, row, begin, begin + grant.num_tokens, len(sequence.token_ids))
+        row += grant.num_tokens
+
+
+def new_tokens(grant: Scheduled) -> list[int]:
+    """The tokens that a grant computes."""
     start = grant.sequence.num_computed_tokens
     return grant.sequence.token_ids[start : start + grant.num_tokens]

@@ -51,11 +51,28 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamRules:
+    """A beam search that keeps `width` beams and returns the best `n`.
+
+    The score of a finished one is its log-probability divided by its length to the power of
+    `length_penalty`.
+    """
+
+    width: int
+    n: int
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Guide:
-    """A grammar as text. `kind` is a field of GuidedDecoding; the alternatives of a choice are JSON."""
+    """A grammar as text. `kind` is a field of GuidedDecoding; the alternatives of a choice are JSON.
+
+    `backend` is the grammar library the caller wants, empty for any.
+    """
 
     kind: str
     text: str = ""
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,7 @@ class StopRules:
     """When a choice ends. Token counts are output tokens.
 
     `max_total_tokens` bounds prompt plus output: the context window or `max_tokens`, whichever
-    ends first. Below `min_tokens` neither an EOS nor a stop id can be chosen.
+    ends first. The token number `min_tokens` is the first one that may be an EOS or a stop id.
     """
 
     max_total_tokens: int

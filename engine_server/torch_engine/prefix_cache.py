@@ -26,6 +26,7 @@ class BlocksStored:
     parent: int | None
     hashes: tuple[int, ...]
     token_ids: tuple[int, ...]
+    lora_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,14 @@ class _Entry:
     parent: bytes
 
 
-def chain_root(cache_salt: str, lora_name: str = "") -> bytes:
+def chain_root(cache_salt: str, adapter: str = "") -> bytes:
     """Where a chain of hashes begins; only sequences of equal roots share blocks.
 
+    `adapter` is the `identity` of one: a name alone may come back with another content.
     The model is no part of it: a cache never outlives its model, and servers of one model should agree on
     the hashes however its folder is called.
     """
-    salt, name = cache_salt.encode(), lora_name.encode()
+    salt, name = cache_salt.encode(), adapter.encode()
     lengths = struct.pack("<2Q", len(salt), len(name))
     return blake2b(lengths + salt + name, digest_size=DIGEST_BYTES, person=b"root").digest()
 
@@ -79,8 +81,8 @@ class PrefixCache:
         return len(self._blocks)
 
     def find(self, sequence: Sequence) -> list[int]:
-        """The longest run of cached blocks that a sequence begins with; one token stays to be computed."""
-        limit = (len(sequence.token_ids) - 1) // self._pool.block_size
+        """The longest run of cached blocks that a sequence begins with and need not compute again."""
+        limit = sequence.num_reusable_tokens // self._pool.block_size
         found: list[int] = []
         for digest in self._digests(sequence, limit):
             block = self._blocks.get(digest)
@@ -160,12 +162,13 @@ class PrefixCache:
             self._blocks[digest] = block
             self._entries[block] = _Entry(digest, digests[index - 1] if index else b"")
             self._pool.keep(block)
-        size = self._pool.block_size
+        size, adapter = self._pool.block_size, sequence.request.adapter
         self._changes.append(
             BlocksStored(
                 parent=public_hash(digests[first - 1]) if first else None,
                 hashes=tuple(map(public_hash, digests[first:])),
                 token_ids=tuple(sequence.token_ids[first * size : len(digests) * size]),
+                lora_name=adapter.name if adapter else "",
             )
         )
 

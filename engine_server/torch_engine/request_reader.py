@@ -7,17 +7,31 @@ that nothing a caller sends can break a batch. Knows nothing about torch or queu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
 from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted, Unsupported
+from engine_server.handoff.options import Role
+from engine_server.handoff.requests import hands_over, is_handed_over, prompt_digest, prompt_of
 from engine_server.interface import GenerateContext
+from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.generation_config import GenerationDefaults
-from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
+from engine_server.torch_engine.params import BeamRules, Guide, SamplingParams, StopRules
+from engine_server.torch_engine.pooling import Pooling
 from engine_server.torch_engine.prefix_cache import chain_root
-from engine_server.torch_engine.sequence import BestOf, LogprobsWanted, Request, Sequence, Urgency
+from engine_server.torch_engine.prompt_embeds import PromptEmbeds, read_prompt_embeds
+from engine_server.torch_engine.sequence import (
+    Beam,
+    BestOf,
+    LogprobsWanted,
+    PromptScores,
+    Request,
+    Sequence,
+    Urgency,
+)
+from engine_server.torch_engine.thinking import ThinkingRules, ThinkingTokens
 from enginewire import v1 as pb
 
 MIN_DIVISOR = 0.01
@@ -30,14 +44,17 @@ MAX_CLASSES = 60
 """A request of priority p counts as having arrived 60 s × p later. So a more urgent class overtakes, but
 nobody waits for ever: who arrives more than two hours later overtakes no one, whatever the priorities."""
 
-GRAMMAR_ENGINE = "xgrammar"
+PROMPT_LOGPROBS_BYTES = 7 * 2**19
+"""Those of a prompt travel in one message, which stays under the 4 MiB that clients of gRPC accept."""
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """What a request may ask for. `kv_capacity` is how many tokens the whole cache holds.
 
-    Without `prefix_caching` no request reads or writes the prefix cache.
+    Without `prefix_caching` no request reads or writes the prefix cache, and a model without `thinking`
+    tokens does not think. Prompts may be embeddings of `embedding_width` numbers per token, if it is set.
     """
 
     vocab_size: int
@@ -46,6 +63,22 @@ class RequestLimits:
     max_n: int = 64
     max_logprobs: int = 64
     prefix_caching: bool = True
+    role: Role = "aggregated"
+    thinking: ThinkingTokens | None = None
+    embedding_width: int | None = None
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that leaves room for a token."""
+        return min(self.context_length - 1, self.kv_capacity)
+
+    @property
+    def max_prompt_logprobs(self) -> int:
+        """Alternatives per token that fit into one message for the longest prompt; below 0: not even none."""
+        id_bytes = -(-self.vocab_size.bit_length() // 7)  # of a token id or a rank as a varint
+        room = PROMPT_LOGPROBS_BYTES // self.max_prompt_tokens
+        most = room // (id_bytes + FLOAT_BYTES) - 1  # the token itself has a rank and a value, too
+        return min(most, self.max_logprobs, self.vocab_size)
 
 
 class RequestReader:
@@ -57,9 +90,19 @@ class RequestReader:
         self._random = Random(seed)
         self._serial = 0
 
-    def read(self, message: pb.PreprocessedRequest, context: GenerateContext, now: float) -> Request:
+    def read(
+        self,
+        message: pb.PreprocessedRequest,
+        context: GenerateContext,
+        now: float,
+        adapter: Adapter | None = None,
+    ) -> Request:
         """Raise InvalidRequest, ContextExceeded or KvExhausted for what can never run."""
-        prompt = list(message.token_ids)
+        is_prompt_only = hands_over(message, self._limits.role)
+        if is_prompt_only:
+            message = prompt_of(message)
+        embeds = self._prompt_embeds(message)
+        prompt = list(message.token_ids) if embeds is None else [0] * embeds.num_tokens
         if not prompt:
             raise InvalidRequest("token_ids: must not be empty", field="token_ids")
         self._check_ids(prompt, "token_ids")
@@ -71,13 +114,44 @@ class RequestReader:
             stop=self._stop(message, len(prompt)),
             urgency=self._urgency(message.routing, now),
             logprobs=self._logprobs(message.output_options),
-            cache_root=self._cache_root(message),
+            cache_root=self._cache_root(message, adapter),
             guide=read_guide(message.sampling_options),
+            adapter=adapter,
+            hands_over=is_prompt_only,
+            prompt_digest=prompt_digest(message) if is_prompt_only else "",
+            prompt_embeds=embeds,
         )
-        request.best_of = _best_of(message)
+        if is_handed_over(message, self._limits.role):
+            request.num_cached_tokens = _cached_tokens_before(message)
+        request.beams = _beams(message)
+        request.best_of = None if request.beams else _best_of(message)
         if request.best_of and request.logprobs is None:
             request.logprobs = LogprobsWanted(0)  # candidates are compared by them
+        request.thinking = self._thinking(message, message.token_ids)
         request.sequences = self._sequences(message, request)
+        request.prompt_scores = self._prompt_scores(message.output_options, request)
+        return request
+
+    def read_input(
+        self, token_ids: Seq[int], pooling: Pooling, context: GenerateContext, now: float
+    ) -> Request:
+        """One input to embed. It stays out of the prefix cache. Raises KvExhausted for what can never run."""
+        count = len(token_ids)
+        if count > self._limits.kv_capacity:
+            raise KvExhausted(
+                f"token_ids: {count} tokens, the KV cache has room for {self._limits.kv_capacity}",
+                field="token_ids",
+            )
+        self._serial += 1
+        request = Request(
+            context=context,
+            prompt_token_ids=list(token_ids),
+            sampling=SamplingParams(seed=0),
+            stop=StopRules(max_total_tokens=count + 1),
+            urgency=(now, 0.0, self._serial),
+            pooling=pooling,
+        )
+        request.sequences = [Sequence(request, 0)]
         return request
 
     def _sampling(self, options: pb.SamplingOptions) -> SamplingParams:
@@ -94,7 +168,7 @@ class RequestReader:
         _check("sampling_options.logit_bias", in_range, "must be from -100 to 100")
         return SamplingParams(
             seed=options.seed if options.HasField("seed") else self._random.getrandbits(64),
-            temperature=max(temperature, MIN_DIVISOR) if temperature else 0.0,
+            temperature=max(temperature, MIN_DIVISOR) if temperature and not options.use_beam_search else 0.0,
             top_k=max(int(_number(options, "top_k", default.top_k, -1, self._limits.vocab_size)), 0),
             top_p=_number(options, "top_p", default.top_p, SMALLEST, 1.0),
             min_p=_number(options, "min_p", default.min_p, 0.0, 1.0),
@@ -144,25 +218,61 @@ class RequestReader:
         self._check_ids(options.logprob_token_ids, "output_options.logprob_token_ids")
         return LogprobsWanted(options.logprobs, tuple(options.logprob_token_ids))
 
+    def _prompt_scores(self, options: pb.OutputOptions, request: Request) -> PromptScores | None:
+        if not options.HasField("prompt_logprobs"):
+            return None
+        field, limit = "output_options.prompt_logprobs", self._limits.max_prompt_logprobs
+        _check(field, options.prompt_logprobs <= limit, f"must be at most {limit}")
+        _check(field, not request.sequences[0].is_finished, "travels with choice 0, which has ended")
+        return PromptScores(len(request.prompt_token_ids) - 1, options.prompt_logprobs)
+
+    def _prompt_embeds(self, message: pb.PreprocessedRequest) -> PromptEmbeds | None:
+        if not message.HasField("prompt_embeds"):
+            return None
+        if self._limits.embedding_width is None:
+            raise Unsupported("prompt_embeds: this model reads only token ids", field="prompt_embeds")
+        _check("prompt_embeds", not message.token_ids, "excludes token_ids")
+        shape = message.prompt_embeds.shape
+        fits = len(shape) != 2 or shape[0] < self._limits.context_length
+        _check("prompt_embeds.shape", fits, "exceeds the context")
+        field = "output_options.prompt_logprobs"
+        if message.output_options.HasField("prompt_logprobs"):
+            raise Unsupported(f"{field}: embeddings are no tokens to have a probability", field=field)
+        return read_prompt_embeds(message.prompt_embeds, self._limits.embedding_width)
+
+    def _thinking(self, message: pb.PreprocessedRequest, prompt: Seq[int]) -> ThinkingRules | None:
+        tokens, stop = self._limits.thinking, message.stop_conditions
+        field = "stop_conditions.max_thinking_tokens"
+        limit = stop.max_thinking_tokens if stop.HasField("max_thinking_tokens") else None
+        if limit is not None and tokens is None:
+            raise Unsupported(f"{field}: this model has no thinking tokens", field=field)
+        if limit is not None and message.sampling_options.HasField("guided_decoding"):
+            raise Unsupported(f"{field}: not supported together with a grammar", field=field)
+        return ThinkingRules(tokens, tokens.is_open_after(prompt), limit) if tokens else None
+
     def _urgency(self, routing: pb.RoutingHints, now: float) -> Urgency:
         _check("routing.priority_jump", isfinite(routing.priority_jump), "must be finite")
         classes = min(max(routing.priority, -MAX_CLASSES), MAX_CLASSES)
         moment = now - routing.priority_jump + CLASS_SECONDS * classes
         return moment, routing.priority, self._serial
 
-    def _cache_root(self, message: pb.PreprocessedRequest) -> bytes | None:
+    def _cache_root(self, message: pb.PreprocessedRequest, adapter: Adapter | None) -> bytes | None:
         stays_out = message.bypass_prefix_cache or message.is_probe or not self._limits.prefix_caching
-        return None if stays_out else chain_root(message.cache_salt)
+        # The cache knows blocks by their token ids.
+        stays_out |= message.HasField("prompt_embeds")
+        return None if stays_out else chain_root(message.cache_salt, adapter.identity if adapter else "")
 
     def _sequences(self, message: pb.PreprocessedRequest, request: Request) -> list[Sequence]:
         options = message.sampling_options
         n = max(options.n if options.HasField("n") else 1, options.best_of)
         limit = self._limits.max_n
-        field = "best_of" if request.best_of else "n"
+        field = "best_of" if options.HasField("best_of") else "n"
         _check(f"sampling_options.{field}", 1 <= n <= limit, f"must be from 1 to {limit}")
         resumed = {choice.index: choice for choice in message.resume.choices}
         fits = len(resumed) == len(message.resume.choices) and all(index < n for index in resumed)
         _check("resume.choices", fits, "must name each choice below n at most once")
+        if request.beams:
+            return [Sequence(request, 0, beam=Beam())]
         sequences = [self._sequence(request, i, resumed.get(i)) for i in range(n)]
         _check("resume.choices", any(not s.is_finished for s in sequences), "must leave a choice to generate")
         return sequences
@@ -186,7 +296,7 @@ class RequestReader:
 
 
 def read_guide(options: pb.SamplingOptions) -> Guide | None:
-    """The grammar a request asks for, unchecked; raises for what no grammar engine here can do."""
+    """The grammar a request asks for, unchecked; raises for what no grammar library here can do."""
     if not options.HasField("guided_decoding"):
         return None
     guided = options.guided_decoding
@@ -196,12 +306,54 @@ def read_guide(options: pb.SamplingOptions) -> Guide | None:
     assert kind is not None, "checked above"
     if guided.HasField("whitespace_pattern"):
         raise Unsupported(f"{field}.whitespace_pattern: not supported", field=f"{field}.whitespace_pattern")
-    if guided.backend not in ("", GRAMMAR_ENGINE):
-        raise Unsupported(f"{field}.backend: only {GRAMMAR_ENGINE} is served", field=f"{field}.backend")
     if kind == "json_object":
-        return Guide(kind)
+        return Guide(kind, "", guided.backend)
     text = json.dumps(list(guided.choice.choices)) if kind == "choice" else getattr(guided, kind)
-    return Guide(kind, text)
+    return Guide(kind, text, guided.backend)
+
+
+def _cached_tokens_before(message: pb.PreprocessedRequest) -> int:
+    """What the prefill engine found in its cache: the usage counts the prompt as it was computed there."""
+    if message.bypass_prefix_cache:
+        return 0
+    return min(message.prefill_result.prompt_tokens_details.cached_tokens, len(message.token_ids))
+
+
+def _beams(message: pb.PreprocessedRequest) -> BeamRules | None:
+    options = message.sampling_options
+    penalty = options.length_penalty if options.HasField("length_penalty") else 1.0
+    _check("sampling_options.length_penalty", isfinite(penalty), "must be finite")
+    if not options.use_beam_search:
+        _check("sampling_options.length_penalty", penalty == 1.0, "is for beam search only")
+        return None
+    for field, is_set in _senseless_in_beams(options):
+        _check(f"sampling_options.{field}", not is_set, "has no meaning in a beam search")
+    for field, is_set in _missing_in_beams(message):
+        if is_set:
+            raise Unsupported(f"{field}: not supported in a beam search", field=field)
+    n = max(options.n, 1)
+    width = options.best_of if options.HasField("best_of") else n
+    _check("sampling_options.best_of", width >= n, "must not be below n")
+    return BeamRules(width, n, penalty)
+
+
+def _senseless_in_beams(options: pb.SamplingOptions) -> list[tuple[str, bool]]:
+    """Options that choose at random, and whether each of them is set to do so."""
+    return [
+        ("temperature", options.HasField("temperature") and options.temperature not in (0.0, 1.0)),
+        ("top_p", options.HasField("top_p") and options.top_p != 1.0),
+        ("top_k", options.top_k > 0),
+        ("min_p", options.min_p != 0.0),
+        ("seed", options.HasField("seed")),
+    ]
+
+
+def _missing_in_beams(message: pb.PreprocessedRequest) -> list[tuple[str, bool]]:
+    return [
+        ("sampling_options.guided_decoding", message.sampling_options.HasField("guided_decoding")),
+        ("stop_conditions.max_thinking_tokens", message.stop_conditions.HasField("max_thinking_tokens")),
+        ("resume.choices", any(c.finished or c.generated_token_ids for c in message.resume.choices)),
+    ]
 
 
 def _best_of(message: pb.PreprocessedRequest) -> BestOf | None:

@@ -10,17 +10,18 @@ Knows nothing about queues, blocks or protobuf.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine_server.torch_engine.host_copies import is_far, read_back, send_column, send_index
 from engine_server.torch_engine.logits_rules import apply_rules
-from engine_server.torch_engine.logprobs import RowLogprobs, read_logprobs
+from engine_server.torch_engine.logprobs import read_continuations, read_logprobs
 from engine_server.torch_engine.params import SamplingParams
 from engine_server.torch_engine.random_numbers import uniforms
-from engine_server.torch_engine.sequence import Sequence
+from engine_server.torch_engine.sequence import Continuation, RowLogprobs, Sequence
 
 NUCLEUS_WIDTH = 1024
 """Candidates looked at first for top-p; only a distribution flatter than that is sorted whole."""
@@ -28,17 +29,27 @@ NUCLEUS_WIDTH = 1024
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One entry per row. A row that is not `valid` has no usable token id."""
+    """One entry per row. A row that is not `valid` has no usable token id.
+
+    Rows of beams have no token id and no log-probabilities either, but `continuations`.
+    """
 
     token_ids: list[int]
     valid: list[bool]
     logprobs: list[RowLogprobs | None]
+    continuations: dict[int, tuple[Continuation, ...]] = field(default_factory=dict)
 
 
 @torch.inference_mode()
 def sample(logits: Tensor, sequences: Seq[Sequence]) -> Sampled:
     """Choose the next token of every sequence from `logits` [rows, vocab]; changes `logits`."""
-    wants = {row: want for row, sequence in enumerate(sequences) if (want := sequence.request.logprobs)}
+    beams = [row for row, sequence in enumerate(sequences) if sequence.beam is not None]
+    model_scores = _normalise(logits, beams) if beams else logits[:0]
+    wants = {
+        row: want
+        for row, sequence in enumerate(sequences)
+        if (want := sequence.request.logprobs) and sequence.beam is None
+    }
     raw = logits[list(wants)] if wants else None
     best, token_ids = logits.max(dim=-1)
     valid = best.isfinite()
@@ -47,28 +58,49 @@ def sample(logits: Tensor, sequences: Seq[Sequence]) -> Sampled:
         valid &= best.isfinite()
     random_rows = [row for row, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
     if random_rows:
-        token_ids[random_rows] = _draw(logits[random_rows], [sequences[row] for row in random_rows])
+        places = _places(random_rows, logits)
+        token_ids[places] = _draw(logits[places], [sequences[row] for row in random_rows])
     logprobs: list[RowLogprobs | None] = [None] * len(sequences)
     if raw is not None:
         found = read_logprobs(raw, token_ids[list(wants)], list(wants.values()))
         for row, values in zip(wants, found, strict=True):
             logprobs[row] = values
-    return Sampled(token_ids.tolist(), valid.tolist(), logprobs)
+    continuations = {
+        row: _continuations(logits[row], own, sequences[row])
+        for row, own in zip(beams, model_scores, strict=True)
+    }
+    chosen, usable = read_back(token_ids, valid)
+    return Sampled(chosen, list(map(bool, usable)), logprobs, continuations)
+
+
+def _normalise(logits: Tensor, rows: list[int]) -> Tensor:
+    """Turn some rows into log-probabilities, on which the rules of beams work; a copy of them."""
+    scores = logits[rows].log_softmax(dim=-1)
+    logits[rows] = scores
+    return scores
+
+
+def _continuations(scores: Tensor, model_scores: Tensor, sequence: Sequence) -> tuple[Continuation, ...]:
+    request = sequence.request
+    assert request.beams is not None, "only beams have continuations"
+    ending_ids = sorted(request.stop.ending_ids)
+    return read_continuations(scores, model_scores, ending_ids, request.beams.width, request.logprobs)
 
 
 def _draw(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
     params = [sequence.request.sampling for sequence in sequences]
-    temperature = _column([param.temperature for param in params], logits)
+    temperature = send_column([param.temperature for param in params], logits)
     probs = (logits / temperature).softmax(dim=-1)
     filtered = [row for row, param in enumerate(params) if param.has_filters]
     if filtered:
-        probs[filtered] = cut_tail(probs[filtered], [params[row] for row in filtered])
+        places = _places(filtered, probs)
+        probs[places] = cut_tail(probs[places], [params[row] for row in filtered])
     numbers = uniforms(
         [param.seed for param in params],
         [sequence.index for sequence in sequences],
         [sequence.num_output_tokens for sequence in sequences],
     )
-    return invert(probs, torch.from_numpy(numbers).to(logits.device))
+    return invert(probs, send_column(numbers.tolist(), probs.new_empty(0, dtype=torch.float64))[:, 0])
 
 
 def invert(probs: Tensor, numbers: Tensor) -> Tensor:
@@ -89,17 +121,12 @@ def cut_tail(probs: Tensor, params: Seq[SamplingParams]) -> Tensor:
     """
     vocab = probs.shape[-1]
     top_k = [min(param.top_k, vocab) if param.top_k > 0 else vocab for param in params]
-    top_p = _column([param.top_p for param in params], probs)
-    min_p = _column([param.min_p for param in params], probs)
-    limited = _column([float(k < vocab) for k in top_k], probs) > 0
-    width = max((k for k in top_k if k < vocab), default=1)
-    if any(param.top_p < 1.0 for param in params):
-        width = max(width, min(vocab, NUCLEUS_WIDTH))
-    ordered = probs.topk(width).values
-    if bool((~limited & (top_p < 1.0) & (ordered.sum(-1, keepdim=True) < top_p)).any()):
-        ordered = probs.sort(descending=True).values
+    top_p = send_column([param.top_p for param in params], probs)
+    min_p = send_column([param.min_p for param in params], probs)
+    limited = send_column([float(k < vocab) for k in top_k], probs) > 0
+    ordered = _ordered(probs, top_k, params, limited, top_p)
     cumulative = ordered.cumsum(dim=-1)
-    last = torch.tensor(top_k, device=probs.device).clamp(max=ordered.shape[-1])[:, None] - 1
+    last = send_index(top_k, probs.device).clamp(max=ordered.shape[-1])[:, None] - 1
     mass = torch.where(limited, cumulative.gather(-1, last), torch.ones_like(top_p))
     before = pad(cumulative[:, :-1], (1, 0))
     in_nucleus = (before < top_p * mass).sum(-1, keepdim=True).clamp(min=1) - 1
@@ -109,5 +136,23 @@ def cut_tail(probs: Tensor, params: Seq[SamplingParams]) -> Tensor:
     return probs.masked_fill(probs < threshold, 0.0)
 
 
-def _column(values: list[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+def _ordered(
+    probs: Tensor, top_k: list[int], params: Seq[SamplingParams], limited: Tensor, top_p: Tensor
+) -> Tensor:
+    """The largest probabilities of each row, as many as the filters can ask for, best first."""
+    vocab = probs.shape[-1]
+    width = max((k for k in top_k if k < vocab), default=1)
+    open_nuclei = [k == vocab and param.top_p < 1.0 for k, param in zip(top_k, params, strict=True)]
+    if not any(open_nuclei):
+        return probs.topk(width).values
+    if is_far(probs.device):  # to ask whether fewer are enough would cost a wait
+        return probs.sort(descending=True).values
+    ordered = probs.topk(max(width, min(vocab, NUCLEUS_WIDTH))).values
+    if bool((~limited & (top_p < 1.0) & (ordered.sum(-1, keepdim=True) < top_p)).any()):
+        return probs.sort(descending=True).values
+    return ordered
+
+
+def _places(rows: list[int], values: Tensor) -> slice | Tensor:
+    """All rows as a slice, which needs no index."""
+    return slice(None) if len(rows) == len(values) else send_index(rows, values.device)

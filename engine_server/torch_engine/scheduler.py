@@ -32,9 +32,22 @@ class Scheduled:
     new_blocks: Seq[int]
 
     @property
+    def scored(self) -> range:
+        """Positions of the prompt whose logits this step adds to its scores, each for the token after it."""
+        scores, begin = self.sequence.scored_prompt, self.sequence.num_computed_tokens
+        if scores is None:
+            return range(0)
+        end = min(begin + self.num_tokens, len(self.sequence.request.prompt_token_ids) - 1)
+        return range(max(begin, len(scores)), end)
+
+    @property
     def samples(self) -> bool:
         """True when this step reaches the last token, so that a next one can be sampled."""
-        return self.num_tokens == self.sequence.num_pending_tokens
+        return self.sequence.request.pooling is None and self.num_tokens == self.sequence.num_pending_tokens
+
+
+SCORED_TOKENS = 256
+"""Prompt tokens per step whose logits are wanted: a row of them takes megabytes with a large vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +57,15 @@ class AdmissionRules:
     A step computes at most `max_batch_prefill_tokens` prompt tokens. Prompts and longest outputs of all
     running sequences together stay within `max_batch_total_tokens`. While any sequence runs, the waiting
     ones must be at least `waiting_served_ratio` times as many, or none was admitted for
-    `max_waiting_tokens` steps: each admission makes those that run wait for a prefill.
+    `max_waiting_tokens` steps: each admission makes those that run wait for a prefill. With
+    `whole_prompts` a prompt is never cut into pieces; each must fit into a step.
     """
 
     max_batch_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 20
+    whole_prompts: bool = False
 
 
 class Scheduler:
@@ -74,6 +89,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._steps_without_admission = 0
+        self._scored_budget = SCORED_TOKENS
         self._deadlines: dict[Request, float] = {}
 
     @property
@@ -90,6 +106,7 @@ class Scheduler:
 
     def schedule(self) -> list[Scheduled]:
         """Grant this step's tokens and allocate their blocks."""
+        self._scored_budget = SCORED_TOKENS
         decodes = sum(sequence.num_pending_tokens == 1 for sequence in self.running)
         budget = self.max_num_batched_tokens - decodes
         if self.rules.max_batch_prefill_tokens is not None:
@@ -99,12 +116,24 @@ class Scheduler:
         if not preempted and self._is_worth_admitting():
             budget -= sum(grant.num_tokens for grant in granted) - decodes
             granted += self._schedule_waiting(budget)
-        return granted
+        return granted or self._unblock(budget)
+
+    def restart(self, sequence: Sequence) -> None:
+        """Queue a beam that became another one, or is new: it begins with what others have computed."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence not in self.waiting:
+            insort(self.waiting, sequence, key=_by_urgency)
+        self._free(sequence)
 
     def advance(self, grant: Scheduled) -> None:
         """Take note that the tokens of a grant are computed."""
-        grant.sequence.num_computed_tokens += grant.num_tokens
-        self.prefix_cache.register(grant.sequence)
+        sequence = grant.sequence
+        sequence.num_computed_tokens += grant.num_tokens
+        self.prefix_cache.register(sequence)
+        sequence.first_copied_token = None
+        if sequence.request.handed_over and not any(each.needs_copy for each in sequence.request.unfinished):
+            sequence.request.forget_handed_over()
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended, wherever it is, and free its blocks."""
@@ -114,6 +143,7 @@ class Scheduler:
         self._free(sequence)
         if not sequence.request.unfinished:
             self._deadlines.pop(sequence.request, None)
+            sequence.request.forget_handed_over()
 
     def expired(self, now: float) -> list[Request]:
         """Requests still alive whose deadline has passed; each is returned once."""
@@ -130,7 +160,7 @@ class Scheduler:
                 break
             sequence = self.running[position]
             pending = sequence.num_pending_tokens
-            num_tokens = 1 if pending == 1 else min(pending, budget)
+            num_tokens = 1 if pending == 1 else self._most_tokens(sequence, budget)
             if num_tokens > 0 and self._make_room(sequence, num_tokens):
                 budget -= num_tokens if pending > 1 else 0
                 granted.append(self._grant(sequence, num_tokens))
@@ -143,21 +173,48 @@ class Scheduler:
 
     def _schedule_waiting(self, budget: int) -> list[Scheduled]:
         granted: list[Scheduled] = []
-        num_passed = 0  # they keep their turn, and a place among those that may run
-        while budget > 0 and num_passed < min(len(self.waiting), self.max_num_seqs - len(self.running)):
+        num_passed = 0  # they keep their turn
+        places = self.max_num_seqs - len(self.running)
+        while budget > 0 and places > 0 and num_passed < len(self.waiting):
             sequence = self.waiting[num_passed]
-            if self._is_prompt_under_way(sequence):
+            if sequence.is_idle or self._is_prompt_under_way(sequence):
                 num_passed += 1
+                places -= not sequence.is_idle  # a place is kept for who only waits for a prompt
                 continue
-            cached = self.prefix_cache.find(sequence)
-            if not self._fits(sequence, cached):
+            cached = self._find_computed(sequence)
+            if not self._fits(sequence, cached) or self._would_be_cut(sequence, budget):
                 break
             self.waiting.pop(num_passed)
+            places -= 1
             self._start(sequence, cached)
-            num_tokens = min(sequence.num_pending_tokens, budget)
+            num_tokens = self._most_tokens(sequence, budget)
             budget -= num_tokens
             granted.append(self._grant(sequence, num_tokens))
         return granted
+
+    def _unblock(self, budget: int) -> list[Scheduled]:
+        """Idle beams may hold what their siblings wait for: let go of them, the least urgent first."""
+        granted = self._schedule_waiting(budget)
+        while not granted and self.running:
+            self._preempt(self.running[-1])
+            granted = self._schedule_waiting(budget)
+        return granted
+
+    def _find_computed(self, sequence: Sequence) -> list[int]:
+        """The blocks that a waiting sequence begins with and others have computed."""
+        if sequence.beam is None or sequence.request.cache_root is not None:
+            return self.prefix_cache.find(sequence)
+        # Beams share their blocks even when their request stays out of the cache.
+        shared = [self._shared_blocks(sequence, other) for other in sequence.request.unfinished]
+        return max(shared, key=len)
+
+    def _shared_blocks(self, sequence: Sequence, other: Sequence) -> list[int]:
+        """The full blocks of another beam that hold the tokens `sequence` begins with."""
+        size, count = self.pool.block_size, 0
+        most = min(other.num_computed_tokens, sequence.num_reusable_tokens) // size
+        while count < most and _block(sequence, count, size) == _block(other, count, size):
+            count += 1
+        return other.block_table[:count]
 
     def _is_prompt_under_way(self, sequence: Sequence) -> bool:
         """True while another choice computes the prompt that this one will then find in the cache."""
@@ -167,6 +224,12 @@ class Scheduler:
         size = self.pool.block_size
         shared = (len(request.prompt_token_ids) - 1) // size * size
         return any(other.block_table and other.num_computed_tokens < shared for other in request.unfinished)
+
+    def _would_be_cut(self, sequence: Sequence, budget: int) -> bool:
+        """True when nothing, or not all of what must stay whole, can be computed in this step."""
+        if self.rules.whole_prompts:
+            return sequence.num_pending_tokens > budget
+        return self._most_tokens(sequence, budget) <= 0
 
     def _fits(self, sequence: Sequence, cached: Seq[int]) -> bool:
         if not self.running:
@@ -195,6 +258,17 @@ class Scheduler:
         request = sequence.request
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(sequence.num_computed_tokens, len(request.prompt_token_ids))
+        self._begin_after_copy(sequence)
+
+    def _begin_after_copy(self, sequence: Sequence) -> None:
+        """Make room for what another engine has computed; after a preemption it is computed again instead."""
+        handed_over = sequence.request.handed_over
+        if handed_over and sequence.may_copy and handed_over.num_tokens > sequence.num_computed_tokens:
+            sequence.first_copied_token = sequence.num_computed_tokens
+            num_blocks = self.pool.blocks_for(handed_over.num_tokens) - len(sequence.block_table)
+            sequence.block_table += self.pool.allocate(num_blocks)
+            sequence.num_computed_tokens = handed_over.num_tokens
+        sequence.may_copy = False
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt from the least urgent end until `sequence` fits; False if it went itself."""
@@ -209,9 +283,16 @@ class Scheduler:
         total = self.pool.blocks_for(sequence.num_computed_tokens + num_tokens)
         return max(total - len(sequence.block_table), 0)
 
+    def _most_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Tokens a sequence may compute in this step."""
+        is_scored = sequence.scored_prompt is not None
+        return min(sequence.num_pending_tokens, budget, self._scored_budget if is_scored else budget)
+
     def _grant(self, sequence: Sequence, num_tokens: int) -> Scheduled:
         new_blocks = self.pool.allocate(self._blocks_missing(sequence, num_tokens))
         sequence.block_table += new_blocks
+        if sequence.scored_prompt is not None:
+            self._scored_budget -= num_tokens
         return Scheduled(sequence, num_tokens, new_blocks)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -225,3 +306,8 @@ class Scheduler:
         sequence.block_table = []
         sequence.num_cached_blocks = 0
         sequence.num_computed_tokens = 0
+        sequence.first_copied_token = None
+
+
+def _block(sequence: Sequence, index: int, size: int) -> list[int]:
+    return sequence.token_ids[index * size : (index + 1) * size]

@@ -5,13 +5,19 @@ Knows nothing about torch, protobuf or how a scheduler decides.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
 from engine_server.interface import GenerateContext
-from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
+from engine_server.torch_engine.adapter import Adapter
+from engine_server.torch_engine.params import BeamRules, Guide, SamplingParams, StopRules
+from engine_server.torch_engine.pooling import Pooling
+from engine_server.torch_engine.prompt_embeds import PromptEmbeds
+from engine_server.torch_engine.thinking import ThinkingBudget, ThinkingRules
 
 
 class Finish(Enum):
@@ -59,11 +65,88 @@ class LogprobsWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """One token: its log-probability and 1-based rank, the best alternatives, the selected ids.
+
+    Rank 0: not computed.
+    """
+
+    token: float
+    rank: int
+    top_ids: list[int]
+    top: list[float]
+    selected: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A token that may come next: `score` is its log-probability under the request's rules."""
+
+    token_id: int
+    score: float
+    logprobs: RowLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """What a choice of a beam search has beside its tokens: their scores added up, and a row for each.
+
+    `continuations` are known once its tokens are computed, the most probable first.
+    """
+
+    score: float = 0.0
+    logprobs: tuple[RowLogprobs, ...] = ()
+    continuations: tuple[Continuation, ...] = ()
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """The log-probabilities of a prompt in columns, as far as they are computed.
+
+    Row i of `num_rows` describes prompt token i + 1; `top_n` alternatives per row, row-major. Not `is_finite`
+    when the model computed something that is no number.
+    """
+
+    num_rows: int
+    top_n: int
+    is_finite: bool = True
+    tokens: array[float] = field(default_factory=lambda: array("f"))
+    ranks: array[int] = field(default_factory=lambda: array("I"))
+    top_ids: array[int] = field(default_factory=lambda: array("I"))
+    top: array[float] = field(default_factory=lambda: array("f"))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        """True when every row is there."""
+        return len(self) == self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
 class BestOf:
     """The sequences are candidates: only the `n` best are returned, `with_logprobs` if the caller asked."""
 
     n: int
     with_logprobs: bool
+
+
+@dataclass(eq=False, slots=True)
+class HandedOver:
+    """Keys and values of the first `num_tokens` prompt tokens, computed by another engine.
+
+    `payload` is b"" once they are needed no more.
+    """
+
+    num_tokens: int
+    payload: bytearray
+    release: Callable[[], None]
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self.payload = bytearray()
+        self.release()
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +156,12 @@ class Request:
     `urgency` orders requests, smallest first: the arrival time in seconds, moved by what the caller's
     priority is worth, the priority itself and a serial number. `cache_root` is where the request's
     chains of block hashes begin; None keeps it out of the prefix cache. `num_cached_tokens` are prompt
-    tokens that were in the cache when the first choice began to run, None before that.
+    tokens that were in the cache when the first choice began to run, None before that. `prompt_scores` are
+    for the caller who asked for them: the first choice gathers them while it computes the prompt. With
+    `beams` the sequences are beams: they come and go, and none of them is a choice of the caller. With
+    `prompt_embeds` the ids of the prompt only hold its places. With `pooling` the prompt is embedded:
+    nothing is sampled, and it ends when the last token is computed. A request with `hands_over` ends when
+    its prompt is computed; one with `handed_over` begins there.
     """
 
     context: GenerateContext
@@ -87,11 +175,20 @@ class Request:
     guide: Guide | None = None
     grammar: Grammar | None = None
     best_of: BestOf | None = None
+    adapter: Adapter | None = None
+    pooling: Pooling | None = None
+    hands_over: bool = False
+    handed_over: HandedOver | None = None
+    prompt_digest: str = ""
+    prompt_scores: PromptScores | None = None
+    beams: BeamRules | None = None
+    thinking: ThinkingRules | None = None
+    prompt_embeds: PromptEmbeds | None = None
     sequences: list[Sequence] = field(default_factory=list)
     unique_prompt_ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        repeats = self.sampling.repetition_penalty != 1.0
+        repeats = self.sampling.repetition_penalty != 1.0 and self.prompt_embeds is None
         self.unique_prompt_ids = sorted(set(self.prompt_token_ids)) if repeats else []
 
     @property
@@ -99,15 +196,22 @@ class Request:
         """Choices that have not had their terminal yet."""
         return [sequence for sequence in self.sequences if not sequence.is_finished]
 
+    def forget_handed_over(self) -> None:
+        """Every choice has begun, or the request is over."""
+        if self.handed_over:
+            self.handed_over.close()
+            self.handed_over = None
+
     @property
     def is_fresh(self) -> bool:
         """True while no choice has produced a token here."""
         return all(sequence.num_output_tokens == len(sequence.resumed) for sequence in self.sequences)
 
     @property
-    def num_output_tokens(self) -> int:
-        """Output tokens of all choices, resumed ones included."""
-        return sum(sequence.num_output_tokens for sequence in self.sequences)
+    def output_token_ids(self) -> list[list[int]]:
+        """The output of each choice, resumed tokens included."""
+        start = len(self.prompt_token_ids)
+        return [sequence.token_ids[start:] for sequence in self.sequences]
 
 
 @dataclass(eq=False, slots=True)
@@ -116,7 +220,8 @@ class Sequence:
 
     `resumed` are output tokens that an earlier engine already delivered. `block_digests` is the chain of
     hashes of its full blocks, as far as anyone has asked; the first `num_cached_blocks` blocks of the
-    table are in the prefix cache.
+    table are in the prefix cache. `first_copied_token` is where the KV of another engine begins that this
+    step has to copy, None in other steps; `may_copy` until the sequence has run.
     """
 
     request: Request
@@ -131,10 +236,19 @@ class Sequence:
     is_finished: bool = False
     output_counts: Counter[int] = field(init=False)
     matcher: Matcher | None = None
+    first_copied_token: int | None = None
+    may_copy: bool = True
+    beam: Beam | None = None
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = self.request.prompt_token_ids + self.resumed
         self.output_counts = Counter(self.resumed)
+        rules = self.request.thinking
+        if rules and rules.limit is not None:
+            self.thinking = ThinkingBudget(rules.tokens, rules.limit, rules.starts_open)
+            for token_id in self.resumed:
+                self.thinking.accept(token_id)
 
     @property
     def urgency(self) -> tuple[Urgency, int]:
@@ -152,9 +266,31 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def needs_copy(self) -> bool:
+        """True while it may still read what another engine has handed over."""
+        return self.may_copy or self.first_copied_token is not None
+
+    @property
+    def scored_prompt(self) -> PromptScores | None:
+        """Where this choice still has to add log-probabilities of the prompt; None when it need not."""
+        scores = self.request.prompt_scores if self.index == 0 else None
+        return None if scores is None or scores.is_complete else scores
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Tokens that need not be computed again where their KV is cached."""
+        scores = self.scored_prompt
+        return len(self.token_ids) - 1 if scores is None else len(scores)
+
+    @property
+    def is_idle(self) -> bool:
+        """True for a beam that waits for the others: its continuations are known."""
+        return self.beam is not None and bool(self.beam.continuations)
+
+    @property
     def must_not_end(self) -> bool:
-        """True while `min_tokens` forbids EOS and stop ids as the next token."""
-        return self.num_output_tokens < self.request.stop.min_tokens
+        """True while `min_tokens` forbids EOS and stop ids as the next token: it is not the last of them."""
+        return self.num_output_tokens + 1 < self.request.stop.min_tokens
 
     def start_matching(self) -> bool:
         """Follow the request's grammar, if any, over the resumed tokens; False when they do not match."""
@@ -168,15 +304,37 @@ class Sequence:
         self.token_ids.append(token_id)
         if self.request.sampling.has_penalties:
             self.output_counts[token_id] += 1
+        if self.thinking is not None:
+            self.thinking.accept(token_id)
         return self.matcher is None or self.matcher.accept(token_id)
 
     def finish(self) -> Finish | None:
         """Why this choice is over, or None while it may go on."""
-        stop = self.request.stop
         last = self.token_ids[-1] if self.num_output_tokens else None
         # A grammar may be at its end before `min_tokens`, or without a token that says so.
         is_over = self.matcher is not None and self.matcher.is_over
-        if is_over or (self.num_output_tokens > stop.min_tokens and last in stop.ending_ids):
+        return self._finish(last, self.num_output_tokens, is_over)
+
+    def finish_with(self, token_id: int) -> Finish | None:
+        """Why this choice would be over after one more token."""
+        return self._finish(token_id, self.num_output_tokens + 1, is_over=False)
+
+    def continue_as(self, parent: Sequence, continuation: Continuation) -> None:
+        """Become the beam that adds one token to `parent`, which may be this one."""
+        assert parent.beam is not None, "only beams continue each other"
+        rows = (continuation.logprobs,) if continuation.logprobs else ()
+        self.beam = Beam(parent.beam.score + continuation.score, parent.beam.logprobs + rows)
+        if parent is not self:
+            self.token_ids = list(parent.token_ids)
+            self.block_digests = list(parent.block_digests)
+            self.output_counts = Counter(parent.output_counts)
+        self.append(continuation.token_id)
+
+    def _finish(self, last: int | None, num_tokens: int, is_over: bool) -> Finish | None:
+        """Why a choice with `num_tokens` output tokens ends with the `last` one."""
+        stop = self.request.stop
+        if is_over or (num_tokens >= stop.min_tokens and last in stop.ending_ids):
             is_stop = last in stop.ending_ids and last not in stop.eos_token_ids
             return Finish.STOP if is_stop else Finish.EOS
-        return Finish.LENGTH if len(self.token_ids) >= stop.max_total_tokens else None
+        num_prompt = len(self.request.prompt_token_ids)
+        return Finish.LENGTH if num_prompt + num_tokens >= stop.max_total_tokens else None

@@ -12,13 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine_server.failures import EngineDead
-from engine_server.interface import StepListener, StepOutputs
+from engine_server.failures import EngineDead, EngineError
+from engine_server.torch_engine.embedding_waits import CoreOutputs
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.prefix_cache import CacheChange
+from engine_server.torch_engine.sequence import Request
 
 if TYPE_CHECKING:
     from engine_server.torch_engine.core import EngineCore
@@ -33,6 +35,7 @@ counts as stalled: a swapping machine is slow, not dead."""
 
 Command = Callable[["EngineCore"], None]
 CacheListener = Callable[[Seq[CacheChange]], None]
+ComputedListener = Callable[[Request, memoryview], None]
 Answer = TypeVar("Answer")
 
 
@@ -60,8 +63,9 @@ class StepThread:
         self,
         options: TorchEngineOptions,
         loop: asyncio.AbstractEventLoop,
-        listener: StepListener,
+        listener: Callable[[CoreOutputs], None],
         cache_listener: CacheListener,
+        computed_listener: ComputedListener,
         progress: Callable[[str, float], None],
     ) -> None:
         """The listeners are called on `loop`, `progress` on the step thread."""
@@ -72,6 +76,7 @@ class StepThread:
         self._loop = loop
         self._listener = listener
         self._cache_listener = cache_listener
+        self._computed_listener = computed_listener
         self._progress = progress
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._answers: list[Callable[[], None]] = []
@@ -91,7 +96,10 @@ class StepThread:
         self._commands.put(command)
 
     async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
-        """What `question` returns; whatever it changed is published first. Raises EngineDead."""
+        """What `question` returns or raises as an EngineError; whatever it changed is published first.
+
+        Raises EngineDead.
+        """
         if self._has_ended:
             raise EngineDead("the engine is closed")
         answer: asyncio.Future[Answer] = self._loop.create_future()
@@ -102,9 +110,17 @@ class StepThread:
             if not answer.done():
                 answer.set_result(value)
 
+        def refuse(error: EngineError) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+
         def command(core: EngineCore) -> None:
-            value = question(core)
-            self._answers.append(lambda: reply(value))
+            try:
+                value = question(core)
+            except EngineError as error:
+                self._answers.append(partial(refuse, error))
+            else:
+                self._answers.append(partial(reply, value))
 
         self.post(command)
         return await answer
@@ -165,6 +181,8 @@ class StepThread:
             core.step()
             self._step_started = None
             self._publish(core)
+            for request, payload in core.take_computed():
+                self._on_loop(self._computed_listener, request, payload)
             self._deliver_changes(core)
             self._deliver(core.take_outputs())
             self._answer()
@@ -183,11 +201,12 @@ class StepThread:
         self._take_commands(core, wait=False)
         self.snapshot = LoadSnapshot(requests_added=core.counters.requests_added)
         failures = [(context, EngineDead("the engine died")) for context in core.live_contexts()]
-        self._deliver(StepOutputs(core.counters.steps, failures=list(failures)))
+        self._deliver(CoreOutputs(core.counters.steps, failures=list(failures)))
 
     def _publish(self, core: EngineCore) -> None:
         scheduler, counters = core.scheduler, core.counters
-        waiting = {sequence.request for sequence in scheduler.waiting}
+        running = {sequence.request for sequence in scheduler.running}
+        waiting = {sequence.request for sequence in scheduler.waiting} - running
         self.snapshot = LoadSnapshot(
             running=len(scheduler.running),
             waiting=len(waiting),
@@ -202,8 +221,8 @@ class StepThread:
             tokens_generated=counters.tokens_generated,
         )
 
-    def _deliver(self, outputs: StepOutputs) -> None:
-        if outputs.contexts or outputs.outputs or outputs.failures:
+    def _deliver(self, outputs: CoreOutputs) -> None:
+        if not outputs.is_empty:
             self._on_loop(self._listener, outputs)
 
     def _deliver_changes(self, core: EngineCore) -> None:

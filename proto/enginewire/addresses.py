@@ -13,6 +13,8 @@ from typing import Final
 
 from enginewire.options import OptionError
 
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # whoever uses it must check the owner
+SHOWN_KV_FOLDER: Final = "/dev/shm/enginewire-kv-<uid>, else kv beside the default socket"  # noqa: S108
 SHOWN_FOLDER: Final = "$XDG_RUNTIME_DIR/enginewire, else /tmp/enginewire-<uid>"
 
 
@@ -24,6 +26,13 @@ def default_socket(name: str, environment: Mapping[str, str] = os.environ) -> Pa
 def shown_socket(name: str) -> str:
     """`default_socket` for help and docs, the same on every machine."""
     return f"{name}.sock in {SHOWN_FOLDER}"
+
+
+def default_kv_folder(environment: Mapping[str, str] = os.environ, shared: Path = SHARED_MEMORY) -> Path:
+    """Where engines of this user hand keys and values over: in memory where the system has a place for it."""
+    if shared.is_dir():
+        return shared / f"enginewire-kv-{os.getuid()}"
+    return _runtime_folder(environment) / "kv"
 
 
 def is_loopback(host: str) -> bool:

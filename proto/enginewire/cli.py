@@ -33,6 +33,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "demo": Command("backend_client.demo", "engine,backend", "talk to the built-in model, without a network"),
     "engine": Command("engine_server.__main__", "engine", "serve a model on the engine contract"),
     "backend": Command("backend_client.__main__", "backend", "turn an engine's tokens into text"),
+    "bench": Command("backend_client.bench.__main__", "bench", "send a load and measure the answers"),
+    "top": Command("backend_client.top", "top", "watch how busy engines are"),
     "conformance": Command("conformance.__main__", "conformance", "check that an engine keeps the contract"),
 }
 

@@ -105,7 +105,8 @@ class HostileEngine:
     async def _load(self, data: bytes, call: grpc.aio.ServicerContext) -> bytes:
         if not self.has_load:
             await asyncio.Event().wait()
-        return pb.GetLoadResponse(load=pb.Load(state=self.state)).SerializeToString()
+        load = pb.Load(state=self.state, engine_lifetime_id=self.info.engine_lifetime_id)
+        return pb.GetLoadResponse(load=load).SerializeToString()
 
     async def _tokenizer(self, data: bytes, call: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         for response in self.tokenizer:

@@ -13,8 +13,8 @@ import pytest
 
 from backend_client.backend import Backend
 from backend_client.engine_client import EngineClient
+from backend_client.engine_stream import DEADLINE_SLACK_SECONDS
 from backend_client.failure import KNOWN_REASONS, RequestFailed, failed
-from backend_client.replay import DEADLINE_SLACK_SECONDS
 from engine_server.status import CODES
 from enginewire import v1 as pb
 from tests.backend_client.asking import ask, hear

@@ -324,3 +324,25 @@ async def test_a_terminal_that_makes_its_consumer_too_slow_ends_the_request_once
     assert len(await slow.read()) == 9
     assert (await failure_of(slow)).reason == pb.ERROR_REASON_SLOW_CONSUMER
     assert not connection.is_dead
+
+
+async def test_a_step_of_many_requests_wakes_them_in_groups_and_forgets_none(connection, call):
+    count = 3 * multiplexed.WAKE_GROUP + 1
+    streams = [submit(connection, f"r{number}") for number in range(count)]
+    begun: list[int] = []
+
+    async def consume(stream: EngineStream) -> list[int]:
+        token_ids: list[int] = []
+        while len(token_ids) < 2:
+            token_ids += [token_id for chunk in await stream.read() for token_id in chunk.token_ids]
+            begun.append(sum(each.is_woken for each in streams))
+        return token_ids
+
+    consumers = [asyncio.create_task(consume(stream)) for stream in streams]
+    await settle()
+    for position in range(2):
+        columns = {"first_output_positions": [position] * count, "token_ids": [65 + position] * count}
+        await call.answer(handles=range(1, count + 1), **columns)
+    assert await asyncio.wait_for(asyncio.gather(*consumers), 5) == [[65, 66]] * count
+    # When the first consumer ran, those behind its group had not been woken yet.
+    assert begun[0] == count - multiplexed.WAKE_GROUP

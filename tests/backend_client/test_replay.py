@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -13,10 +14,11 @@ from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
 from backend_client.failure import Failure
 from backend_client.replay import can_continue, goes_on_like, needs_seed
-from backend_client.retry import RetryPolicy
+from backend_client.retry import RetryBudget, RetryPolicy
 from enginewire import v1 as pb
 from tests.backend_client.asking import Heard, ask, hear
 from tests.backend_client.hostile import END, PROMPT, HostileEngine, engine_info, terminal, tokens
+from tests.engine_server.serving import until_true
 
 LOST = Failure(14, pb.ERROR_REASON_ENGINE_DEAD, "gone", retryable=True).to_proto()
 QUICK = RetryPolicy(shortest_backoff=0.001, longest_backoff=0.002, recovery=0.5)
@@ -99,6 +101,31 @@ async def test_a_request_that_nobody_saw_anything_of_begins_again(socket_folder,
     assert heard.text() == "pong"
     assert all(item.event is None for item in heard.items)
     assert not engine.parts[1].HasField("resume")
+
+
+CANCELLED = terminal(b"", 3, reason=pb.FINISH_REASON_CANCELLED)
+
+
+@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+@pytest.mark.parametrize("how", ["drains", "is another life", "does not answer"])
+async def test_what_an_engine_that_goes_away_has_cancelled_goes_on(
+    socket_folder, vocabulary, how: str, multiplexed: bool
+) -> None:
+    engine = Lives([tokens(b"pon"), CANCELLED, END], [terminal(b"g", 3), END])
+    engine.state = pb.ENGINE_STATE_DRAINING if how == "drains" else pb.ENGINE_STATE_READY
+    engine.info.engine_lifetime_id = "another" if how == "is another life" else "life"
+    engine.has_load = how != "does not answer"
+    async with backend_on(socket_folder, vocabulary, engine, multiplexed=multiplexed) as backend:
+        heard = await hear(backend, ask())
+    assert heard.text() == "pong"
+    assert [item.comment for item in heard.items if item.event == "migrated"] == [["1"]]
+
+
+async def test_what_was_cancelled_in_an_engine_that_stays_is_cancelled(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), CANCELLED])
+    heard = await heard_of(socket_folder, vocabulary, engine)
+    assert (heard.text(), heard.finishes()) == ("pon", {0: pb.FINISH_REASON_CANCELLED})
+    assert len(engine.received) == 1
 
 
 async def test_an_engine_without_resume_leaves_the_error(socket_folder, vocabulary) -> None:
@@ -207,6 +234,133 @@ async def test_a_stream_without_a_terminal_goes_on(socket_folder, vocabulary) ->
     engine = Lives([tokens(b"pon"), END], [terminal(b"g", 3), END])
     async with backend_on(socket_folder, vocabulary, engine, multiplexed=False) as backend:
         assert (await hear(backend, ask())).text() == "pong"
+
+
+async def test_a_caller_can_go_on_with_an_answer_itself(socket_folder, vocabulary) -> None:
+    resume = pb.Resume(attempt=2, origin_lifetime_id="a life before")
+    resume.choices.add(index=0, generated_token_ids=b"po", cum_log_probs=-1.5)
+    resume.choices.add(index=1, generated_token_ids=b"x", finished=True)
+    request = ask(sampling_options=pb.SamplingOptions(n=2), resume=resume)
+    request.stop_conditions.stop.append("ong")
+    engine = Lives([tokens(b"n", 2), LOST], [terminal(b"k", 3, usage=(len(PROMPT), 5))])
+    heard = await heard_of(socket_folder, vocabulary, engine, request)
+    assert heard.failure is None
+    # The backend before had shown "p" and withheld "o".
+    assert [output.first_output_position for output in heard.outputs] == [2, 3]
+    assert (heard.text(0), heard.text(1), heard.usage()) == ("onk", "", (len(PROMPT), 5))
+    first, second = (part.resume for part in engine.parts)
+    assert first == resume
+    assert (second.attempt, second.origin_lifetime_id) == (3, "life")
+    assert list(second.choices[0].generated_token_ids) == list(b"pon")
+    assert second.choices[0].cum_log_probs == -1.5
+    assert [choice.finished for choice in second.choices] == [False, True]
+
+
+async def test_a_stop_string_that_began_before_a_callers_resume_is_found(socket_folder, vocabulary) -> None:
+    resume = pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=b"po")], attempt=1)
+    request = ask(resume=resume, stop_conditions=pb.StopConditions(stop=["ong"]))
+    heard = await heard_of(socket_folder, vocabulary, Lives([tokens(b"ng", 2), 5.0]), request)
+    assert (heard.text(), heard.finishes()) == ("", {0: pb.FINISH_REASON_STOP})
+
+
+@pytest.mark.parametrize(
+    ("choices", "field"),
+    [
+        ([{"index": 1}], "resume.choices[0].index"),
+        ([{"index": 0}, {"index": 0}], "resume.choices[1].index"),
+        ([{"index": 0, "finished": True}], "resume.choices"),
+        ([{"index": 0, "generated_token_ids": b"12345678"}], "resume.choices[0].finished"),
+    ],
+)
+async def test_a_resume_that_no_answer_led_to_is_refused_by_name(
+    socket_folder, vocabulary, choices, field: str
+) -> None:
+    resume = pb.Resume(choices=[pb.ResumedChoice(**choice) for choice in choices], attempt=1)
+    heard = await heard_of(socket_folder, vocabulary, Lives(), ask(resume=resume))
+    assert (heard.failure.reason, heard.failure.field) == (pb.ERROR_REASON_INVALID_REQUEST, field)
+
+
+@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+async def test_an_answer_that_went_on_is_aborted_by_the_callers_id(
+    socket_folder, vocabulary, multiplexed: bool
+) -> None:
+    engine = Lives([tokens(b"po"), LOST], [tokens(b"n", 2), 60.0])
+    async with backend_on(socket_folder, vocabulary, engine, multiplexed=multiplexed) as backend:
+        heard = Heard()
+        async for item in backend.generate(ask(), request_id="mine"):
+            heard.items.append(item)
+            if heard.text() == "pon":
+                assert backend.activity.abort("mine", "enough") == 1
+        await until_true(lambda: engine.aborted[-1:] == [engine.received[1].generate.request_id])
+    assert (heard.text(), heard.failure.reason) == ("pon", pb.ERROR_REASON_CANCELLED)
+    assert engine.received[1].generate.request_id.startswith("mine.2-")
+
+
+async def test_what_was_cancelled_by_the_caller_does_not_go_on(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), CANCELLED])
+    engine.state = pb.ENGINE_STATE_DRAINING
+    heard = Heard()
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        async for item in backend.generate(ask(), request_id="mine"):
+            heard.items.append(item)
+            await asyncio.sleep(0.2)
+            backend.activity.abort("mine", "enough")
+    assert all(item.event is None for item in heard.items)
+    assert len(engine.received) == 1
+
+
+async def test_without_a_policy_a_cancelled_choice_is_cancelled(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), CANCELLED])
+    engine.state = pb.ENGINE_STATE_DRAINING
+    heard = await heard_of(socket_folder, vocabulary, engine, policy=None)
+    assert (heard.failure, heard.finishes()) == (None, {0: pb.FINISH_REASON_CANCELLED})
+
+
+async def test_an_empty_budget_leaves_the_failure(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"pon"), LOST])
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        backend._budget = RetryBudget(capacity=0.5)
+        heard = await hear(backend, ask())
+    assert heard.failure.reason == pb.ERROR_REASON_ENGINE_DEAD
+    assert len(engine.received) == 1
+
+
+async def test_an_engine_that_never_took_the_request_did_not_die_of_it(socket_folder, vocabulary) -> None:
+    engine = Lives([LOST], [LOST], [terminal(b"pong"), END])
+    async with backend_on(socket_folder, vocabulary, engine, multiplexed=False) as backend:
+        backend.engines.all[0].heard(pb.Load(state=pb.ENGINE_STATE_READY, engine_lifetime_id="life"))
+        assert (await hear(backend, ask())).text() == "pong"
+
+
+async def test_a_life_that_is_still_there_was_only_cut_off(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"p"), LOST], [tokens(b"o", 1), LOST], [terminal(b"ng", 2)])
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        [endpoint] = backend.engines.all
+        endpoint.heard(pb.Load(state=pb.ENGINE_STATE_READY, engine_lifetime_id="life"))
+        assert (await hear(backend, ask())).text() == "pong"
+        assert endpoint.in_flight == 0
+
+
+@pytest.mark.parametrize("num_tokens", [4, 6])
+async def test_what_a_lost_engine_sent_behind_a_stop_is_not_in_the_usage(
+    socket_folder, vocabulary, num_tokens: int
+) -> None:
+    request = ask(sampling_options=pb.SamplingOptions(n=2), stop_conditions=pb.StopConditions(stop=["b"]))
+    begin = [tokens(b"ab"), tokens(b"cd", 2), tokens(b"x", index=1), LOST]
+    engine = Lives(begin, [terminal(b"y", 1, index=1, usage=(len(PROMPT), num_tokens))])
+    heard = await heard_of(socket_folder, vocabulary, engine, request)
+    assert (heard.failure is None) == (num_tokens == 4)
+
+
+async def test_choices_that_ended_before_a_callers_resume_are_not_counted_again(
+    socket_folder, vocabulary
+) -> None:
+    resume = pb.Resume(choices=[pb.ResumedChoice(index=1, finished=True)], attempt=1)
+    request = ask(sampling_options=pb.SamplingOptions(n=2), resume=resume)
+    async with backend_on(socket_folder, vocabulary, Lives([terminal(b"pong")])) as backend:
+        assert (await hear(backend, request)).failure is None
+        totals = backend.activity.totals
+    assert +totals.finished == {"length": 1}
 
 
 CAPABLE = pb.Capabilities(resume=True, seed=True, default_sampling=pb.SamplingDefaults(temperature=0.7))

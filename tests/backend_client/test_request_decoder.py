@@ -234,6 +234,16 @@ def test_text_of_the_engine_is_compared_when_asked_for(sent: list[str], differs:
     assert (end.finish_reason, decoder.engine_text_differs) == (pb.FINISH_REASON_STOP, differs)
 
 
+def test_text_of_the_engine_is_compared_behind_a_callers_resume() -> None:
+    tokenizer = toy.byte_level()
+    first, second = tokenizer.encode("🙈").ids[:-1], tokenizer.encode("🙈").ids[-1:]
+    decoder = RequestDecoder(Vocabulary(tokenizer), StopConditions(), validate_engine_decode=True)
+    decoder.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=first)]))
+    sent = pb.LLMEngineOutput(token_ids=second, first_output_position=len(first), text="🙈")
+    assert taken(decoder, sent).text == "🙈"
+    assert not decoder.engine_text_differs
+
+
 def test_what_the_engine_adds_passes_through() -> None:
     handoff = pb.PrefillHandoff(params=b"kv")
     prompt = pb.PromptLogprobs(logprobs=pb.Logprobs(token_logprobs=[-1]))

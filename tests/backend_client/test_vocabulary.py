@@ -1,5 +1,5 @@
 import pytest
-from tokenizers import Tokenizer, decoders
+from tokenizers import AddedToken, Tokenizer, decoders
 
 from backend_client.vocabulary import TableKind, Vocabulary
 from tests.backend_client import toy_tokenizers as toy
@@ -29,6 +29,35 @@ def test_a_sequence_of_only_a_byte_level_decoder_gets_the_table() -> None:
 def test_a_table_that_disagrees_with_the_tokenizer_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend_client.detokenizer.BYTE_OF_CHARACTER", {chr(i): 65 for i in range(700)})
     assert Vocabulary(toy.byte_level()).kind is TableKind.WINDOW
+
+
+@pytest.mark.parametrize("wrong", ["<｜end▁of turn｜>", "an added token"])
+def test_every_added_token_is_tried(wrong: str) -> None:
+    class Misread(Vocabulary):
+        def _exact_kind(self) -> TableKind:
+            self._pieces[tokenizer.token_to_id(wrong)] = "what no tokenizer says"
+            return super()._exact_kind()
+
+    tokenizer = Tokenizer.from_str(toy.byte_level().to_str())
+    tokenizer.add_tokens([f"filler {number}" for number in range(20_000)])
+    assert Vocabulary(tokenizer).kind is TableKind.BYTE_LEVEL
+    assert Misread(tokenizer).kind is TableKind.WINDOW
+
+
+@pytest.mark.parametrize("strip", [0, 1])
+def test_an_added_token_has_its_normalized_text(strip: int) -> None:
+    tokenizer = Tokenizer.from_str(toy.byte_fallback(strip).to_str())
+    tokenizer.add_tokens([AddedToken("<table>", normalized=True), AddedToken("<row>", normalized=False)])
+    tokenizer.add_special_tokens(
+        [AddedToken("<odd>", normalized=True), AddedToken("<end>", normalized=False)]
+    )
+    ids = [tokenizer.token_to_id(piece) for piece in ("a", "<table>", "<row>", "b", "<odd>", "c", "<end>")]
+    assert Vocabulary(tokenizer).kind is TableKind.BYTE_FALLBACK
+    for skip in (False, True):
+        stream = Vocabulary(tokenizer).detokenizer(skip_special_tokens=skip)
+        text = "".join(stream.feed(ids)) + stream.flush()
+        assert text == tokenizer.decode(ids, skip_special_tokens=skip)
+        assert text == "a <table><row>b <odd>c" + ("" if skip else "<end>")
 
 
 def test_a_tokenizer_without_a_decoder_uses_the_window() -> None:

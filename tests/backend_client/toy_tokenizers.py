@@ -89,10 +89,12 @@ def expected_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
     """What `decode` gives; but a byte run keeps the characters that came before its first bad byte."""
     if "ByteFallback" not in str(tokenizer.decoder):
         return tokenizer.decode(ids, skip_special_tokens=skip)
+    added = tokenizer.get_added_tokens_decoder()
+    hidden = {token_id for token_id, token in added.items() if skip and token.special}
     pieces: list[str | bytes] = []
     for token_id in ids:
         piece = tokenizer.id_to_token(token_id)
-        if piece is None or (skip and piece in ("<s>", "</s>")):
+        if piece is None or token_id in hidden:
             continue
         if len(piece) == 6 and piece.startswith("<0x"):
             if not pieces or isinstance(pieces[-1], str):

@@ -1,16 +1,50 @@
 from __future__ import annotations
 
+import shlex
+import sys
+
 import pytest
 
-from conformance.__main__ import EXIT_NOTHING_RAN, main
+from conformance.__main__ import main
+from conformance.outcome import ExitCode
+from conformance.requirements import requirements
+
+REFERENCE = f"{shlex.quote(sys.executable)} -m conformance.reference"
 
 
-def test_a_kit_without_checks_never_reports_success(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == EXIT_NOTHING_RAN
-    assert "nothing ran" in capsys.readouterr().err
+def test_a_launched_server_is_judged_over_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--launch", f"{REFERENCE} unix:{{socket}}", "--run", "LIM-*,STR-0*"]) == ExitCode.CONFORMANT
+    assert "conformant as far as it was judged" in capsys.readouterr().out
 
 
-def test_an_unknown_option_is_a_usage_error() -> None:
+def test_a_broken_server_is_told_what_it_breaks(capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"{REFERENCE} 127.0.0.1:{{port}} --mutant one_too_many"
+    assert main(["--launch", command, "--run", "LIM-0[12]"]) == ExitCode.VIOLATION
+    shown = capsys.readouterr().out
+    assert "FAIL LIM-01" in shown
+    assert "A choice MUST NOT have more than `max_tokens` output tokens." in shown
+    assert "EngineService.Generate" in shown
+
+
+def test_a_program_that_ends_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--launch", "false {port}"]) == ExitCode.UNREACHABLE
+    assert "the server ended with 1" in capsys.readouterr().err
+
+
+def test_a_command_without_an_address_is_a_usage_error() -> None:
+    assert main(["--launch", "true"]) == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("arguments", [[], ["--targt", "x"], ["--target", "x", "--launch", "y {port}"]])
+def test_wrong_options_are_a_usage_error(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--targt", "x"])
-    assert stopped.value.code == 2
+        main(arguments)
+    assert stopped.value.code == ExitCode.USAGE
+
+
+def test_requirements_can_be_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == ExitCode.CONFORMANT
+    assert len(capsys.readouterr().out.splitlines()) == len(requirements())
+    assert main(["--explain", "str-02"]) == ExitCode.CONFORMANT
+    assert "exactly one terminal output" in capsys.readouterr().out
+    assert main(["--explain", "STR-99"]) == ExitCode.USAGE

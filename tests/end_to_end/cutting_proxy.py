@@ -44,7 +44,11 @@ class CuttingProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        from_engine, to_engine = await asyncio.open_unix_connection(self._socket)
+        try:
+            from_engine, to_engine = await asyncio.open_unix_connection(self._socket)
+        except OSError:  # the engine is gone: so is this connection
+            writer.transport.abort()
+            return
         upstream = asyncio.create_task(_pass(reader, to_engine))
         try:
             await self._pass_until_cut(from_engine, writer)

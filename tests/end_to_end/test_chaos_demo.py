@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 
@@ -56,6 +57,40 @@ async def test_the_real_model_goes_on_where_it_was_killed(folder: Path) -> None:
     for heard, true in zip(all_heard, truth, strict=True):
         check_same(heard, true)
     assert any(migrations(heard) for heard in all_heard)
+
+
+SENTENCES = ["the quick brown fox jumps over the lazy dog", "the five boxing wizards jump quickly today"]
+SCHEMA = json.dumps({"type": "object", "properties": {"said": {"enum": SENTENCES}}, "required": ["said"]})
+
+
+async def test_json_goes_on_inside_its_grammar_when_the_engine_is_killed(folder: Path) -> None:
+    async with engines(folder, 2, DEMO) as slots:
+        targets = [slot.target for slot in slots]
+        tokenizer = await tokenizer_of(targets[0])
+        async with replaying(targets, tokenizer.vocabulary) as backend:
+            await backend.engines.all[1].client.wait_ready(60)
+            asked = [following(SCHEMA, "xgrammar", 3), following(SCHEMA, "llguidance", 4)]
+            truth = await asyncio.gather(*(hear(backend, request) for request in asked))
+            for request, true in zip(asked, truth, strict=True):
+                heard = Heard()
+                task = asyncio.create_task(hear_slowly(backend, request, heard))
+                await until_true(lambda heard=heard: len(heard.outputs) >= 5)
+                busy = [endpoint.in_flight for endpoint in backend.engines.all]
+                slot = slots[busy.index(max(busy))]
+                await slot.end(signal.SIGKILL)
+                await task
+                assert migrations(heard)
+                check_same(heard, true)
+                assert '"said"' in heard.text(0)
+                await slot.start()
+
+
+def following(schema: str, backend: str, seed: int) -> pb.PreprocessedRequest:
+    sampling = pb.SamplingOptions(temperature=0.2, seed=seed)
+    sampling.guided_decoding.json_schema = schema
+    sampling.guided_decoding.backend = backend
+    stop = pb.StopConditions(max_tokens=250)
+    return pb.PreprocessedRequest(token_ids=[6, 7, 8], sampling_options=sampling, stop_conditions=stop)
 
 
 def check_same(heard: Heard, true: Heard) -> None:

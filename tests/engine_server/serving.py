@@ -120,6 +120,7 @@ class Serving:
             server.target, options=[("grpc.use_local_subchannel_pool", 1)]
         )
         self.engine = pb.EngineServiceStub(self.channel)
+        self.embedding = pb.EmbeddingServiceStub(self.channel)
         self.discovery = pb.DiscoveryServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
 

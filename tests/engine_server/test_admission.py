@@ -38,6 +38,10 @@ CONFIG = pb.EngineConfig(
     capabilities=pb.Capabilities(multiple_choices=True),
 )
 
+CONFIG_WITH_BEST_OF = pb.EngineConfig()
+CONFIG_WITH_BEST_OF.CopyFrom(CONFIG)
+CONFIG_WITH_BEST_OF.capabilities.best_of = True
+
 
 class ManualEngine(MockerEngine):
     """Accepts requests and does nothing until it is told to."""
@@ -172,6 +176,26 @@ def test_the_queue_has_room_for_its_limit_beyond_what_runs(table):
     assert caught.value.retry_after
     table.engine.finish(contexts[0])
     table.submit("one-more")
+
+
+def test_choices_take_places_and_requests_wait(table):
+    several = pb.SamplingOptions(n=2)
+    contexts = [table.submit(f"r{i}", sampling_options=several) for i in range(4)]  # 2 run, 2 wait
+    with pytest.raises(QueueFull) as caught:
+        table.submit("one-more")
+    assert caught.value.metadata == {"queue_depth": "2", "limit": "2"}
+    table.engine.finish(contexts[0], 0)
+    table.engine.finish(contexts[0], 1)
+    table.submit("one-more")
+
+
+def test_candidates_that_are_not_returned_take_places_too(table):
+    table.requests.open(table.engine, CONFIG_WITH_BEST_OF)
+    table.submit("r0", sampling_options=pb.SamplingOptions(n=1, best_of=3))
+    for i in range(LIMITS.requests):
+        table.submit(f"waiting{i}")
+    with pytest.raises(QueueFull):
+        table.submit("one-more")
 
 
 def test_prompt_tokens_in_the_queue_are_limited_once_all_slots_are_taken(table):

@@ -174,6 +174,19 @@ async def test_large_events_do_not_share_a_frame():
     assert [len((await frames.read()).events) for _ in range(3)] == [1, 1, 1]
 
 
+async def test_a_large_event_has_a_frame_of_its_own():
+    opened = connection()
+    small, large = opened.sink(1), opened.sink(2)
+    small.token(0, 0, 9)
+    small.output(pb.LLMEngineOutput(first_output_position=1, engine_data=b"{}"))
+    large.token(0, 0, 8)
+    large.output(pb.LLMEngineOutput(first_output_position=1, engine_data=bytes(delivery.FRAME_EVENT_BYTES)))
+    large.token(0, 1, 7)
+    frames = Frames(opened)
+    read = [await frames.read() for _ in range(3)]
+    assert [(list(frame.token_ids), len(frame.events)) for frame in read] == [([9, 8], 1), ([], 1), ([7], 0)]
+
+
 async def test_a_failed_handle_ends_with_its_status_and_may_be_used_again():
     opened = connection()
     sink = opened.sink(3)

@@ -47,8 +47,7 @@ class Answer:
         if asked.include_usage:
             self._chunk["usage"] = None
         self._choices = [
-            Choice(index, endpoint.rows(vocabulary) if asked.with_logprobs else None)
-            for index in range(asked.n * len(asked.prompts))
+            Choice(index, endpoint.rows(asked, vocabulary)) for index in range(asked.n * len(asked.prompts))
         ]
         self._usages: list[pb.CompletionUsage] = []
 

@@ -1,43 +1,68 @@
-"""The routes of the HTTP face: two that generate, and the facts about model, health and version.
+"""The routes of the HTTP face: two that generate, one that embeds, facts, health, and the page.
 
 Knows nothing about sockets.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from http import HTTPStatus
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from backend_client.engine_client import EngineClient
 from backend_client.failure import RequestFailed
+from backend_client.frontends.http_api.body import InvalidBody
 from backend_client.frontends.http_api.chat import ChatEndpoint
 from backend_client.frontends.http_api.completions import CompletionEndpoint
+from backend_client.frontends.http_api.embeddings_route import EmbeddingsRoute
 from backend_client.frontends.http_api.generate_route import GenerateRoute, ServedBackend
-from backend_client.frontends.http_api.refusal import Refusal, refusal_of
+from backend_client.frontends.http_api.incoming import CallerLeft
+from backend_client.frontends.http_api.json_response import as_json, refused
+from backend_client.frontends.http_api.metrics import BackendMetrics
+from backend_client.frontends.http_api.page import page_routes
+from backend_client.frontends.http_api.refusal import (
+    CLIENT_CLOSED_REQUEST,
+    Refusal,
+    Refused,
+    invalid,
+    refusal_of,
+)
 from enginewire import __version__, v1 as pb
 
 HEALTH_TIMEOUT_SECONDS = 2.0
+# An engine that is away shall not keep the scraper waiting.
+METRICS_TIMEOUT_SECONDS = 0.5
 
 
-def make_app(served: ServedBackend) -> Starlette:
-    """The ASGI application."""
+def make_app(served: ServedBackend, http_host: str) -> Starlette:
+    """The ASGI application of a server that listens at `http_host`."""
     facts = Facts(served)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", GenerateRoute(ChatEndpoint(), served), methods=["POST"]),
             Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
             Route("/v1/models", facts.models),
             Route("/v1/models/{name:path}", facts.model),
             Route("/health", facts.health),
             Route("/version", facts.version),
+            Route("/metrics", facts.metrics),
+            *page_routes(served, http_host),
         ],
-        exception_handlers={HTTPException: _no_such_route, RequestFailed: _failed},
+        exception_handlers={
+            HTTPException: _no_such_route,
+            RequestFailed: _failed,
+            Refused: _refused,
+            InvalidBody: _malformed,
+            CallerLeft: _left,
+        },
     )
 
 
@@ -45,7 +70,8 @@ class Facts:
     """What can be asked without generating."""
 
     def __init__(self, served: ServedBackend) -> None:
-        self._client = served.backend.backend.client
+        self._served = served
+        self._metrics = BackendMetrics(served.backend.backend.activity, served.backend.backend.engines.all)
 
     async def models(self, request: Request) -> Response:
         """Every name the engine answers to. Raises RequestFailed."""
@@ -61,20 +87,25 @@ class Facts:
         return refused(Refusal(HTTPStatus.NOT_FOUND, message, "model", "model_not_found"))
 
     async def health(self, request: Request) -> Response:
-        """200 when the engine accepts requests, else 503."""
-        try:
-            state = (await self._client.load(timeout=HEALTH_TIMEOUT_SECONDS)).state
-        except RequestFailed:
-            state = pb.ENGINE_STATE_DEAD
-        is_ready = state == pb.ENGINE_STATE_READY
+        """200 when an engine accepts requests, else 503."""
+        engines = self._served.backend.backend.engines.all
+        states = await asyncio.gather(*(state_of(engine.client) for engine in engines))
+        is_ready = pb.ENGINE_STATE_READY in states
         return Response(status_code=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        with contextlib.suppress(RequestFailed):
+            self._metrics.model_name = await self._served.model_name(METRICS_TIMEOUT_SECONDS)
+        page, content_type = self._metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
 
     async def version(self, request: Request) -> Response:
         """The version of this program."""
         return as_json({"version": __version__})
 
     async def _models(self) -> Sequence[dict[str, object]]:
-        info = await self._client.info(HEALTH_TIMEOUT_SECONDS)
+        info = await self._served.backend.backend.engines.info(HEALTH_TIMEOUT_SECONDS)
         config = info.config
         names = dict.fromkeys([config.served_model_name or config.model, *config.aliases])
         length = config.context_length if config.HasField("context_length") else None
@@ -92,14 +123,12 @@ class Facts:
         ]
 
 
-def as_json(value: object) -> Response:
-    """A JSON answer."""
-    return Response(orjson.dumps(value), media_type="application/json")
-
-
-def refused(refusal: Refusal) -> Response:
-    """An error answer."""
-    return Response(refusal.body, refusal.status, headers=refusal.headers, media_type="application/json")
+async def state_of(client: EngineClient) -> pb.EngineState.ValueType:
+    """The engine's own word, asked now."""
+    try:
+        return (await client.load(timeout=HEALTH_TIMEOUT_SECONDS)).state
+    except RequestFailed:
+        return pb.ENGINE_STATE_DEAD
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
@@ -110,3 +139,17 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFailed)
     return refused(refusal_of(error.failure, lambda field: None))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return refused(error.refusal)
+
+
+async def _malformed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidBody)
+    return refused(invalid(str(error), error.field or None))
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -32,13 +32,15 @@ PARAMS: Final[Mapping[str, str]] = {
 class Asked:
     """One HTTP request. Each prompt has `n` choices; `params` overrides PARAMS.
 
-    `include_usage` is about streams; a whole answer always has usage.
+    `include_usage` is about streams; a whole answer always has usage. `with_tokens` wants to know the text of
+    each token.
     """
 
     prompts: Sequence[pb.BackendServiceGenerateRequest]
     is_stream: bool
     include_usage: bool
     params: Mapping[str, str]
+    with_tokens: bool = False
 
     @property
     def model(self) -> str:

@@ -39,9 +39,9 @@ class ChatEndpoint:
             raise InvalidBody("top_logprobs", "only allowed when logprobs is true")
         return asked_of(body, [asked], params)
 
-    def rows(self, vocabulary: Vocabulary) -> LogprobRows:
+    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
-        return ChatRows(vocabulary)
+        return ChatRows(vocabulary) if asked.with_logprobs else None
 
     def chunk(self, choice: Choice) -> dict[str, object]:
         """What is new in a choice."""

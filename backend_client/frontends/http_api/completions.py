@@ -40,9 +40,9 @@ class CompletionEndpoint:
             prompt.request.MergeFrom(common)
         return asked_of(body, prompts, {})
 
-    def rows(self, vocabulary: Vocabulary) -> LogprobRows:
+    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
-        return CompletionRows(vocabulary)
+        return CompletionRows(vocabulary) if asked.with_logprobs else None
 
     def chunk(self, choice: Choice) -> dict[str, object]:
         """What is new in a choice."""

@@ -22,8 +22,8 @@ class Endpoint(Protocol):
         """Raises InvalidBody."""
         ...
 
-    def rows(self, vocabulary: Vocabulary) -> LogprobRows:
-        """Log-probabilities in this endpoint's form."""
+    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
+        """Where a choice's log-probabilities go, in this endpoint's form; None when nobody wants them."""
         ...
 
     def chunk(self, choice: Choice) -> dict[str, object]:

@@ -6,78 +6,67 @@ nothing about what is special about an endpoint.
 
 from __future__ import annotations
 
-import logging
-import secrets
+import asyncio
 import time
 import uuid
 from dataclasses import dataclass, field
-from http import HTTPStatus
+from typing import Protocol
 
-from starlette.types import Receive, Scope, Send
-
-from backend_client.failure import RequestFailed
 from backend_client.frontends.http_api.answer import Answer, Head
 from backend_client.frontends.http_api.asked import Asked
-from backend_client.frontends.http_api.body import Body, InvalidBody
+from backend_client.frontends.http_api.body import Body
 from backend_client.frontends.http_api.endpoint import Endpoint
-from backend_client.frontends.http_api.incoming import CallerLeft, read_body, until_left
+from backend_client.frontends.http_api.post_route import PostRoute
 from backend_client.frontends.http_api.prompt_streams import Placed, PromptStreams
-from backend_client.frontends.http_api.refusal import Refusal, Refused, draining, invalid, refusal_of
+from backend_client.frontends.http_api.refusal import Refusal, draining
 from backend_client.frontends.http_api.reply import Reply
 from backend_client.frontends.text_backend import TextBackend
 
-log = logging.getLogger(__name__)
+
+class Refusable(Protocol):
+    """An answer on its way, as the end of the server sees it."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End it from outside."""
+        ...
 
 
 @dataclass(slots=True)
 class ServedBackend:
     """What all routes share. `timeout` in seconds; `max_body_bytes` bounds one request.
 
-    `live` has every answer on its way, so that the end of the server can end them.
+    `live` has every answer on its way, so that the end of the server can end them; `closing` is set when
+    it has begun to end.
     """
 
     backend: TextBackend
     timeout: float | None
     max_body_bytes: int
-    live: set[PromptStreams] = field(default_factory=set)
+    live: set[Refusable] = field(default_factory=set)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def refuse_live(self) -> None:
         """Tell every caller that the server is shutting down."""
-        for streams in self.live:
-            streams.refuse(draining())
+        for answer in self.live:
+            answer.refuse(draining())
 
-    async def model_name(self) -> str:
+    async def model_name(self, timeout: float | None = None) -> str:
         """What users call the model. Raises RequestFailed."""
-        config = (await self.backend.backend.client.info()).config
+        config = (await self.backend.backend.engines.info(timeout)).config
         return config.served_model_name or config.model
 
 
-class GenerateRoute:
+class GenerateRoute(PostRoute):
     """The ASGI application of one endpoint."""
 
     def __init__(self, endpoint: Endpoint, served: ServedBackend) -> None:
+        super().__init__(served.max_body_bytes)
         self._endpoint = endpoint
         self._served = served
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a caller who leaves aborts it."""
-        reply = Reply(send)
-        try:
-            body = Body.parse(await read_body(scope, receive, self._served.max_body_bytes))
-            await until_left(receive, self._answer(self._endpoint.read(body), reply))
-        except CallerLeft:
-            log.debug("a caller left")
-        except InvalidBody as error:
-            await reply.refuse(invalid(str(error), error.field or None))
-        except Refused as error:
-            await reply.refuse(error.refusal)
-        except RequestFailed as error:
-            await reply.refuse(refusal_of(error.failure, lambda field: None))
-        except Exception as error:  # noqa: BLE001  # the outermost boundary: a traceback may hold a prompt
-            await reply.refuse(_internal(error))
-
-    async def _answer(self, asked: Asked, reply: Reply) -> None:
-        """Raises Refused and RequestFailed."""
+    async def answer(self, body: Body, reply: Reply) -> None:
+        """Raises InvalidBody, Refused and RequestFailed."""
+        asked = self._endpoint.read(body)
         answer_id = f"{self._endpoint.id_prefix}-{uuid.uuid4().hex}"
         streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id)
         self._served.live.add(streams)
@@ -113,10 +102,3 @@ async def _whole(answer: Answer, batch: list[Placed], streams: PromptStreams) ->
         answer.add(batch)
         batch = await streams.read()
     return answer.whole()
-
-
-def _internal(error: Exception) -> Refusal:
-    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=error)
-    return Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error {error_id}", code="internal")

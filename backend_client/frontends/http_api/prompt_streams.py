@@ -80,7 +80,10 @@ class PromptStreams:
     async def _pump(self, place: int, prompt: pb.BackendServiceGenerateRequest) -> None:
         """Raises Refused."""
         try:
-            async with aclosing(self._backend.generate(prompt, timeout=self._timeout)) as items:
+            answer = self._backend.generate(
+                prompt, timeout=self._timeout, with_tokens=self._asked.with_tokens
+            )
+            async with aclosing(answer) as items:
                 async for item in items:
                     if item.error is not None:
                         raise Refused(refusal_of(item.error, self._asked.param_of))

@@ -40,6 +40,10 @@ STATUS_OF_REASON: Final[Mapping[pb.ErrorReason.ValueType, int]] = {
     pb.ERROR_REASON_STREAM_INCOMPLETE: HTTPStatus.BAD_GATEWAY,
     pb.ERROR_REASON_PROTOCOL_VIOLATION: HTTPStatus.BAD_GATEWAY,
     pb.ERROR_REASON_DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+    # Adapters are an operator's business: no request of a caller ends so.
+    pb.ERROR_REASON_ADAPTER_EXISTS: HTTPStatus.CONFLICT,
+    pb.ERROR_REASON_ADAPTER_LIMIT: HTTPStatus.CONFLICT,
+    pb.ERROR_REASON_ADAPTER_IN_USE: HTTPStatus.CONFLICT,
     # How this backend and its engine are set up is nothing a caller can mend.
     pb.ERROR_REASON_ROLE_MISMATCH: HTTPStatus.INTERNAL_SERVER_ERROR,
     pb.ERROR_REASON_REVISION_MISMATCH: HTTPStatus.INTERNAL_SERVER_ERROR,

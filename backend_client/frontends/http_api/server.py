@@ -35,7 +35,7 @@ class HttpFace:
         self.address = url_of(listener)
         self._served = ServedBackend(backend, options.timeout, options.max_message_bytes)
         config = uvicorn.Config(
-            make_app(self._served),
+            make_app(self._served, options.http_host),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -47,15 +47,19 @@ class HttpFace:
 
     async def drain(self, timeout: float) -> None:
         """Accept nothing more; running answers that take longer than `timeout` seconds are refused."""
-        self._server.should_exit = True
+        self._end()
         await asyncio.wait([self._task], timeout=timeout)
         await self.stop()
 
     async def stop(self) -> None:
         """End at once."""
-        self._server.should_exit = True
+        self._end()
         self._served.refuse_live()
         await asyncio.wait([self._task])
+
+    def _end(self) -> None:
+        self._server.should_exit = True
+        self._served.closing.set()
 
 
 @contextlib.asynccontextmanager

@@ -75,6 +75,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Raised by a backend: token ids could not be turned into text. INTERNAL."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 23
     """The caller cancelled the call. CANCELLED."""
+    ERROR_REASON_ADAPTER_EXISTS: _ErrorReason.ValueType  # 24
+    """Another adapter, or the model, already has that name. ALREADY_EXISTS."""
+    ERROR_REASON_ADAPTER_LIMIT: _ErrorReason.ValueType  # 25
+    """As many adapters are loaded as there may be. RESOURCE_EXHAUSTED."""
+    ERROR_REASON_ADAPTER_IN_USE: _ErrorReason.ValueType  # 26
+    """Requests are using the adapter. FAILED_PRECONDITION."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The machine-readable cause of a failure. The name without the prefix ERROR_REASON_ is also the
@@ -130,6 +136,12 @@ ERROR_REASON_DECODE_ERROR: ErrorReason.ValueType  # 22
 """Raised by a backend: token ids could not be turned into text. INTERNAL."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 23
 """The caller cancelled the call. CANCELLED."""
+ERROR_REASON_ADAPTER_EXISTS: ErrorReason.ValueType  # 24
+"""Another adapter, or the model, already has that name. ALREADY_EXISTS."""
+ERROR_REASON_ADAPTER_LIMIT: ErrorReason.ValueType  # 25
+"""As many adapters are loaded as there may be. RESOURCE_EXHAUSTED."""
+ERROR_REASON_ADAPTER_IN_USE: ErrorReason.ValueType  # 26
+"""Requests are using the adapter. FAILED_PRECONDITION."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

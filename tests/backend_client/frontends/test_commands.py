@@ -149,14 +149,49 @@ def test_an_engine_that_does_not_start_is_named_with_its_exit_code_and_last_word
     assert "--engine: must be torch, mocker or module:Class" in done.stderr
 
 
-def test_a_launched_engine_that_is_killed_is_a_clear_error() -> None:
-    argv = command("generate", "--launch", "--engine mocker --mocker-itl-ms 5", *ENDLESS)
+def test_a_launched_engine_that_is_killed_is_started_again_and_the_answer_goes_on() -> None:
+    arguments = ("generate", "--launch", "--engine mocker --mocker-itl-ms 5", *ENDLESS, "--max-tokens", "200")
+    undisturbed = run(*arguments)
+    with running(command(*arguments), **PIPES) as process:
+        assert process.stdout is not None
+        begin = process.stdout.read(1)
+        [engine] = children_of(process.pid)
+        kill(engine)
+        assert (begin + process.stdout.read()).decode() == undisturbed.stdout
+        assert process.wait(timeout=20) == 0
+        assert process.stderr is not None
+        told = process.stderr.read().decode()
+    assert "the engine server ended with signal SIGKILL, its last lines; it is started again\n" in told
+    assert told.count("listening on unix:") == 2
+    assert not is_alive(engine)
+
+
+def test_a_launched_engine_that_dies_again_and_again_is_given_up(socket_folder: Path) -> None:
+    argv = command("serve", "--launch", "--engine mocker", "--uds", str(socket_folder / "backend.sock"))
+    with running(argv, **PIPES) as process:
+        assert process.stderr is not None
+        while b"backend.sock" not in process.stderr.readline():
+            pass
+        for _ in range(3):
+            until(lambda: bool(children_of(process.pid)))
+            [engine] = children_of(process.pid)
+            kill(engine)
+            until(lambda engine=engine: not is_alive(engine))
+        assert process.wait(timeout=20) == 1
+        told = process.stderr.read().decode()
+    assert told.count("it is started again") == 2
+    assert "given up at its death number 3 in a row, ended with signal SIGKILL" in told
+
+
+def test_without_replay_a_launched_engine_that_is_killed_ends_the_answer() -> None:
+    launch = "--engine mocker --mocker-itl-ms 5"
+    argv = command("generate", "--launch", launch, *ENDLESS, "--no-replay")
     with running(argv, **PIPES) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         [engine] = children_of(process.pid)
         kill(engine)
-        assert process.wait(timeout=10) == 1
+        assert process.wait(timeout=20) == 1
         assert process.stderr is not None
         assert "the engine server ended with signal SIGKILL" in process.stderr.read().decode()
     assert not is_alive(engine)

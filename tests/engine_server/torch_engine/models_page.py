@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
+from engine_server.torch_engine.encoder_loading import ENCODERS
 from engine_server.torch_engine.model_config import ARCHITECTURES
 from tests.engine_server.torch_engine.generic_configs import REFUSED, SERVED
 
@@ -16,7 +17,7 @@ PAGE = """\
 <!-- Written by: python -m tests.engine_server.torch_engine.models_page > docs/models.md -->
 
 The torch engine serves a folder with `config.json` and `.safetensors` weights in one of two ways.
-`architectures` in `config.json` decides which.
+`architectures` in `config.json` decides which. Encoders are a [third kind](#embeddings).
 
 | | Own code | Through transformers |
 |---|---|---|
@@ -41,6 +42,24 @@ The context ends early where transformers itself would let sequences of one batc
 Latent attention (DeepSeek and others) works, but caches the expanded keys and values.
 Quantised weights are refused. A model that can see (`gemma3`) serves text only.
 
+## Embeddings
+
+Every model of both kinds embeds: an input is a prompt without an output, in the same steps as
+everything else. Its vector is made of the states below the head: the last token's (`--pooling
+last`, the default), the first one's (`cls`) or the mean of all (`mean`). Where the folder has
+`1_Pooling/config.json`, as sentence-transformers writes it, that decides unless `--pooling` does.
+Vectors have length 1 unless `--no-normalize-embeddings` is given. Inputs do not use the prefix
+cache.
+
+An encoder makes an engine that only embeds, with `mean` as the default. It runs through
+transformers, each input whole. The longest input is `--max-model-len`, else `max_seq_length` of
+`sentence_bert_config.json`, else what the model has positions for; longer ones are refused. Served
+are {encoders}, as a plain model or with a masked language head.
+
+The vectors of every served model equal those of transformers to 0.0001 on a tiny random one: alone,
+in a batch, and for decoders in chunks and beside running requests. The real all-MiniLM-L6-v2 gives
+the similarities that sentence-transformers gives.
+
 ## Tested
 
 Greedy output in float32 equals `generate` token for token on a tiny random model of each: alone, in a
@@ -64,12 +83,17 @@ At least one of every kind; the message at start names the reason.
 def page() -> str:
     """The whole page."""
     return PAGE.format(
+        encoders=_listed(ENCODERS),
         num_native=len(ARCHITECTURES),
         native=", ".join(name.removesuffix("ForCausalLM") for name in ARCHITECTURES),
         num_served=len(SERVED),
         served="\n".join(f"| {name} | {_architecture(name)} |" for name in SERVED),
         refused="\n".join(f"| {name} | {refused.reason} |" for name, refused in REFUSED.items()),
     )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _architecture(model_type: str) -> str:

@@ -82,7 +82,7 @@ def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(num_heads, kv_heads, w
         heads = torch.randn(sum(span.num_new for span in spans), num_heads + 2 * kv_heads, DIM).to(dtype)
         angles = torch.randn(len(heads), 1, DIM // 2)
         rotation = angles.cos().to(dtype), angles.sin().to(dtype)
-        plan = plan_attention(spans, BLOCK, frozenset({window}), like, ragged=chosen.ragged)
+        plan = plan_attention(spans, BLOCK, frozenset({window}), like, chosen.reading)
         attended = chosen.attend(heads, rotation, plan, cache, 0, window)
         found.append((attended, cache._storage[:, :, :num_blocks]))
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
@@ -90,7 +90,7 @@ def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(num_heads, kv_heads, w
 
 def test_single_tokens_are_left_to_the_kernel_and_chunks_are_grouped():
     spans = [Span(1, 3, [5]), Span(1, 6, [7, 2]), Span(4, 4, [1])]
-    plan = plan_attention(spans, BLOCK, frozenset({None}), torch.zeros(1), ragged=True)
+    plan = plan_attention(spans, BLOCK, frozenset({None}), torch.zeros(1), "ragged")
     assert plan.ragged
     assert plan.ragged.contexts.tolist() == [3, 6]
     assert [row[:size] for row, size in zip(plan.ragged.blocks.tolist(), (1, 2), strict=True)] == [

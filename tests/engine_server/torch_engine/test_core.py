@@ -82,8 +82,15 @@ def test_hidden_stops_end_with_eos_unless_eos_is_ignored(engine, plain):
 def test_min_tokens_holds_every_stop_back(engine, plain):
     answer = engine.answer(stopping(max_tokens=12, min_tokens=6, stop_token_ids=[plain[3]]))
     assert answer.tokens[0][:3] == plain[:3]
-    assert plain[3] not in answer.tokens[0][:6]
-    assert len(answer.tokens[0]) > 6
+    assert plain[3] not in answer.tokens[0][:5]
+    assert len(answer.tokens[0]) >= 6
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 3, 4])
+def test_the_token_that_reaches_min_tokens_may_end_the_choice(engine, plain, min_tokens):
+    answer = engine.answer(stopping(max_tokens=12, min_tokens=min_tokens, stop_token_ids=[plain[3]]))
+    assert answer.tokens[0] == plain[:4]
+    assert only_terminal(answer).finish_reason == pb.FINISH_REASON_STOP
 
 
 def test_without_max_tokens_a_choice_ends_with_the_context(engine):

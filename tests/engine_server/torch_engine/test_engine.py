@@ -97,6 +97,14 @@ async def test_start_reports_progress_and_a_true_configuration(options):
     assert config.capabilities.seed
     assert config.capabilities.prefix_cache
     assert config.capabilities.kv_events
+    assert not config.capabilities.batch_invariant
+
+
+async def test_independence_of_the_batch_is_advertised_when_it_is_on(options):
+    engine = TorchEngine(replace(options, batch_invariant=True))
+    config = await engine.start(1)
+    await engine.cleanup()
+    assert config.capabilities.batch_invariant
 
 
 async def test_a_listener_gets_one_row_per_token_and_one_terminal(engine, expected):

@@ -8,8 +8,10 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import count, pairwise
 
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -18,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 from engine_server.failures import EngineDead, EngineError, InvalidRequest, StepFailed, Unsupported
 from engine_server.interface import GenerateContext, PreparingEngine, StepOutputs
 from engine_server.torch_engine.engine import TorchEngine
+from engine_server.torch_engine.model_folder import ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
 from engine_server.torch_engine.sampler import sample
@@ -32,6 +35,7 @@ SCHEMA = {
     "required": ["ok", "tags"],
 }
 SERIAL = count()
+BACKENDS = ("xgrammar", "llguidance")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +44,14 @@ def folder(model_folder):
     return model_folder("qwen2")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(folder) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1))
+def engine_of(folder, backend: str = "auto") -> TorchEngine:
+    options = TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1)
+    return TorchEngine(replace(options, guided_backend=backend))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
+async def engine(folder, request) -> AsyncIterator[TorchEngine]:
+    made = engine_of(folder, request.param)
     config = await made.start(1)
     assert len(config.capabilities.guided_modes) == 6
     assert isinstance(made, PreparingEngine)
@@ -195,9 +204,15 @@ async def test_rules_that_leave_the_grammar_nothing_fail_that_request_alone(engi
 
 
 HOSTILE = {
-    "two quantifiers": {"regex": "foo**"},
+    "unknown class": {"regex": "\\p{nope}"},
+    "nested repetitions": {"regex": "(a{1,900}){900}"},
+    "repetitions of repetitions": {"ebnf_grammar": 'root ::= ((("a"{90}){90}){90}){90}'},
+    "rules": {"ebnf_grammar": "root ::= r0\n" + "\n".join(f'r{i} ::= "a" r{i + 1}?' for i in range(1200))},
+    "deep rules": {"ebnf_grammar": "root ::= " + "(" * 900 + '"a"' + ")" * 900},
+    "arrays of arrays": {"json_schema": '{"minItems": 900, "items": {"minItems": 900, "items": {}}}'},
+    "a pattern in a schema": {"json_schema": json.dumps({"type": "string", "pattern": "((a{90}){90}){90}"})},
     "open parenthesis": {"regex": "("},
-    "long": {"regex": "a" * 65_536},
+    "long": {"regex": "a" * 65_537},
     "deep parentheses": {"regex": "(" * 32_000 + "a" + ")" * 32_000},
     "no JSON": {"json_schema": "{"},
     "no schema": {"json_schema": "3"},
@@ -215,7 +230,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("guide", HOSTILE.values(), ids=HOSTILE)
 async def test_a_hostile_guide_is_refused_soon_and_blocks_nothing(engine, guide):
-    ticks = []
+    memory = psutil.Process().memory_info
+    ticks, before = [], memory().rss
 
     async def tick() -> None:
         while True:
@@ -231,19 +247,26 @@ async def test_a_hostile_guide_is_refused_soon_and_blocks_nothing(engine, guide)
     assert caught.value.field == f"sampling_options.guided_decoding.{next(iter(guide))}"
     assert took < 2.5
     assert max((b - a for a, b in pairwise(ticks)), default=0.0) < 0.3
+    assert memory().rss - before < 64 * 2**20
 
 
-@pytest.mark.parametrize("guide", [{"regex": "(a{1,900}){900}"}, {"ebnf_grammar": 'root ::= root "a" | "b"'}])
-async def test_a_guide_that_only_looks_dangerous_is_served(engine, guide):
-    text, _ = await text_of(engine, ask(max_tokens=10, **guide))
-    assert re.fullmatch("b?a*", text)
+async def test_a_recursion_on_the_left_is_served_at_an_even_pace(engine):
+    request = ask(max_tokens=200, ebnf_grammar='root ::= root "a" | "b"')
+    request.stop_conditions.min_tokens = 200
+    begin = time.monotonic()
+    text, _ = await text_of(engine, request)
+    assert text == "b" + "a" * 198
+    assert time.monotonic() - begin < 10
 
 
-AMBIGUOUS = "((a|b)*(a|b)*)*x"
+AMBIGUOUS = """
+root ::= a "x"
+a ::= "" | "a" | "b" | a a a a | a a a | a a
+"""
 
 
 async def test_a_grammar_that_is_too_slow_to_follow_ends_alone(engine):
-    slow = ask(max_tokens=250, regex=AMBIGUOUS)
+    slow = ask(max_tokens=250, ebnf_grammar=AMBIGUOUS)
     slow.sampling_options.allowed_token_ids.extend(TOKENIZER.encode("ab").ids)
     healthy = asyncio.create_task(text_of(engine, ask(1, 250, regex="[0-9]{200}")))
     with pytest.raises(StepFailed):
@@ -268,7 +291,7 @@ async def test_a_row_whose_mask_comes_too_late_has_no_token(engine):
 
 
 async def test_resuming_a_grammar_that_is_too_slow_to_follow_blocks_nobody_for_long(engine):
-    request = ask(max_tokens=250, regex=AMBIGUOUS)
+    request = ask(max_tokens=250, ebnf_grammar=AMBIGUOUS)
     request.resume.choices.add(index=0, generated_token_ids=TOKENIZER.encode("ab" * 100).ids)
     begin = time.monotonic()
     with pytest.raises(InvalidRequest):
@@ -307,7 +330,7 @@ async def test_a_request_cancelled_while_its_grammar_compiles_ends_as_cancelled(
 
 
 async def test_cleanup_fails_a_request_whose_grammar_is_still_compiling(folder):
-    engine = TorchEngine(TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1))
+    engine = engine_of(folder)
     await engine.start(1)
     steps: asyncio.Queue[StepOutputs] = asyncio.Queue()
     engine.set_step_listener(steps.put_nowait)
@@ -319,9 +342,10 @@ async def test_cleanup_fails_a_request_whose_grammar_is_still_compiling(folder):
     assert [(c, type(error)) for c, error in step.failures] == [(context, EngineDead)]
 
 
-async def test_without_a_grammar_engine_nothing_is_advertised_and_a_guide_is_refused(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "engine_server.torch_engine.guided_compiler", None)
-    engine = TorchEngine(TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1))
+async def test_without_a_grammar_library_nothing_is_advertised_and_a_guide_is_refused(folder, monkeypatch):
+    for library in BACKENDS:
+        monkeypatch.setitem(sys.modules, f"engine_server.torch_engine.guided_{library}", None)
+    engine = engine_of(folder)
     config = await engine.start(1)
     assert not config.capabilities.guided_modes
     with pytest.raises(Unsupported):
@@ -329,11 +353,59 @@ async def test_without_a_grammar_engine_nothing_is_advertised_and_a_guide_is_ref
     await engine.cleanup()
 
 
-async def test_what_the_grammar_engine_cannot_do_is_refused_by_name(engine):
+@pytest.mark.parametrize(("missing", "installed"), [BACKENDS, BACKENDS[::-1]])
+async def test_with_one_library_alone_its_guides_are_served_and_the_other_is_refused(
+    folder, monkeypatch, missing, installed
+):
+    monkeypatch.setitem(sys.modules, f"engine_server.torch_engine.guided_{missing}", None)
+    engine = engine_of(folder)
+    config = await engine.start(1)
+    assert (pb.GUIDED_MODE_STRUCTURAL_TAG in config.capabilities.guided_modes) == (installed == "xgrammar")
+    assert re.fullmatch("[0-9]{5}", (await text_of(engine, ask(regex="[0-9]{5}")))[0])
+    with pytest.raises(Unsupported, match=f"must be one of {installed}$"):
+        await engine.prepare(ask(regex="[0-9]{5}", backend=missing))
+    await engine.cleanup()
+
+
+async def test_a_default_library_that_is_not_installed_ends_the_start(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine_server.torch_engine.guided_llguidance", None)
+    engine = engine_of(folder, "llguidance")
+    with pytest.raises(ModelLoadError, match="guided_backend: llguidance is not installed"):
+        await engine.start(1)
+    await engine.cleanup()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_request_chooses_its_library_whatever_the_default(engine, backend):
+    default, other = (list(engine._grammars._compilers[name]._grammars) for name in engine._grammars.names)
+    text, reason = await text_of(engine, ask(regex="[0-9]{13}q", max_tokens=40, backend=backend))
+    assert (re.fullmatch("[0-9]{13}q", text) is not None, reason) == (True, "EOS")
+    compiled = [guide.backend for guide in engine._grammars._compilers[backend]._grammars]
+    assert compiled[-1] == backend
+    assert len(compiled) > len(default if backend == engine._grammars.names[0] else other)
+
+
+async def test_a_structural_tag_goes_to_the_library_that_can_follow_it(engine):
+    tag = GUIDES[-1][0]
+    assert (await text_of(engine, ask(**tag)))[0] == "hi"
+    with pytest.raises(Unsupported, match="not supported by llguidance") as caught:
+        await engine.prepare(ask(**tag, backend="llguidance"))
+    assert caught.value.field == "sampling_options.guided_decoding.structural_tag"
+
+
+async def test_what_no_grammar_library_can_do_is_refused_by_name(engine):
     for modifier in ({"whitespace_pattern": " ?"}, {"backend": "other"}):
         with pytest.raises(Unsupported) as caught:
             await engine.prepare(ask(json_object=True, **modifier))
         assert caught.value.field == f"sampling_options.guided_decoding.{next(iter(modifier))}"
+    assert str(caught.value).endswith(f"must be one of {', '.join(engine._grammars.names)}")
+
+
+async def test_a_grammar_that_may_be_empty_ends_without_an_end_token_as_soon_as_it_is_complete(engine):
+    request = ask(regex="[ab]*")
+    request.stop_conditions.ignore_eos = True
+    outputs = await outputs_of(engine, request)
+    assert (len(tokens_of(outputs)), reason_of(outputs)) == (0, "EOS")
 
 
 @given(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_server.torch_engine.linear import Int8Linear, PackedLinear, PlainLinear, can_pack, make_linear
+from engine_server.torch_engine.linear import (
+    Int8Linear,
+    PackedLinear,
+    PlainLinear,
+    TiledLinear,
+    can_pack,
+    make_linear,
+)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 70])
@@ -54,3 +61,17 @@ def test_eight_bit_rows_do_not_depend_on_their_neighbours():
     assert not found[2].any()
     assert found[3:-1].isfinite().all()
     assert found[-1].isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_a_tiled_product_depends_on_nothing_but_itself(rows, dtype):
+    torch.manual_seed(rows)
+    projection = TiledLinear(make_linear(torch.randn(24, 4864).to(dtype) / 70, torch.randn(24).to(dtype)))
+    value, other = torch.randn(rows, 4864).to(dtype), torch.randn(rows, 24).to(dtype)
+    found, sums = projection(value), projection.plus(value, other)
+    assert found.shape == sums.shape == (rows, 24)
+    assert found.is_contiguous()
+    for row in range(rows):
+        assert found[row].equal(projection(value[row : row + 1])[0])
+        assert sums[row].equal(projection.plus(value[row : row + 1], other[row : row + 1])[0])

@@ -182,9 +182,9 @@ def test_a_bad_word_of_several_tokens_is_banned_only_where_it_would_complete():
     assert pick(logits, sequence(prompt=[5], temperature=0.0, bad_words=word)) == [VOCAB - 1]
 
 
-def test_stops_are_masked_below_min_tokens():
+def test_stops_are_masked_until_the_last_of_min_tokens():
     logits = torch.arange(VOCAB, dtype=torch.float32)[None]
-    stop = StopRules(100, min_tokens=1, eos_token_ids=frozenset({VOCAB - 1}), stop_token_ids=frozenset({48}))
+    stop = StopRules(100, min_tokens=2, eos_token_ids=frozenset({VOCAB - 1}), stop_token_ids=frozenset({48}))
     assert pick(logits, sequence(temperature=0.0, stop=stop)) == [47]
     assert pick(logits, sequence(output=[2], temperature=0.0, stop=stop)) == [VOCAB - 1]
 

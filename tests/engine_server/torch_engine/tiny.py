@@ -13,6 +13,7 @@ from transformers.models.qwen3 import Qwen3Config
 
 from engine_server.failures import EngineError
 from engine_server.interface import GenerateContext, StepOutputs
+from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.loading import LoadedEngine
 from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
@@ -75,17 +76,27 @@ class CoreUnderTest:
         self.loaded = loaded
         self.core: EngineCore = loaded.core
         capacity = loaded.core.scheduler.pool.capacity
-        limits = RequestLimits(loaded.config.vocab_size, loaded.context_length, capacity)
+        limits = RequestLimits(
+            loaded.config.vocab_size,
+            loaded.context_length,
+            capacity,
+            thinking=loaded.thinking,
+            embedding_width=loaded.embedding_width,
+        )
         self.reader = RequestReader(limits, loaded.defaults, seed)
         self.answers: dict[GenerateContext, Answer] = {}
+        self.adapters: dict[str, Adapter] = {}
         self._serial = 0
 
-    def add(self, request: pb.PreprocessedRequest, deadline: float | None = None) -> GenerateContext:
+    def add(
+        self, request: pb.PreprocessedRequest, deadline: float | None = None, adapter: str | None = None
+    ) -> GenerateContext:
         self._serial += 1
         context = GenerateContext(f"r{self._serial}", deadline)
         resumed = {choice.index: len(choice.generated_token_ids) for choice in request.resume.choices}
         self.answers[context] = Answer(num_resumed=resumed)
-        self.core.add(self.reader.read(request, context, now=float(self._serial)))
+        chosen = self.adapters[adapter] if adapter else None
+        self.core.add(self.reader.read(request, context, float(self._serial), chosen))
         return context
 
     def step(self) -> None:
@@ -98,8 +109,8 @@ class CoreUnderTest:
         assert self.core.scheduler.pool.num_used == 0
         assert not self.core.live_contexts()
 
-    def answer(self, request: pb.PreprocessedRequest) -> Answer:
-        context = self.add(request)
+    def answer(self, request: pb.PreprocessedRequest, adapter: str | None = None) -> Answer:
+        context = self.add(request, adapter=adapter)
         self.run()
         return self.answers[context]
 

@@ -1,0 +1,1 @@
+"""`enginewire bench`: a load generator, and the table of latencies that people know."""

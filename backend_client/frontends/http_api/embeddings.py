@@ -1,0 +1,100 @@
+"""POST /v1/embeddings: texts or token ids in, vectors as JSON out.
+
+Sans-IO. Knows nothing about sending.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from backend_client.embedding import Embeddings
+from backend_client.frontends.http_api.body import Body, InvalidBody, checked
+
+MAX_INPUTS: Final = 2048
+MAX_TOKEN_ID: Final = 2**32 - 1
+ENCODINGS: Final = ("float", "base64")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedVectors:
+    """One HTTP request."""
+
+    inputs: Sequence[str | Sequence[int]]
+    model: str
+    dimensions: int | None
+    is_base64: bool
+
+
+def read_asked(body: Body) -> AskedVectors:
+    """Raises InvalidBody."""
+    encoding = body.text("encoding_format") or "float"
+    if encoding not in ENCODINGS:
+        raise InvalidBody("encoding_format", f"must be {' or '.join(ENCODINGS)}")
+    dimensions = body.integer("dimensions")
+    if dimensions is not None and not 1 <= dimensions <= MAX_TOKEN_ID:
+        raise InvalidBody("dimensions", "must be at least 1")
+    return AskedVectors(read_inputs(body), body.text("model") or "", dimensions, encoding == "base64")
+
+
+def read_inputs(body: Body) -> Sequence[str | Sequence[int]]:
+    """A text, texts, token ids, or lists of token ids. Raises InvalidBody."""
+    value = body.get("input")
+    if isinstance(value, str):
+        return [_text("input", value)]
+    items = checked("input", value, list)
+    if items and isinstance(items[0], int):
+        return [_token_ids("input", items)]
+    if not 1 <= len(items) <= MAX_INPUTS:
+        raise InvalidBody("input", f"must be 1 to {MAX_INPUTS} inputs")
+    return [
+        _text(f"input[{place}]", item)
+        if isinstance(item, str)
+        else _token_ids(f"input[{place}]", checked(f"input[{place}]", item, list))
+        for place, item in enumerate(items)
+    ]
+
+
+def answer_of(embeddings: Embeddings, model: str, *, is_base64: bool) -> bytes:
+    """The JSON that the OpenAI SDK takes apart."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": in_base64(each) if is_base64 else each.tolist()}
+        for index, each in enumerate(embeddings.vectors)
+    ]
+    tokens = embeddings.prompt_tokens
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def in_base64(vector: array[float]) -> str:
+    """Little-endian float32, whatever this machine has."""
+    if sys.byteorder == "big":
+        vector = vector[:]
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def param_of(field: str) -> str | None:
+    """The body's key for a path of the contract; None when no field is at fault."""
+    return field.replace("token_ids", "input", 1) or None
+
+
+def _text(field: str, text: str) -> str:
+    if not text:
+        raise InvalidBody(field, "must not be empty")
+    return text
+
+
+def _token_ids(field: str, items: Sequence[object]) -> Sequence[int]:
+    token_ids = [checked(f"{field}[{place}]", item, int) for place, item in enumerate(items)]
+    if not token_ids:
+        raise InvalidBody(field, "must not be empty")
+    if not 0 <= min(token_ids) <= max(token_ids) <= MAX_TOKEN_ID:
+        raise InvalidBody(field, f"must hold token ids, 0 to {MAX_TOKEN_ID}")
+    return token_ids

@@ -1,0 +1,35 @@
+"""The SMG worker as a server: its port, its beginning and its end.
+
+Knows nothing about the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from backend_client.config import ServeOptions
+from backend_client.frontends.address import bind_tcp
+from backend_client.frontends.grpc_service import GrpcFace, channel_options
+from backend_client.frontends.health import HealthServicer
+from backend_client.frontends.smg.servicer import SERVICE, SmgServicer
+from backend_client.frontends.text_backend import TextBackend
+
+
+@asynccontextmanager
+async def smg_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
+    """Serve inside the context; the address is the URL that SMG wants. Raises AddressError."""
+    assert options.smg_port is not None
+    server = grpc.aio.server(options=channel_options(options))
+    servicer = SmgServicer(backend, options.timeout, options.tokenizer)
+    server.add_generic_rpc_handlers((servicer.handlers(),))
+    health = HealthServicer(backend.backend.engines, SERVICE)
+    health.add_to(server)
+    target = bind_tcp(server, options.smg_host, options.smg_port)
+    await server.start()
+    try:
+        yield GrpcFace(server, health, f"grpc://{target}")
+    finally:
+        await server.stop(None)

@@ -1,0 +1,200 @@
+"""`vllm.grpc.engine.VllmEngine`, the service that the SMG gateway calls, on top of the backend.
+
+Holds what can be served here; every other method of the service is UNIMPLEMENTED. Knows nothing about
+sockets and nothing about the shape of SMG's messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
+
+from backend_client.annotated import BackendOutput
+from backend_client.failure import RequestFailed, failed
+from backend_client.frontends.grpc_service import AnyCall, internal, invalid, refuse
+from backend_client.frontends.smg.answer import Answer
+from backend_client.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
+from backend_client.frontends.smg.request import to_backend
+from backend_client.frontends.text_backend import TextBackend
+from backend_client.prompts import InvalidPrompt
+from backend_client.tokenizer import FILE_NAMES
+from enginewire import v1 as pb
+
+SERVICE: Final = "vllm.grpc.engine.VllmEngine"
+FACTS_TIMEOUT_SECONDS: Final = 2.0
+
+Asked = TypeVar("Asked", bound=Message)
+Answered = TypeVar("Answered", bound=Message)
+
+
+class SmgServicer:
+    """One worker. `folder` has the tokenizer when it does not come from the engine."""
+
+    def __init__(self, backend: TextBackend, timeout: float | None, folder: Path | None) -> None:
+        """`timeout`, in seconds, is for callers without a deadline."""
+        self._backend = backend
+        self._client = backend.backend.client
+        self._default_timeout = timeout
+        self._folder = folder
+        self._began = time.monotonic()
+        self._live: dict[str, asyncio.Timeout] = {}
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server registers."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Generate": streaming(self.Generate, vllm.GenerateRequest.FromString),
+                "Abort": unary(self.Abort, vllm.AbortRequest.FromString),
+                "HealthCheck": unary(self.HealthCheck, vllm.HealthCheckRequest.FromString),
+                "GetModelInfo": unary(self.GetModelInfo, vllm.GetModelInfoRequest.FromString),
+                "GetServerInfo": unary(self.GetServerInfo, vllm.GetServerInfoRequest.FromString),
+                "GetLoads": unary(self.GetLoads, vllm.GetLoadsRequest.FromString),
+                "GetTokenizer": streaming(self.GetTokenizer, common.GetTokenizerRequest.FromString),
+            },
+        )
+
+    async def Generate(self, asked: vllm.GenerateRequest, call: AnyCall) -> None:
+        """Stream what the choices become. Cancelling the call, or Abort, aborts the request."""
+        try:
+            async with asyncio.timeout(None) as running:
+                # The first of two equal ids keeps its place; the engine refuses the other.
+                self._live.setdefault(asked.request_id, running)
+                await self._generate(asked, call)
+        except TimeoutError:
+            await refuse(call, aborted())
+        except InvalidPrompt as error:
+            await refuse(call, invalid(str(error), error.field))
+        except RequestFailed as error:
+            await refuse(call, error)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
+            await refuse(call, internal(error))
+        finally:
+            if self._live.get(asked.request_id) is running:
+                del self._live[asked.request_id]
+
+    async def _generate(self, asked: vllm.GenerateRequest, call: AnyCall) -> None:
+        """Raises InvalidPrompt and RequestFailed."""
+        request = to_backend(asked)
+        # The gateway waits for the beginning of an answer; the first token may be far away.
+        await call.send_initial_metadata(())
+        answer = Answer(len(request.request.token_ids), is_stream=asked.stream)
+        items = self._backend.generate(request, timeout=self._timeout(call))
+        async with aclosing(items):
+            async for item in items:
+                if item.error is not None:
+                    raise RequestFailed(item.error)
+                if item.data is not None:
+                    for response in answer.responses(checked(item.data)):
+                        await call.write(response)
+
+    def _timeout(self, call: AnyCall) -> float | None:
+        remaining = call.time_remaining()
+        return self._default_timeout if remaining is None else max(0.0, remaining)
+
+    async def Abort(self, asked: vllm.AbortRequest, call: AnyCall) -> vllm.AbortResponse:
+        """End requests by id. One that is unknown, or over, is nothing to end."""
+        for request_id in asked.request_ids:
+            if (running := self._live.pop(request_id, None)) is not None:
+                running.reschedule(asyncio.get_running_loop().time())
+        return vllm.AbortResponse()
+
+    async def HealthCheck(self, asked: vllm.HealthCheckRequest, call: AnyCall) -> vllm.HealthCheckResponse:
+        """Healthy while the engine accepts requests."""
+        try:
+            state = (await self._client.load(timeout=FACTS_TIMEOUT_SECONDS)).state
+        except RequestFailed:
+            state = pb.ENGINE_STATE_DEAD
+        name = pb.EngineState.Name(state) if state in pb.EngineState.values() else str(state)
+        return vllm.HealthCheckResponse(healthy=state == pb.ENGINE_STATE_READY, message=name)
+
+    async def GetModelInfo(self, asked: vllm.GetModelInfoRequest, call: AnyCall) -> vllm.GetModelInfoResponse:
+        """What the engine serves."""
+        return model_info(await self._config(call))
+
+    async def GetServerInfo(
+        self, asked: vllm.GetServerInfoRequest, call: AnyCall
+    ) -> vllm.GetServerInfoResponse:
+        """What runs here."""
+        uptime = time.monotonic() - self._began
+        return server_info(await self._config(call), await self._load(call), uptime)
+
+    async def GetLoads(self, asked: vllm.GetLoadsRequest, call: AnyCall) -> vllm.GetLoadsResponse:
+        """How busy the engine is."""
+        timestamp = datetime.now(UTC).isoformat()
+        return loads(await self._config(call), await self._load(call), timestamp)
+
+    async def GetTokenizer(self, asked: common.GetTokenizerRequest, call: AnyCall) -> None:
+        """The tokenizer's files in one archive."""
+        try:
+            files = await self._tokenizer_files()
+        except RequestFailed as error:
+            await refuse(call, error)
+        for chunk in tokenizer_chunks(files):
+            await call.write(chunk)
+
+    async def _config(self, call: AnyCall) -> pb.EngineConfig:
+        try:
+            return (await self._client.info(FACTS_TIMEOUT_SECONDS)).config
+        except RequestFailed as error:
+            await refuse(call, error)
+
+    async def _load(self, call: AnyCall) -> pb.Load:
+        try:
+            return await self._client.load(FACTS_TIMEOUT_SECONDS)
+        except RequestFailed as error:
+            await refuse(call, error)
+
+    async def _tokenizer_files(self) -> dict[str, bytes]:
+        """Raises RequestFailed."""
+        if self._folder is not None:
+            return await asyncio.to_thread(read_files, self._folder)
+        return await self._client.tokenizer_files()
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Those of a tokenizer's files that are in a folder."""
+    return {path.name: path.read_bytes() for name in FILE_NAMES if (path := folder / name).is_file()}
+
+
+def checked(output: BackendOutput) -> BackendOutput:
+    """The same output. Raises RequestFailed for a choice that the engine could not finish."""
+    if output.finish_reason != pb.FINISH_REASON_ERROR:
+        return output
+    message = output.error_message or "the engine failed"
+    raise failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, message)
+
+
+def aborted() -> RequestFailed:
+    """What is left to say to a caller who has asked for it."""
+    return failed(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED, "the request was aborted")
+
+
+def streaming(
+    serve: Callable[[Asked, AnyCall], Awaitable[None]], parse: Callable[[bytes], Asked]
+) -> grpc.RpcMethodHandler[Asked, Message]:
+    """A method that answers with a stream."""
+    return grpc.unary_stream_rpc_method_handler(serve, parse, serialized)
+
+
+def unary(
+    serve: Callable[[Asked, AnyCall], Awaitable[Answered]], parse: Callable[[bytes], Asked]
+) -> grpc.RpcMethodHandler[Asked, Answered]:
+    """A method that answers once."""
+    return grpc.unary_unary_rpc_method_handler(serve, parse, serialized)
+
+
+def serialized(message: Message) -> bytes:
+    """The bytes of a message."""
+    return message.SerializeToString()

@@ -1,0 +1,179 @@
+"""CON: many requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import grpc
+
+from conformance.context import LASTING_SECONDS, Context
+from conformance.registry import SHAPE, WHOLE, Phase, check
+from conformance.saturation import MOST_SLOTS, queued, saturated
+from conformance.stream import Stream
+from conformance.violation import NotApplicable, Violation, expect, expect_equal
+
+PROMPTS: Final = 16
+TOKENS: Final = 16
+CROWDING: Final = 48
+"""Output tokens that keep a slot taken until the whole crowd is there."""
+
+SHORT: Final = 4
+OVERLOAD: Final = 4
+"""Requests per slot."""
+
+BEHAVED: Final = 4
+LOOKS: Final = 5
+
+FREED: Final = ("ABO-08", "CAN-01", "CAN-02", "CAN-02/queued", "CAN-03", "CAN-04")
+"""A server that frees nothing in a small case is not judged once more in a large one."""
+
+ALLOWED_TO_GO: Final = (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+@check("CON-01", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def two_make_progress(ctx: Context) -> None:
+    """Each has its first token before the other one ends."""
+    if ctx.config.max_num_seqs == 1:
+        raise NotApplicable("max_num_seqs is 1")
+    streams = [ctx.start(ctx.long_request()) for _ in range(2)]
+    reading = [asyncio.ensure_future(stream.end()) for stream in streams]
+    try:
+        await _have_begun(ctx, streams)
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*reading)
+    begun = [stream.exchange.arrived[0].at for stream in streams]
+    ended = [stream.exchange.arrived[-1].at for stream in streams if stream.choice.terminal]
+    expect(not ended or max(begun) < min(ended), "two requests run one after the other", expected="together")
+
+
+@check("CON-02", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def nobody_gets_anothers_tokens(ctx: Context) -> None:
+    """Different prompts one by one, then all at once."""
+    requests = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=TOKENS) for salt in range(PROMPTS)]
+    alone = [(await ctx.generate(request)).tokens for request in requests]
+    again = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=TOKENS) for salt in range(PROMPTS)]
+    streams = await asyncio.gather(*(ctx.generate(request) for request in again))
+    compared = TOKENS if ctx.capabilities.batch_invariant else 1
+    for expected, stream in zip(alone, streams, strict=True):
+        message = f"the first {compared} tokens are others among {PROMPTS} requests than alone"
+        expect_equal(stream.tokens[:compared], expected[:compared], message)
+
+
+@check("CON-03", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
+    """Four times as many requests as slots, all at once."""
+    requests = [ctx.request(max_tokens=CROWDING) for _ in range(OVERLOAD * _slots(ctx))]
+    longest = 2 * ctx.bounds.generation(OVERLOAD * CROWDING)
+    started = [ctx.start(request, timeout=longest) for request in requests]
+    for stream in await asyncio.gather(*(stream.end() for stream in started)):
+        expect(
+            stream.exchange.code in ALLOWED_TO_GO,
+            "a request beyond the slots neither waited its turn nor was refused",
+            expected="OK or RESOURCE_EXHAUSTED",
+            seen=stream.exchange.status,
+        )
+    expect(any(stream.exchange.is_ok for stream in started), "not one of many requests was served")
+
+
+@check("CON-04", phase=Phase.LOAD, alone=True, needs=WHOLE)
+async def failures_stay_alone(ctx: Context) -> None:
+    """Invalid requests, a cancelled one and one that runs out of time, beside good ones."""
+    streams = [ctx.start(ctx.lasting_request()) for _ in range(BEHAVED)]
+    await asyncio.gather(*(stream.first_token() for stream in streams))
+    late = ctx.start(ctx.long_request(), timeout=LASTING_SECONDS / 4)
+    outside = [ctx.config.vocab_size] if ctx.config.vocab_size else []
+    bad: list[dict[str, object]] = [
+        {"temperature": float("nan")},
+        {"max_tokens": 0},
+        {"token_ids": outside},
+        {"request_id": ""},
+    ]
+    await asyncio.gather(*(ctx.refused(ctx.request(**change)) for change in bad))
+    cancelled = await ctx.start(ctx.long_request()).first_token()
+    cancelled.cancel()
+    await late.end()
+    for stream in streams:
+        await stream.ok()
+        wanted = stream.request.request.stop_conditions.max_tokens
+        expect_equal(len(stream.tokens), wanted, "the failure of another request cut a stream short")
+
+
+@check("CON-05", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def control_is_never_blocked(ctx: Context) -> None:
+    """Every slot taken, requests in the queue, and large prompts on their way."""
+    async with saturated(ctx) as running:
+        large = ctx.prompt(ctx.context_length() // 2)
+        await queued(ctx, running)
+        ctx.start(ctx.request(token_ids=large, max_tokens=1))
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "GetLoad": ctx.client.load,
+            "GetEngineInfo": ctx.client.info,
+            "Abort": lambda: ctx.client.abort(["nobody"]),
+            "health": ctx.client.health,
+        }
+        for _ in range(LOOKS):
+            for name, call in calls.items():
+                await _prompt(ctx, name, call)
+
+
+@check("CON-06", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "CON-01"))
+async def short_ones_overtake(ctx: Context) -> None:
+    """A long request runs; a short one that begins later ends earlier."""
+    if ctx.config.max_num_seqs == 1:
+        raise NotApplicable("max_num_seqs is 1")
+    long = await ctx.start(ctx.long_request()).first_token()
+    reading = asyncio.ensure_future(long.end())
+    short = ctx.start(ctx.request(max_tokens=SHORT))
+    ending = asyncio.ensure_future(short.ok())
+    await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED, timeout=ctx.bounds.answer)
+    is_overtaken = ending.done()
+    long.cancel()
+    await asyncio.gather(reading, ending)
+    waited = f"{ctx.bounds.answer:.1f} s or until the long one ended"
+    expect(is_overtaken, "a short request waits for a long one", seen=f"it waited {waited}")
+
+
+@check("CON-07", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FREED))
+async def serves_after_any_load(ctx: Context) -> None:
+    """More requests than slots: some finish, some are aborted, some cancelled."""
+    count = OVERLOAD * _slots(ctx)
+    kinds = [ctx.request if number % 3 == 0 else ctx.long_request for number in range(count)]
+    streams = [ctx.start(make()) for make in kinds]
+    await streams[0].end()
+    await ctx.client.abort([stream.request.request_id for stream in streams[1::3]])
+    for stream in streams[2::3]:
+        stream.cancel()
+    await asyncio.gather(*(stream.end() for stream in streams))
+    await ctx.idle()
+    stream = await ctx.generate(ctx.request(max_tokens=SHORT))
+    expect_equal(len(stream.tokens), SHORT, "the first request after a load is not served in full")
+
+
+async def _have_begun(ctx: Context, streams: list[Stream]) -> None:
+    deadline = time.monotonic() + ctx.bounds.reaction
+    while not all(stream.exchange.arrived for stream in streams):
+        seen = [len(stream.exchange.arrived) for stream in streams]
+        if time.monotonic() > deadline:
+            raise Violation("one of two requests makes no progress", expected="both do", seen=seen)
+        await asyncio.sleep(0)
+
+
+async def _prompt(ctx: Context, name: str, call: Callable[[], Awaitable[object]]) -> None:
+    started = time.monotonic()
+    await call()
+    took, bound = time.monotonic() - started, ctx.bounds.reaction
+    message = f"{name} is slow while the engine is busy"
+    expect(took <= bound, message, expected=f"at most {bound:.1f} s", seen=f"{took:.1f} s")
+
+
+def _slots(ctx: Context) -> int:
+    if not ctx.config.HasField("max_num_seqs"):
+        raise NotApplicable("EngineConfig.max_num_seqs is absent")
+    if ctx.config.max_num_seqs > MOST_SLOTS:
+        raise NotApplicable(f"{ctx.config.max_num_seqs} slots are more than the kit fills")
+    return ctx.config.max_num_seqs

@@ -1,0 +1,1 @@
+"""The other half of the kit: a scripted engine that judges backends."""

@@ -1,0 +1,133 @@
+"""Runs the checks of backends and turns what they raise into the kit's one result model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from conformance.client_side.context import ClientContext
+from conformance.client_side.engine import ScriptedEngine
+from conformance.client_side.registry import WAY_THROUGH, ClientCheck, client_checks
+from conformance.client_side.stands import RunningStand, RunningStands, Starter
+from conformance.outcome import Outcome, Report, Status
+from conformance.requirements import requirements
+from conformance.selection import Selection
+from conformance.session import Unreachable
+from conformance.violation import NotApplicable, Violation
+
+GATE: Final = "backend"
+CONCURRENCY: Final = 8
+
+
+async def judge(
+    starter: Starter,
+    selection: Selection,
+    *,
+    name: str = "a backend",
+    invocation: str = "",
+    time_scale: float = 1.0,
+) -> Report:
+    """Judge the backends that `starter` starts. Raises Unreachable when none of them listens."""
+    started = time.monotonic()
+    stands = RunningStands(starter, time_scale)
+    try:
+        stand = await stands.shared(resume=True)
+        outcomes = await _Run(stands, selection).run()
+        return Report(
+            target=name,
+            invocation=invocation,
+            engine="a backend in front of the scripted engine",
+            bounds=stand.bounds.describe(),
+            outcomes=_in_order(outcomes),
+            seconds=time.monotonic() - started,
+        )
+    finally:
+        await stands.close()
+
+
+class _Run:
+    """One run: first the check that all others need, then those beside each other."""
+
+    def __init__(self, stands: RunningStands, selection: Selection) -> None:
+        self._stands = stands
+        self._selection = selection
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def run(self) -> dict[str, Outcome]:
+        """Outcomes by key."""
+        checks = {check.key: check for check in client_checks()}
+        first = checks.pop(WAY_THROUGH)
+        stand = await self._stands.shared(resume=True)
+        outcome = await self._judge(first, stand)
+        stand.measure(outcome.exchanges)
+        blocked = outcome.status is not Status.PASS
+        if not blocked and (reason := self._why_not(first)):
+            outcome = _outcome(first, Status.NOT_RUN, reason)
+        others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in checks.values()))
+        return {other.key: other for other in [outcome, *others]}
+
+    async def _run(self, check: ClientCheck, *, blocked: bool) -> Outcome:
+        if reason := self._why_not(check):
+            return _outcome(check, Status.NOT_RUN, reason)
+        if blocked:
+            return _outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
+        async with self._slots:
+            if not check.hostile:
+                return await self._judge(check, await self._stands.shared(resume=True))
+            stand = await self._stands.fresh(ScriptedEngine())
+            try:
+                return await self._judge(check, stand)
+            finally:
+                await stand.stop()
+
+    def _why_not(self, check: ClientCheck) -> str:
+        return self._selection.why_not(requirements()[check.id], check)
+
+    async def _judge(self, check: ClientCheck, stand: RunningStand) -> Outcome:
+        context, started = ClientContext(self._stands, stand), time.monotonic()
+        try:
+            async with asyncio.timeout(context.bounds.check):
+                await check.function(context)
+            outcome = _outcome(check, Status.PASS)
+        except Violation as violation:
+            outcome = _failure(check, violation)
+        except NotApplicable as reason:
+            outcome = _outcome(check, Status.NOT_APPLICABLE, str(reason))
+        except TimeoutError:
+            outcome = _failure(check, Violation(f"no verdict within {context.bounds.check:.0f} s"))
+        except Unreachable as reason:
+            outcome = _failure(check, Violation(str(reason)))
+        except Exception as fault:  # noqa: BLE001  # a fault of one check must not end the others
+            outcome = _outcome(check, Status.ERROR, f"{type(fault).__name__}: {fault}")
+        exchanges = context.exchanges
+        await context.close()
+        return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
+
+
+def _outcome(check: ClientCheck, status: Status, message: str = "") -> Outcome:
+    return Outcome(key=check.key, requirement=requirements()[check.id], status=status, message=message)
+
+
+def _failure(check: ClientCheck, violation: Violation) -> Outcome:
+    status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
+    outcome = _outcome(check, status, str(violation))
+    return replace(outcome, expected=violation.expected, seen=violation.seen)
+
+
+def _in_order(outcomes: dict[str, Outcome]) -> tuple[Outcome, ...]:
+    """By requirement; those without a check say so. Requirements of engine servers are not named."""
+    found: list[Outcome] = []
+    for requirement in requirements().values():
+        own: Sequence[Outcome] = [
+            outcome for key, outcome in sorted(outcomes.items()) if outcome.requirement.id == requirement.id
+        ]
+        if requirement.gate == GATE and not own:
+            reason = requirement.excluded or "the kit has no check for it yet"
+            own = [
+                Outcome(key=requirement.id, requirement=requirement, status=Status.NOT_RUN, message=reason)
+            ]
+        found += own
+    return tuple(found)

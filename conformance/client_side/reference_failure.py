@@ -1,0 +1,30 @@
+"""Why a request of the reference backend failed, as one exception. Knows nothing about requests."""
+
+from __future__ import annotations
+
+import grpc
+
+from enginewire import v1 as pb
+
+
+class Failed(Exception):
+    """The request failed."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        reason: pb.ErrorReason.ValueType,
+        message: str,
+        *,
+        retryable: bool = False,
+        field: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.code, self.retryable = code, retryable
+        self.status = pb.Status(code=code.value[0], message=message)
+        self.status.details.add().Pack(pb.ErrorDetail(reason=reason, field=field, retryable=retryable))
+
+
+def violation(what: str) -> Failed:
+    """The engine broke the contract."""
+    return Failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_PROTOCOL_VIOLATION, f"protocol violation: {what}")

@@ -1,0 +1,64 @@
+"""Which checks of backends there are. Knows nothing about how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache
+
+from conformance.client_side.context import ClientContext
+from conformance.registry import Phase
+
+ClientCheckFunction = Callable[[ClientContext], Awaitable[None]]
+
+WAY_THROUGH = "CLI-01"
+"""What every other check needs: text, tokens and the end of a plain answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCheck:
+    """A function that judges a backend. It raises Violation or NotApplicable, or returns."""
+
+    id: str
+    function: ClientCheckFunction
+    variant: str = ""
+    hostile: bool = False
+    """Plays what may break the backend for good: it gets one of its own."""
+    phase: Phase = Phase.SAFE
+
+    @property
+    def key(self) -> str:
+        """Unique and stable: the id, with the variant where an id has several checks."""
+        return f"{self.id}/{self.variant}" if self.variant else self.id
+
+    @property
+    def name(self) -> str:
+        """Where its code is."""
+        module = self.function.__module__.removeprefix("conformance.")
+        return f"{module}:{getattr(self.function, '__name__', '?')}"
+
+
+_checks: dict[str, ClientCheck] = {}
+
+
+def client_check(
+    identifier: str, variant: str = "", *, hostile: bool = False
+) -> Callable[[ClientCheckFunction], ClientCheckFunction]:
+    """Register a check of one requirement; `variant` tells several checks of one id apart."""
+
+    def register(function: ClientCheckFunction) -> ClientCheckFunction:
+        check = ClientCheck(identifier, function, variant, hostile)
+        if check.key in _checks:
+            raise ValueError(f"two checks are called {check.key}: give one of them a variant")
+        _checks[check.key] = check
+        return function
+
+    return register
+
+
+@cache
+def client_checks() -> tuple[ClientCheck, ...]:
+    """Every check of backends, by key."""
+    from conformance.client_side import checks_engine, checks_failures, checks_text  # noqa: F401
+
+    return tuple(_checks[key] for key in sorted(_checks))

@@ -1,0 +1,31 @@
+"""The proof of the client side: every broken backend fails exactly the checks it should.
+
+Runs in one process and loop with whatever else proves the kit.
+"""
+
+from __future__ import annotations
+
+from conformance.adversaries import Adversary
+from conformance.client_side.judge import judge
+from conformance.client_side.mutants import ClientMutant
+from conformance.client_side.reference_backend import ReferenceBackend
+from conformance.client_side.stands import InProcessStarter
+from conformance.outcome import Report, Status
+from conformance.selection import Selection
+
+
+async def judge_reference() -> Report:
+    """The kit against the reference backend."""
+    return await judge(InProcessStarter(ReferenceBackend), Selection())
+
+
+async def judge_mutant(mutant: ClientMutant) -> Report:
+    """The kit against a broken backend."""
+    return await judge(InProcessStarter(mutant.backend), Selection())
+
+
+async def passes_of(adversary: str, time_scale: float) -> int:
+    """How many checks a server passes that is no backend at all."""
+    starter = InProcessStarter(lambda engine: Adversary(adversary))
+    report = await judge(starter, Selection(), time_scale=time_scale)
+    return report.counts[Status.PASS]

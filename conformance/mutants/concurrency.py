@@ -1,0 +1,131 @@
+"""Servers on which requests get into each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+
+from conformance.mutants import mutant
+from conformance.reference.job import Choice, Job
+from conformance.reference.refusal import Refusal
+from conformance.reference.server import Reference
+from enginewire import v1 as pb
+
+LONG = 100
+"""Requests of more output tokens are long."""
+
+CROWD = 12
+"""So many requests wait only where a check wants a crowd."""
+
+SLOW_SECONDS = 3.0
+"""Longer than the bound for an answer under load."""
+
+
+def is_short(job: Job) -> bool:
+    """True for requests of few tokens."""
+    return job.request.stop_conditions.max_tokens < LONG
+
+
+class Crowded(Reference):
+    """Something goes wrong when many requests of a middling size wait."""
+
+    def is_crowded(self) -> bool:
+        """True while they do."""
+        sizes = [job.request.stop_conditions.max_tokens for job in self.waiting]
+        return len(sizes) > CROWD and all(LONG // 4 < size < LONG for size in sizes)
+
+
+@mutant("serial", kills="CON-01")
+class Serial(Reference):
+    def fits(self, job: Job) -> bool:
+        return not self.running
+
+
+@mutant("cross_talk", kills="CON-02")
+class CrossTalk(Reference):
+    """With several different prompts of one size in the batch, the rows of the logits are mixed up."""
+
+    def advance(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().advance(choice)
+        size = choice.job.request.stop_conditions.max_tokens
+        prompts = [
+            tuple(job.request.token_ids)
+            for job in self.running
+            if job.request.stop_conditions.max_tokens == size
+        ]
+        if len(prompts) == len(set(prompts)) > 3:
+            output.token_ids[0] = (output.token_ids[0] + 1) % self.config.vocab_size
+        return output
+
+
+@mutant("queue_deadlock", kills="CON-03")
+class QueueDeadlock(Crowded):
+    def fits(self, job: Job) -> bool:
+        return not self.is_crowded() and super().fits(job)
+
+
+@mutant("crowd_internal", kills="CON-03")
+class CrowdInternal(Crowded):
+    def admit(self, job: Job) -> None:
+        if self.is_crowded():
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "too much")
+        super().admit(job)
+
+
+@mutant("error_kills_batch", kills="CON-04")
+class ErrorKillsBatch(Reference):
+    def fail(self, job: Job, failure: Refusal) -> None:
+        batch = list(self.running) if job.is_running else []
+        for each in batch or [job]:
+            super().fail(each, failure)
+
+
+class SlowWhenFull(Reference):
+    """One call waits for the engine."""
+
+    async def wait_for_engine(self) -> None:
+        if len(self.waiting) > 1:
+            await asyncio.sleep(SLOW_SECONDS)
+
+
+@mutant("info_blocked", kills="CON-05")
+class InfoBlocked(SlowWhenFull):
+    async def info(self) -> pb.GetEngineInfoResponse:
+        await self.wait_for_engine()
+        return await super().info()
+
+
+@mutant("abort_blocked", kills="CON-05")
+class AbortBlocked(SlowWhenFull):
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        if list(request.request_ids) == ["nobody"]:
+            await self.wait_for_engine()
+        return await super().abort_requests(request)
+
+
+@mutant("static_batching", kills="CON-06")
+class StaticBatching(Reference):
+    def fits(self, job: Job) -> bool:
+        is_late = is_short(job) and any(not is_short(running) for running in self.running)
+        return not is_late and super().fits(job)
+
+
+@mutant("stuck_after_load", kills="CON-07")
+class StuckAfterLoad(Reference):
+    """A wake-up is lost when many leave the queue at once: the next request is never started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = 0
+        self._stuck: list[Job] = []
+
+    def release(self, job: Job) -> None:
+        self._left += job in self.waiting
+        super().release(job)
+
+    def admit(self, job: Job) -> None:
+        super().admit(job)
+        if self._left > 8 and len(self.live) == 1 and not self._stuck:
+            self._stuck.append(job)
+
+    def fits(self, job: Job) -> bool:
+        return job not in self._stuck and super().fits(job)

@@ -1,0 +1,51 @@
+"""The reference, or one of its mutants, as a program: for checks that start and signal processes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import replace
+
+from conformance.reference.server import Reference
+from conformance.reference.signals import AddressError
+
+
+async def serve(server: Reference, target: str) -> int:
+    """Serve until a signal; returns the exit code."""
+    server.obey_signals()
+    try:
+        server.check_address(target)
+    except AddressError as mistake:
+        return server.cannot_listen(mistake)
+    listening = await server.serve(target)
+    code = await server.until_signalled()
+    await server.shut_down(listening)
+    return code
+
+
+def main() -> int:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.reference")
+    parser.add_argument("target", help="host:port or unix:/path")
+    parser.add_argument("--mutant", default="", help="the broken server to be instead")
+    parser.add_argument("--load-seconds", type=float, default=0.2, metavar="S", help="to pretend to load")
+    options = parser.parse_args()
+    return asyncio.run(_serve(options))
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    server = _server(options.mutant)
+    server.settings = replace(server.settings, start_seconds=options.load_seconds)
+    return await serve(server, options.target)
+
+
+def _server(mutant: str) -> Reference:
+    if not mutant:
+        return Reference()
+    from conformance.mutants import mutants
+
+    return next(known for known in mutants() if known.name == mutant).server()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

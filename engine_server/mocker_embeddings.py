@@ -1,0 +1,43 @@
+"""The mocker's vectors: unit vectors that depend on the tokens of their input and on nothing else.
+
+Texts that share tokens are similar: a vector is the sum of one random direction per token. Knows nothing
+about requests, steps or queues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from random import Random
+
+from enginewire import v1 as pb
+
+SIZE = 64
+MAX_UINT32 = 2**32 - 1
+
+
+def embeddings_of(request: pb.PreprocessedEmbeddingRequest) -> pb.EmbeddingsEngineOutput:
+    """One vector per input, cut to the dimensions that were asked for."""
+    size = request.dimensions if request.HasField("dimensions") else SIZE
+    tokens = min(sum(len(each.token_ids) for each in request.token_ids), MAX_UINT32)
+    return pb.EmbeddingsEngineOutput(
+        embeddings=[pb.Embedding(values=vector_of(each.token_ids, size)) for each in request.token_ids],
+        prompt_tokens=tokens,
+        total_tokens=tokens,
+    )
+
+
+def vector_of(token_ids: Iterable[int], size: int) -> list[float]:
+    """The unit vector of an input."""
+    # Every id counts by its place too, a little: the order of words is not without meaning.
+    weighted = [(1.0 / (1.0 + place / 1000.0), _direction(token)) for place, token in enumerate(token_ids)]
+    summed = [math.fsum(weight * each[axis] for weight, each in weighted) for axis in range(size)]
+    length = math.hypot(*summed)
+    return [value / length for value in summed] if length else [1.0] + [0.0] * (size - 1)
+
+
+@lru_cache(maxsize=4096)
+def _direction(token_id: int) -> Sequence[float]:
+    random = Random(token_id)
+    return [random.gauss(0.0, 1.0) for _ in range(SIZE)]

@@ -1,0 +1,65 @@
+"""Which kernels and products compute a model of our own code, by options, device and dtype.
+
+Knows nothing about weights, caches or requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_server.torch_engine.compiled_ops import compiled_ops
+from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
+from engine_server.torch_engine.linear import Int8Linear, MakeLinear, TiledLinear, can_quantize, make_linear
+from engine_server.torch_engine.model_config import ModelConfig
+from engine_server.torch_engine.model_folder import ModelLoadError
+from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.torch_engine.varlen_ops import varlen_ops
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """`project` makes the projections of the layers, `make_head` the one that gives logits.
+
+    They are apart because the head decides between close tokens and keeps its precision.
+    """
+
+    ops: LayerOps
+    project: MakeLinear
+    make_head: MakeLinear
+
+
+def choose_arithmetic(
+    options: TorchEngineOptions, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Arithmetic:
+    """The fastest that there is; raises ModelLoadError where the options ask for what there is not."""
+    project = _project(options, device, dtype)
+    if options.batch_invariant:
+        return Arithmetic(_invariant_ops(options, device, dtype), _tiled(project), _tiled(make_linear))
+    head_counts = config.num_heads, config.num_kv_heads, config.head_dim
+    ops = varlen_ops(device, dtype, head_counts, options.block_size)
+    compiled = compiled_ops(device, dtype) if options.compile_kernels else None
+    return Arithmetic(ops or compiled or TorchOps(), project, make_linear)
+
+
+def _invariant_ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
+    """Prompts go token by token through the kernel of decodes: its sums always have the same order."""
+    compiled = compiled_ops(device, dtype, "rows") if options.compile_kernels else None
+    if compiled is None:
+        raise ModelLoadError(
+            "batch_invariant needs a CPU, the dtype float32 or bfloat16, compile_kernels and a C++ compiler"
+        )
+    return compiled
+
+
+def _tiled(make: MakeLinear) -> MakeLinear:
+    return lambda weight, bias: TiledLinear(make(weight, bias))
+
+
+def _project(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> MakeLinear:
+    if options.quantization == "none":
+        return make_linear
+    if device.type != "cpu" or not can_quantize(dtype):
+        raise ModelLoadError("quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16")
+    return Int8Linear

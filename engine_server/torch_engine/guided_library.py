@@ -1,0 +1,96 @@
+"""What the engine asks of a grammar library, and the tokens that it tells one about.
+
+Knows nothing about requests, queues or any one library. The process that compiles loads this too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class InvalidGuide(ValueError):
+    """The guide cannot be compiled; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The bytes of every token by its id, empty for one that no grammar may produce, as special ones are."""
+
+    tokens: tuple[bytes, ...]
+    eos_token_ids: tuple[int, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """What `from_bytes` reads."""
+        tokens = [base64.b64encode(token).decode() for token in self.tokens]
+        return json.dumps([tokens, self.eos_token_ids]).encode()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> Vocabulary:
+        """The vocabulary that `to_bytes` wrote."""
+        tokens, eos_token_ids = json.loads(content)
+        return Vocabulary(tuple(map(base64.b64decode, tokens)), tuple(eos_token_ids))
+
+
+class LibraryMatcher(Protocol):
+    """Where one choice is in its grammar, as a library follows it."""
+
+    @property
+    def is_over(self) -> bool:
+        """True when the match has ended."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False when the grammar does not allow it."""
+        ...
+
+    def fill(self, masks: object, row: int) -> bool:
+        """Set the bits of the next tokens in a tensor [rows, vocab / 32]; False when it cannot say."""
+        ...
+
+
+class LibraryGrammar(Protocol):
+    """A compiled grammar. `num_bytes` estimates the memory it takes."""
+
+    @property
+    def num_bytes(self) -> int: ...  # noqa: D102
+
+    def start(self, ending_ids: list[int]) -> LibraryMatcher:
+        """A matcher at the beginning of the output.
+
+        `ending_ids` are no part of the match: they can be chosen where it is complete, and end it.
+        Without any the match ends as soon as it is complete.
+        """
+        ...
+
+
+class Library(Protocol):
+    """One grammar library with one vocabulary."""
+
+    def compile(self, kind: str, text: str) -> bytes:
+        """A grammar in the form that `load` takes. Slow, and as hungry as its guide. Raises InvalidGuide."""
+        ...
+
+    def load(self, compiled: bytes) -> LibraryGrammar:
+        """The grammar that `compile` made, perhaps in another process."""
+        ...
+
+
+KINDS = {
+    "xgrammar": ("json_schema", "json_object", "regex", "choice", "ebnf_grammar", "structural_tag"),
+    "llguidance": ("json_schema", "json_object", "regex", "choice", "ebnf_grammar"),
+}
+"""The kinds of guide that each library can follow. The first one that is installed is the default."""
+
+
+def open_library(name: str, vocabulary: Vocabulary) -> Library:
+    """The library of that name; raises ImportError when it is not installed."""
+    if name == "xgrammar":
+        from engine_server.torch_engine.guided_xgrammar import XGrammar
+
+        return XGrammar(vocabulary)
+    from engine_server.torch_engine.guided_llguidance import LLGuidance
+
+    return LLGuidance(vocabulary)

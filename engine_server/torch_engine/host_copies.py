@@ -1,0 +1,46 @@
+"""Few and asynchronous copies between the host and another device; on a CPU nothing is copied twice.
+
+A step sends its inputs in one piece and waits once, for what it has computed. Pinned memory lets a copy to
+the device run on while the host goes ahead. Knows nothing about what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import chain
+from typing import cast
+
+import torch
+from torch import Tensor
+
+
+def gather(columns: Seq[Seq[int]], device: torch.device) -> Tensor:
+    """The columns one after the other in an int32 tensor of the host that is ready to go to `device`."""
+    return torch.tensor(list(chain.from_iterable(columns)), dtype=torch.int32, pin_memory=is_far(device))
+
+
+def send(columns: Seq[Seq[int]], device: torch.device) -> list[Tensor]:
+    """The columns as int32 tensors that lie one after the other in one buffer."""
+    there = gather(columns, device).to(device, non_blocking=True)
+    return list(torch.split(there, [len(column) for column in columns]))
+
+
+def send_index(rows: Seq[int], device: torch.device) -> Tensor:
+    """Row numbers to index with."""
+    return torch.tensor(rows, pin_memory=is_far(device)).to(device, non_blocking=True)
+
+
+def send_column(values: Seq[float], like: Tensor) -> Tensor:
+    """[len(values), 1] in the dtype of `like`."""
+    column = torch.tensor(values, dtype=like.dtype, pin_memory=is_far(like.device))[:, None]
+    return column.to(like.device, non_blocking=True)
+
+
+def read_back(*rows: Tensor) -> list[list[int]]:
+    """Tensors of equal length as lists. The only place where a plain step waits for the device."""
+    return cast(list[list[int]], torch.stack([row.long() for row in rows]).cpu().tolist())
+
+
+def is_far(device: torch.device) -> bool:
+    """True when reading a number from there means to wait for all that was asked of it before."""
+    return device.type != "cpu"

@@ -1,0 +1,36 @@
+"""An engine in Python, judged by the conformance kit in a test: each server lives in this process.
+
+`my_server` is all that is yours: it starts a fresh server, yields its address and ends it. Here it serves
+the mocker; put your engine in its place. Needs `enginewire[server]` and pytest-asyncio.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from conformance import engine_conformance, render
+from engine_server.config import ServerOptions
+from engine_server.mocker_engine import MockerEngine
+from engine_server.server import EngineServer
+
+
+@asynccontextmanager
+async def my_server() -> AsyncIterator[str]:
+    """A server on a Unix socket of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = EngineServer(MockerEngine(), ServerOptions(uds=Path(folder) / "engine.sock"))
+        await server.listen()
+        try:
+            await server.start()
+            yield server.target
+        finally:
+            await server.stop()
+
+
+async def test_my_engine_keeps_the_contract() -> None:
+    """The report explains every requirement that does not hold."""
+    report = await engine_conformance(my_server, run=["STR-*", "USE-*", "LIM-*"])
+    assert report.is_conformant, render(report)

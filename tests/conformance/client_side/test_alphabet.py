@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import hashlib
+
+from tokenizers import Tokenizer
+
+from conformance.client_side import alphabet
+
+
+def test_a_tokenizer_library_reads_what_the_kit_means() -> None:
+    tokenizer = Tokenizer.from_buffer(alphabet.files()["tokenizer.json"])
+    ids = alphabet.ids("hé ", "stream", b"\xf0\x9f\x99\x82", alphabet.EOS)
+    assert tokenizer.decode(ids) == "hé stream🙂"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"hé stream🙂{alphabet.EOS_TEXT}"
+    assert tokenizer.get_vocab_size() == alphabet.NUM_TOKENS < alphabet.UNKNOWN < alphabet.VOCAB_SIZE
+
+
+def test_the_manifest_describes_the_chunks() -> None:
+    first, *chunks = alphabet.answers("")
+    described = {file.name: (file.size, file.sha256) for file in first.manifest.files}
+    sent = {c.chunk.name: (len(c.chunk.data), hashlib.sha256(c.chunk.data).hexdigest()) for c in chunks}
+    assert sent == described
+    assert len(list(alphabet.answers(first.manifest.digest))) == 1

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+from conformance.__main__ import main
+from conformance.outcome import ExitCode
+
+OURS = f"{shlex.quote(sys.executable)} -m backend_client serve --target {{target}}"
+
+
+def test_our_backend_is_conformant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["client", "--command", f"{OURS} --uds {{socket}}", "--strict"]) == ExitCode.CONFORMANT
+    shown = capsys.readouterr().out
+    assert "FAIL" not in shown
+    assert "N/A" not in shown
+
+
+def test_our_backend_without_replay_is_conformant_but_for_a_should(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = f"{OURS} --host 127.0.0.1 --port {{port}} --no-replay"
+    assert main(["client", "--command", command, "--run", "CLI-1*,CLI-2*"]) == ExitCode.CONFORMANT
+    assert "WARN CLI-28" in capsys.readouterr().out
+
+
+def test_a_program_that_ends_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["client", "--command", "false {target} {port}"]) == ExitCode.UNREACHABLE
+    assert "the backend ended with 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["backend --listen {listen}", "backend --engine {target}"])
+def test_a_command_without_both_addresses_is_a_usage_error(command: str) -> None:
+    assert main(["client", "--command", command]) == ExitCode.USAGE
+
+
+def test_a_selection_that_matches_nothing_is_no_success() -> None:
+    command = f"{OURS} --uds {{socket}}"
+    assert main(["client", "--command", command, "--run", "NOPE-*"]) == ExitCode.NOTHING_RAN

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from conformance.client_side.mutants import ClientMutant, client_mutants
+from conformance.client_side.reference_backend import ReferenceBackend
+from conformance.client_side.registry import client_checks
+from conformance.client_side.self_test import judge_mutant, judge_reference, passes_of
+from conformance.client_side.stands import InProcessStarter, RunningStands
+from conformance.outcome import ExitCode, Status
+from conformance.requirements import requirements
+from conformance.self_test import kill
+
+
+async def test_the_reference_backend_passes_everything() -> None:
+    report = await judge_reference()
+    assert report.counts == {Status.PASS: len(client_checks())}
+    assert report.exit_code() is ExitCode.CONFORMANT
+
+
+@pytest.mark.parametrize("name", ["client/leaks_the_beginning_of_a_stop", "client/resume_names_a_stale_life"])
+async def test_a_broken_backend_fails_exactly_its_checks(name: str) -> None:
+    mutant = next(mutant for mutant in client_mutants() if mutant.name == name)
+    done = await kill(mutant)
+    assert done.is_exact, done
+
+
+async def test_a_backend_that_is_not_broken_stays_alive() -> None:
+    done = await kill(ClientMutant("not_broken", ("CLI-02",), ReferenceBackend))
+    assert (done.is_killed, done.failed) == (False, ())
+
+
+async def test_without_a_way_through_nothing_else_is_judged() -> None:
+    mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/every_end_is_stop")
+    report = await judge_mutant(mutant)
+    assert report.counts == {Status.FAIL: 1, Status.BLOCKED: len(client_checks()) - 1}
+
+
+@pytest.mark.parametrize("adversary", ["null", "hang", "garbage"])
+async def test_a_server_that_is_no_backend_passes_nothing(adversary: str) -> None:
+    assert await passes_of(adversary, 0.1) == 0
+
+
+async def test_a_failure_shows_the_calls_of_both_sides() -> None:
+    mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/max_tokens_not_enforced")
+    report = await judge_mutant(mutant)
+    (failure,) = report.unexpected
+    methods = {exchange.method for exchange in failure.exchanges}
+    assert methods == {"BackendService.Generate", "EngineService.Generate (of the backend)"}
+
+
+async def test_stands_are_shared_by_kind_of_engine() -> None:
+    stands = RunningStands(InProcessStarter(ReferenceBackend), 1.0)
+    try:
+        first = await stands.shared(resume=True)
+        assert await stands.shared(resume=True) is first
+        assert await stands.shared(resume=False) is not first
+    finally:
+        await stands.close()
+
+
+def test_every_requirement_of_backends_has_a_check_and_every_check_a_mutant() -> None:
+    ids = {name for name, requirement in requirements().items() if requirement.gate == "backend"}
+    assert {check.id for check in client_checks()} == ids
+    killed = {key for mutant in client_mutants() for key in mutant.kills}
+    assert {check.key for check in client_checks()} == killed

@@ -1,0 +1,100 @@
+"""Correct servers of other kinds than the reference pass the checks of an area."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from conformance.mutants.probe import TwoRanks
+from conformance.outcome import Status
+from conformance.reference.server import Reference
+from conformance.reference.settings import CAPABILITIES, Settings
+from conformance.selection import Selection
+from enginewire import v1 as pb
+from tests.conformance.judging import judged, statuses
+
+
+def without(*capabilities: str) -> Settings:
+    return replace(Settings(), capabilities=tuple(set(CAPABILITIES) - set(capabilities)))
+
+
+class Echo(Reference):
+    """Its most probable tokens are its prompt, again and again, as the mocker's are."""
+
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> list[float]:
+        logits = super().logits(tokens, adapter)
+        period = self.config.vocab_size - 1
+        logits[(tokens[-1] * 3 + 1) % period] += 20.0
+        return logits
+
+
+class OneToken(Reference):
+    """A model that knows one token."""
+
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> list[float]:
+        return [20.0 * (token == 7) for token in range(self.config.vocab_size)]
+
+
+class Tied(Reference):
+    """Logits of few different values, as those of 4-bit weights: what ties with the last one kept is kept."""
+
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> list[float]:
+        return [float(round(logit)) for logit in super().logits(tokens, adapter)]
+
+    def kept(
+        self, logits: list[float], temperature: float, options: pb.SamplingOptions
+    ) -> list[tuple[int, float]]:
+        last = sorted(logits)[-options.top_k] if options.top_k > 1 else max(logits)
+        tied = pb.SamplingOptions()
+        tied.CopyFrom(options)
+        tied.top_k = sum(logit >= last for logit in logits) if options.top_k > 1 else options.top_k
+        return super().kept(logits, temperature, tied)
+
+
+class Bare(Reference):
+    settings = replace(Settings(), capabilities=())
+
+
+class WithoutSeeds(Reference):
+    settings = without("seed")
+
+
+class NoAlternatives(Reference):
+    settings = replace(Settings(), limits={"max_logprobs": 0, "max_prompt_logprobs": 0})
+
+
+class OneSlot(Reference):
+    settings = replace(Settings(), max_num_seqs=1, capabilities=without("multiple_choices").capabilities)
+
+
+async def unexpected(server: type[Reference], *areas: str) -> list[str]:
+    report = await judged(server, selection=Selection(run=areas))
+    return [f"{outcome.key}: {outcome.message}" for outcome in report.unexpected]
+
+
+@pytest.mark.parametrize("server", [Echo, OneToken, Bare, OneSlot])
+async def test_stops_of_another_model(server: type[Reference]) -> None:
+    assert await unexpected(server, "STP-*") == []
+
+
+@pytest.mark.parametrize("server", [Echo, Tied, Bare, WithoutSeeds, OneSlot])
+async def test_sampling_of_another_model(server: type[Reference]) -> None:
+    assert await unexpected(server, "SAM-0[5-9]", "SAM-10") == []
+
+
+@pytest.mark.parametrize("server", [Echo, OneToken, NoAlternatives, Bare])
+async def test_log_probabilities_of_another_model(server: type[Reference]) -> None:
+    assert await unexpected(server, "LOG-*") == []
+
+
+@pytest.mark.parametrize("server", [WithoutSeeds, Bare])
+async def test_choices_of_another_server(server: type[Reference]) -> None:
+    assert await unexpected(server, "SEQ-*") == []
+
+
+async def test_each_of_two_ranks_can_be_probed() -> None:
+    report = await judged(TwoRanks, selection=Selection(run=["PRB-*", "INF-07"]))
+    assert statuses(report)["PRB-05"] is Status.PASS
+    assert report.unexpected == []

@@ -1,0 +1,36 @@
+"""What examples/ci shows really works."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from pathlib import Path
+
+import yaml
+
+from conformance import options
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
+
+
+async def test_the_example_of_a_test_passes() -> None:
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / "test_conformance.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    await example.test_my_engine_keeps_the_contract()
+
+
+def test_the_workflow_uses_options_that_exist(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((EXAMPLES / "conformance.yml").read_text())
+    (command,) = [
+        step["run"]
+        for step in workflow["jobs"]["enginewire"]["steps"]
+        if step.get("run", "").startswith("enginewire-conformance")
+    ]
+    known = tmp_path / "conformance-baseline.yaml"
+    known.touch()
+    words = shlex.split(command)[1:]
+    parsed = options.parse([str(known) if word == known.name else word for word in words])
+    assert parsed.launch == "./my-server --port {port}"

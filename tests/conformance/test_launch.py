@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from conformance.connection import Connection
+from conformance.context import Context
+from conformance.in_process import InProcess, InProcessLauncher
+from conformance.outcome import Status
+from conformance.reference.server import Reference
+from conformance.registry import Phase
+from conformance.runner import Runner
+from conformance.selection import Selection
+from conformance.session import Session
+from enginewire import v1 as pb
+from tests.conformance.judging import made_up, statuses
+
+COMMAND = f"{sys.executable} -m conformance.reference unix:{{socket}}"
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[Session]:
+    server = await InProcess(Reference()).start()
+    launcher = InProcessLauncher(Reference, COMMAND)
+    declared = frozenset({"launch"})
+    yield Session(connection=Connection(target=server.target), launcher=launcher, declared=declared)
+    await launcher.close()
+    await server.stop()
+
+
+async def test_each_destructive_check_gets_a_fresh_server(session: Session) -> None:
+    lives = []
+
+    async def drains(ctx: Context) -> None:
+        lives.append(ctx.info.engine_lifetime_id)
+        await ctx.client.ask("EngineService.Drain", pb.DrainRequest())
+        assert (await ctx.client.load()).state == pb.ENGINE_STATE_DRAINING
+
+    checks = [made_up(key, drains, phase=Phase.DESTRUCTIVE) for key in ("DRN-01", "DRN-02")]
+    report = await Runner(session, checks, Selection(phases=frozenset(Phase))).run()
+    assert {statuses(report)[key] for key in ("DRN-01", "DRN-02")} == {Status.PASS}
+    assert len({*lives, session.info.engine_lifetime_id}) == 3
+
+
+async def test_a_check_starts_and_signals_a_program_of_which_nothing_is_left(session: Session) -> None:
+    left = []
+
+    async def ends_one_and_leaves_one(ctx: Context) -> None:
+        program = await ctx.spawn()
+        await program.ready(ctx.bounds.check)
+        program.signal(signal.SIGTERM)
+        assert await program.ended(ctx.bounds.check) == 0
+        left.append(await ctx.spawn())
+
+    checks = [made_up("LIF-02", ends_one_and_leaves_one, phase=Phase.LAUNCH)]
+    report = await Runner(session, checks, Selection(phases=frozenset(Phase))).run()
+    assert statuses(report)["LIF-02"] is Status.PASS, report.unexpected
+    await asyncio.sleep(0)
+    assert left[0].exit_code is not None

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from conformance import options
+from conformance.outcome import Report, Status
+from conformance.report.reproduction import grpcurl_line, kit_line
+from tests.conformance.reports import exchange, outcome, report
+
+SECURED = [
+    *("--target", "host:1", "--tls-ca", "our ca.pem", "--tls-name", "engine", "--allow-destructive"),
+    *("--declare", "tracing", "--time-scale", "2.5"),
+]
+
+
+def asked(*arguments: str) -> Report:
+    parsed = options.parse(arguments)
+    return Report(target=parsed.target or "unix:/gone.sock", invocation=options.invocation(parsed))
+
+
+def test_a_repro_line_leads_to_the_same_run() -> None:
+    line = kit_line(asked(*SECURED), outcome(Status.FAIL, "STR-02"))
+    again = options.parse(shlex.split(line)[1:])
+    expected = options.parse([*SECURED, "--run", "STR-02", "--trace"])
+    assert vars(again) == vars(expected)
+
+
+def test_a_repro_line_has_no_metadata() -> None:
+    assert "secret" not in asked("--target", "host:1", "--metadata", "authorization=secret").invocation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "address"),
+    [
+        (["--target", "host:1"], "-plaintext -import-path"),
+        (["--target", "unix:/run/e.sock"], "-plaintext -unix -import-path"),
+        (SECURED, "grpcurl -cacert 'our ca.pem' -servername engine -import-path"),
+        (["--launch", "serve --tls {port}"], "-plaintext -unix -import-path"),
+    ],
+)
+def test_grpcurl_is_told_how_to_reach_the_target(arguments: list[str], address: str) -> None:
+    assert address in grpcurl_line(asked(*arguments), exchange())
+
+
+def test_what_grpcurl_cannot_send_has_no_line() -> None:
+    raw = exchange()
+    raw.request = b"\xff"
+    assert grpcurl_line(report(), raw) == ""
+    raw.method = "/no.Service/Method"
+    assert grpcurl_line(report(), raw) == ""
+
+
+def test_a_request_is_quoted_for_a_shell() -> None:
+    words = shlex.split(grpcurl_line(asked("--target", "host:1"), exchange("it's $(reboot)")))
+    assert words[words.index("-d") + 1] == '{"request_id": "it\'s $(reboot)"}'

@@ -1,0 +1,51 @@
+"""Disaggregated pairs: the options, the reference's two roles, and what mutants of one half fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import options
+from conformance.given import PAIR_RUN, Given
+from conformance.mutants import Mutant
+from conformance.mutants.disaggregation import DecodeSkipsFirst, PrefillNoHandoff
+from conformance.outcome import ExitCode, Status
+from conformance.reference.handoffs import Decode, Prefill
+from conformance.reference.server import Reference
+from conformance.registry import Phase
+from conformance.self_test import judge, kill
+from conformance.violation import NotApplicable
+
+
+@pytest.mark.parametrize("half", [Prefill, Decode])
+async def test_a_correct_pair_passes(half: type[Reference]) -> None:
+    report = await judge(half, frozenset(Phase))
+    assert report.exit_code(strict=True) is ExitCode.CONFORMANT
+    passed = {outcome.key for outcome in report.outcomes if outcome.status is Status.PASS}
+    assert {"DIS-01", "DIS-02", "DIS-05", "DIS-07/expired", "DIS-09"} <= passed
+
+
+@pytest.mark.parametrize(("broken", "key"), [(PrefillNoHandoff, "DIS-02"), (DecodeSkipsFirst, "DIS-04")])
+async def test_a_broken_half_fails_its_own_check(broken: type[Reference], key: str) -> None:
+    done = await kill(Mutant("broken_half", (key,), broken))
+    assert (done.is_exact, done.failed) == (True, (key,))
+
+
+def test_the_target_of_a_pair_is_its_decode_engine() -> None:
+    parsed = options.parse(["--prefill", "unix:/a", "--decode", "unix:/b"])
+    assert (parsed.target, tuple(parsed.run)) == ("unix:/b", PAIR_RUN)
+    assert options.invocation(parsed) == "--prefill unix:/a --decode unix:/b"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--prefill", "unix:/a"], ["--decode", "unix:/b"], ["--prefill", "a", "--decode", "b", "--target", "c"]],
+)
+def test_half_a_pair_is_a_usage_error(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        options.parse(arguments)
+
+
+def test_a_check_that_needs_more_adapters_than_given_does_not_apply() -> None:
+    assert Given(adapters=("a", "b", "c")).sources(2) == ("a", "b")
+    with pytest.raises(NotApplicable):
+        Given(adapters=("a",)).sources(2)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from conformance.client import Client
+from conformance.connection import Connection
+from conformance.in_process import InProcess
+from conformance.proxy import Proxy
+from conformance.reference.server import Reference
+from conformance.requests import good_request
+from conformance.stream import Stream
+
+
+@pytest.mark.parametrize("unix", [False, True])
+async def test_bytes_pass_and_are_counted(unix: bool) -> None:
+    server = await InProcess(Reference()).start()
+    proxy = await Proxy.open(server.target, unix=unix)
+    async with Connection(target=proxy.target).channel() as channel:
+        assert (await Client(channel).info()).config.model == "reference"
+    assert proxy.bytes_to_client > 100
+    await proxy.close()
+    await server.stop()
+
+
+async def test_a_paused_connection_goes_on_and_a_reset_one_ends() -> None:
+    server = await InProcess(Reference()).start()
+    proxy = await Proxy.open(server.target)
+    async with Connection(target=proxy.target).channel() as channel:
+        request = good_request("r", [5, 6])
+        request.request.stop_conditions.max_tokens = 1000
+        stream = await Stream(request, Client(channel).generate(request)).first_token()
+        proxy.pause()
+        await asyncio.sleep(0.05)
+        count = proxy.bytes_to_client
+        await asyncio.sleep(0.05)
+        assert proxy.bytes_to_client == count
+        proxy.resume()
+        await stream.more(100)
+        proxy.reset()
+        await stream.end()
+        assert stream.exchange.code is grpc.StatusCode.UNAVAILABLE
+    await proxy.close()
+    await server.stop()

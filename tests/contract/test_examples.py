@@ -1,0 +1,28 @@
+"""The engines of examples/ say which contract they were written for; a change of it has to reach them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from enginewire import v1 as pb
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# Where each of them keeps its digest, and its revision.
+DIGESTS = ("typescript/src/service.ts", "cpp/src/service.cpp", "go/service.go")
+REVISIONS = ("typescript/src/rules.ts", "cpp/src/rules.h", "go/rules.go")
+
+
+@pytest.mark.parametrize("path", DIGESTS)
+def test_an_example_reports_the_digest_of_the_contract(path: str) -> None:
+    (digest,) = re.findall(r'"([0-9a-f]{64})"', (EXAMPLES / path).read_text())
+    assert digest == pb.schema_digest()
+
+
+@pytest.mark.parametrize("path", REVISIONS)
+def test_an_example_reports_the_revision_of_the_contract(path: str) -> None:
+    (revision,) = re.findall(r"\b(?:revision|REVISION|kRevision)\s*= (\d+)", (EXAMPLES / path).read_text())
+    assert int(revision) == pb.CONTRACT_REVISION

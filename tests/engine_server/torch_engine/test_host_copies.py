@@ -1,0 +1,108 @@
+"""A step asks the device for numbers once. What would wait for a GPU is counted here on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine_server.torch_engine import arithmetic, sampler
+from engine_server.torch_engine.host_copies import gather, read_back, send, send_column, send_index
+from engine_server.torch_engine.varlen_ops import VarlenOps
+from enginewire import v1 as pb
+from tests.engine_server.torch_engine.test_exactness import prompts
+from tests.engine_server.torch_engine.tiny import greedy
+
+CPU = torch.device("cpu")
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
+
+
+class Waits(TorchDispatchMode):
+    """Counts what would make the host wait for a device."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        for name in ("tolist", "cpu", "numpy", "item", "__bool__"):
+            patch.setattr(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
+
+    def _noting(self, name, method):
+        def noted(tensor: Tensor, *args: object, **options: object) -> object:
+            self.found.append(name)
+            return method(tensor, *args, **options)
+
+        return noted
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        has_mask = name in ("index", "index_put_") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        if name in WAITING or has_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def sampled(seed: int, **options: object) -> pb.PreprocessedRequest:
+    request = greedy([5, 9, 30 + seed], 6)
+    request.sampling_options.CopyFrom(pb.SamplingOptions(temperature=0.9, seed=seed, **options))
+    return request
+
+
+def blind(query: Tensor, *_: object, **__: object) -> Tensor:
+    return query.clone()
+
+
+def test_a_step_of_any_mixture_waits_once(load, monkeypatch):
+    monkeypatch.setattr(arithmetic, "varlen_ops", lambda *_: VarlenOps(blind))
+    engine = load("qwen3", max_num_batched_tokens=40)
+    monkeypatch.setattr(sampler, "is_far", lambda device: True)
+    for prompt in prompts((3, 20, 33)):
+        engine.add(greedy(prompt, 8))
+    for seed, options in enumerate([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1, "top_p": 0.8}]):
+        engine.add(sampled(seed, **options))
+    engine.add(sampled(9, repetition_penalty=1.2, frequency_penalty=0.3))
+    num_steps = 0
+    with monkeypatch.context() as patch, Waits(patch) as waits:
+        while engine.core.has_work:
+            waits.found.clear()
+            engine.step()
+            num_steps += 1
+            # One tensor is brought over, and then it is a list.
+            assert waits.found == ["cpu", "tolist"]
+    assert num_steps > 8
+
+
+def test_the_count_notices_a_second_wait(monkeypatch):
+    value = torch.ones(3)
+    with monkeypatch.context() as patch, Waits(patch) as waits:
+        read_back(value)
+        float(value.sum())
+        value[value > 0]
+        if value.any():
+            value.nonzero()
+    assert len(waits.found) > 5
+
+
+def test_a_distribution_is_cut_the_same_far_away(monkeypatch, load):
+    requests = [sampled(seed, top_p=0.95, top_k=seed % 3 * 4) for seed in range(8)]
+    near = [load("llama").answer(request).tokens for request in requests]
+    monkeypatch.setattr(sampler, "is_far", lambda device: True)
+    assert [load("llama").answer(request).tokens for request in requests] == near
+
+
+def test_columns_arrive_in_order_in_one_buffer():
+    columns = send([[1, 2], [], [3]], CPU)
+    assert [column.tolist() for column in columns] == [[1, 2], [], [3]]
+    assert columns[0].dtype == torch.int32
+    assert columns[0].untyped_storage().data_ptr() == columns[2].untyped_storage().data_ptr()
+    assert gather([[4], [5, 6]], CPU).tolist() == [4, 5, 6]
+
+
+def test_rows_and_columns_have_the_types_of_their_use():
+    assert send_index([2, 0], CPU).dtype == torch.int64
+    column = send_column([0.5, 2.0], torch.empty(0, dtype=torch.float64))
+    assert column.tolist() == [[0.5], [2.0]]
+    assert column.dtype == torch.float64
+    assert read_back(torch.tensor([3, 4]), torch.tensor([True, False])) == [[3, 4], [1, 0]]
