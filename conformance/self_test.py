@@ -73,11 +73,7 @@ def main(options: argparse.Namespace) -> int:
     """Run everything, print the matrix; 0 when every check can fail and the reference passes."""
     started = time.monotonic()
     chosen = [mutant for mutant in everything_broken() if _is_chosen(mutant, options.run)]
-    references = [
-        asyncio.run(judge(Reference, frozenset(Phase))),
-        asyncio.run(judge(Decode, frozenset(Phase))),
-        asyncio.run(client_side.judge_reference()),
-    ]
+    references = asyncio.run(_judge_references())
     for reference in references:
         _show_reference(reference)
     kills = _killed(chosen, options.workers, options.quick)
@@ -122,6 +118,12 @@ async def judge(
     finally:
         await server.stop()
         await launcher.close()
+
+
+async def _judge_references() -> list[Report]:
+    return await asyncio.gather(
+        judge(Reference, frozenset(Phase)), judge(Decode, frozenset(Phase)), client_side.judge_reference()
+    )
 
 
 def everything_broken() -> tuple[Mutant | ClientMutant, ...]:

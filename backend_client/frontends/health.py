@@ -54,11 +54,13 @@ class HealthServicer:
         """The status now and after every change, until the server ends."""
         last: int | None = None
         while True:
+            # Looked up before the status: a drain that begins while one is sent has a status of its own.
+            is_last = self._is_draining
             status = self._status(request.service)
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
                 last = status
-            if self._is_draining:
+            if is_last:
                 return
             await self._engines.wait_for_change(LOOK_SECONDS)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.client_side.judge import judge
 from conformance.client_side.mutants import ClientMutant, client_mutants
 from conformance.client_side.reference_backend import ReferenceBackend
 from conformance.client_side.registry import client_checks
@@ -9,6 +10,7 @@ from conformance.client_side.self_test import judge_mutant, judge_reference, pas
 from conformance.client_side.stands import InProcessStarter, RunningStands
 from conformance.outcome import ExitCode, Status
 from conformance.requirements import requirements
+from conformance.selection import Selection
 from conformance.self_test import kill
 
 
@@ -43,7 +45,8 @@ async def test_a_server_that_is_no_backend_passes_nothing(adversary: str) -> Non
 
 async def test_a_failure_shows_the_calls_of_both_sides() -> None:
     mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/max_tokens_not_enforced")
-    report = await judge_mutant(mutant)
+    starter = InProcessStarter(mutant.backend)
+    report = await judge(starter, Selection(run=("CLI-08",)), time_scale=0.2)
     (failure,) = report.unexpected
     methods = {exchange.method for exchange in failure.exchanges}
     assert methods == {"BackendService.Generate", "EngineService.Generate (of the backend)"}
