@@ -15,7 +15,8 @@ from engine_server.handoff.options import TransferOptions
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.loading import load_engine
 from engine_server.torch_engine.options import TorchEngineOptions
-from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+from engine_server.torch_engine.request_limits import RequestLimits
+from engine_server.torch_engine.request_reader import RequestReader
 from engine_server.torch_engine.sequence import HandedOver
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.generic_configs import SERVED, tiny_config
