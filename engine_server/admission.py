@@ -36,6 +36,7 @@ from engine_server.interface import (
     StepEngine,
     StepOutputs,
 )
+from engine_server.live_request import Discard, Live, hidden_choices
 from engine_server.request_fields import invalid, shown
 from engine_server.request_payloads import prompt_length
 from engine_server.step_streams import open_choices
@@ -55,20 +56,6 @@ class QueueLimits:
 
     requests: int
     tokens: int
-
-
-@dataclass(slots=True)
-class Live:
-    """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
-
-    `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
-    """
-
-    context: GenerateContext
-    sink: Sink
-    open_choices: int
-    adapter: str
-    hidden_choices: int = 0
 
 
 class RequestTable:
@@ -130,7 +117,7 @@ class RequestTable:
         self._check_room(engine, prompt_length(request.request))
         context = GenerateContext(request.request_id, deadline=deadline)
         num_choices = open_choices(request.request, self._config.role)
-        num_hidden = _hidden_choices(request.request.sampling_options)
+        num_hidden = hidden_choices(request.request.sampling_options)
         context.sink = live = Live(context, sink, num_choices, adapter, num_hidden)
         engine.submit(request.request, context)
         self._live[request.request_id] = live
@@ -214,7 +201,7 @@ class RequestTable:
         now = time.monotonic()
         for live in [live for live in self._live.values() if live.sink.is_slow(now)]:
             live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
-            live.sink = _Discard()
+            live.sink = Discard()
             await self.abort(live.context, "slow consumer")
 
     def uses_adapter(self, name: str) -> bool:
@@ -290,7 +277,7 @@ class RequestTable:
     def _fail(self, live: Live, failure: EngineError) -> None:
         live.sink.fail(failure)
         # A request that was failed without the engine's help may still get outputs from it.
-        live.sink = _Discard()
+        live.sink = Discard()
         self._remove(live, pb.ErrorReason.Name(failure.reason), pb.CompletionUsage())
 
     def _remove(self, live: Live, outcome: str, usage: pb.CompletionUsage) -> None:
@@ -312,34 +299,9 @@ def needs_preparation(request: pb.GenerateRequest) -> bool:
     return request.request.sampling_options.HasField("guided_decoding")
 
 
-class _Discard:
-    """The sink of a request whose reader was given up."""
-
-    def token(self, index: int, position: int, token_id: int) -> None:
-        """Drop it."""
-
-    def output(self, output: pb.LLMEngineOutput) -> None:
-        """Drop it."""
-
-    def fail(self, failure: EngineError) -> None:
-        """Drop it."""
-
-    def finish(self) -> None:
-        """Nobody is waiting."""
-
-    def is_slow(self, now: float) -> bool:
-        """Never again."""
-        return False
-
-
 def _live(context: GenerateContext) -> Live:
     assert isinstance(context.sink, Live), "every context in the engine was made by submit"
     return context.sink
-
-
-def _hidden_choices(options: pb.SamplingOptions) -> int:
-    """Candidates that are computed and not returned."""
-    return max(options.best_of - max(options.n, 1), 0)
 
 
 def _queue_full(what: str, depth: int, limit: int) -> QueueFull:
