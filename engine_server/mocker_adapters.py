@@ -1,15 +1,39 @@
-"""The rank of an adapter that the mocker pretends to load. Knows nothing about engines."""
+"""The adapters that the mocker pretends to load: names and ranks. Knows nothing about engines."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
-from engine_server.failures import InvalidRequest
+from engine_server.failures import InvalidRequest, ModelNotFound
+from engine_server.interface import AdapterSource
 
 DEFAULT_RANK = 8
 MAX_RANK = 2**16
 MAX_JSON_BYTES = 2**20
+
+
+class MockerAdapters:
+    """The names that requests may use."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    async def load(self, adapter: AdapterSource) -> int:
+        """Any folder will do; what it says about its rank is believed. Raises InvalidRequest."""
+        rank = await asyncio.to_thread(adapter_rank, adapter.folder)
+        self._names.add(adapter.name)
+        return rank
+
+    def unload(self, name: str) -> None:
+        """Forget the name."""
+        self._names.discard(name)
+
+    def check(self, name: str) -> None:
+        """Raise ModelNotFound for a name that is not loaded; "" is the model itself."""
+        if name and name not in self._names:
+            raise ModelNotFound("routing.lora_name: no such adapter is loaded", field="routing.lora_name")
 
 
 def adapter_rank(folder: Path) -> int:
