@@ -95,7 +95,7 @@ class RequestTable:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
         engine = self._open_engine()
         check_generate(request, self._config)
-        self._choose_adapter(request.request)
+        self._choose_adapter(request.request.model, request.request.routing)
         if self._num_preparing >= self.limits.requests:
             raise _queue_full("requests", self._num_preparing, self.limits.requests)
         self._num_preparing += 1
@@ -112,7 +112,7 @@ class RequestTable:
         """
         engine = self._open_engine()
         check_generate(request, self._config)
-        adapter = self._choose_adapter(request.request)
+        adapter = self._choose_adapter(request.request.model, request.request.routing)
         self._check_id(request.request_id)
         self._check_room(engine, prompt_length(request.request))
         context = GenerateContext(request.request_id, deadline=deadline)
@@ -124,20 +124,24 @@ class RequestTable:
         self._idle.clear()
         return context
 
-    async def embed(self, request: pb.EmbedRequest, deadline: float | None) -> pb.EmbeddingsEngineOutput:
+    async def embed(
+        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints | None = None
+    ) -> pb.EmbeddingsEngineOutput:
         """Check the request, and let the engine compute it. Raises `EngineError`. A deadline as in `submit`.
 
-        However this ends, the engine then holds nothing of the request any more.
+        `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
         engine = self._open_engine()
         if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
             raise Unsupported("this engine has no embeddings")
-        check_embed(request, self._config, engine.embedding_size)
+        routing = routing or pb.RoutingHints()
+        check_embed(request, routing, self._config, engine.embedding_size)
+        adapter = self._choose_adapter(request.request.model, routing)
         self._check_id(request.request_id)
         self._check_room(engine, sum(len(each.token_ids) for each in request.request.token_ids))
-        context = GenerateContext(request.request_id, deadline=deadline)
+        context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
         work = EmbeddingWork(engine, request.request, context)
-        context.sink = live = Live(context, work, 1, adapter="")
+        context.sink = live = Live(context, work, 1, adapter)
         self._live[request.request_id] = live
         self._idle.clear()
         outcome = "FAILED"
@@ -229,19 +233,19 @@ class RequestTable:
         assert self._engine is not None, "an open table has an engine"
         return self._engine
 
-    def _choose_adapter(self, request: pb.PreprocessedRequest) -> str:
-        """The adapter that the request names, "" for none; engines find it in `routing.lora_name` only."""
+    def _choose_adapter(self, model: str, routing: pb.RoutingHints) -> str:
+        """The adapter that a request names, "" for none; engines find it in `routing.lora_name` only."""
         if not self._config.capabilities.lora:
             return ""
-        field, name = "routing.lora_name", request.routing.lora_name
-        if request.model and request.model not in served_names(self._config):
-            if name not in ("", request.model):
-                raise invalid(field, "is not the adapter that model names", name, shown(request.model))
-            field, name = "model", request.model
+        field, name = "routing.lora_name", routing.lora_name
+        if model and model not in served_names(self._config):
+            if name not in ("", model):
+                raise invalid(field, "is not the adapter that model names", name, shown(model))
+            field, name = "model", model
         if name and self.adapters is not None and name not in self.adapters:
             raise ModelNotFound(f"{field}: no such adapter is loaded, got {shown(name)}", field=field)
         if field == "model":
-            request.routing.lora_name = name
+            routing.lora_name = name
         return name
 
     def _check_room(self, engine: StepEngine, prompt_tokens: int) -> None:

@@ -112,10 +112,11 @@ class MockerEngine:
         self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
     ) -> pb.EmbeddingsEngineOutput:
         """The vectors, after the time to a first token."""
+        self._adapters.check(context.routing.lora_name)
         self._num_embedding += 1
         try:
             await asyncio.sleep(self._options.ttft_ms / 1000)
-            return embeddings_of(request)
+            return embeddings_of(request, context.routing.lora_name)
         finally:
             self._num_embedding -= 1
             self._load.requests_finished += 1
@@ -238,8 +239,7 @@ class MockerEngine:
             self._prefilling += sequences
 
     def _compute(self, now: float, outputs: StepOutputs) -> None:
-        self._load.step += 1
-        outputs.step = self._load.step
+        outputs.step = self._load.step = self._load.step + 1
         self._next_tokens_at = now + self._options.itl_ms / 1000
         if self._fault:
             self._fail_on_purpose(self._fault, outputs)
@@ -340,9 +340,9 @@ class MockerEngine:
             self._load.requests_finished += not request.is_probe
 
     def _fail_on_purpose(self, fault: Fault, outputs: StepOutputs) -> None:
-        for request in [request for request in self._live.values() if request.is_running]:
-            if fault.fails(request.context.request_id, self._load.step):
-                self._fail(request, StepFailed("a fault was asked for"), outputs)
+        running = [request for request in self._live.values() if request.is_running]
+        for request in [each for each in running if fault.fails(each.context.request_id, self._load.step)]:
+            self._fail(request, StepFailed("a fault was asked for"), outputs)
 
 
 def _deadline(context: GenerateContext) -> float:

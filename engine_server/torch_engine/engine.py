@@ -161,11 +161,12 @@ class TorchEngine:
         thread, reader = self._open()
         if self._embedding is None:
             raise Unsupported("this model cannot embed")
-        pooling = self._embedding.pooling
+        pooling, adapter = self._embedding.pooling, self._adapter(context.routing)
         if request.HasField("dimensions"):
             pooling = replace(pooling, dimensions=request.dimensions)
+        now = time.monotonic()
         inputs = [
-            reader.read_input(each.token_ids, pooling, GenerateContext(context.request_id), time.monotonic())
+            reader.read_input(each.token_ids, pooling, _context_of_input(context), now, adapter)
             for each in request.token_ids
         ]
         with self._embedding_waits.of(each.context for each in inputs) as waits:
@@ -315,6 +316,10 @@ class TorchEngine:
     def _post(self, command: Command) -> None:
         assert self._thread is not None, "cleanup ends compilations and transfers before the thread"
         self._thread.post(command)
+
+
+def _context_of_input(whole: GenerateContext) -> GenerateContext:
+    return GenerateContext(whole.request_id, routing=whole.routing)
 
 
 def _answer(inputs: Seq[Request], vectors: Seq[Seq[float]]) -> pb.EmbeddingsEngineOutput:

@@ -97,7 +97,12 @@ class RequestReader:
         return request
 
     def read_input(
-        self, token_ids: Seq[int], pooling: Pooling, context: GenerateContext, now: float
+        self,
+        token_ids: Seq[int],
+        pooling: Pooling,
+        context: GenerateContext,
+        now: float,
+        adapter: Adapter | None = None,
     ) -> Request:
         """One input to embed. It stays out of the prefix cache. Raises KvExhausted for what can never run."""
         count = len(token_ids)
@@ -112,8 +117,9 @@ class RequestReader:
             prompt_token_ids=list(token_ids),
             sampling=SamplingParams(seed=0),
             stop=StopRules(max_total_tokens=count + 1),
-            urgency=(now, 0.0, self._serial),
+            urgency=self._urgency(context.routing, now),
             pooling=pooling,
+            adapter=adapter,
         )
         request.sequences = [Sequence(request, 0)]
         return request
