@@ -15,25 +15,26 @@ MAX_JSON_BYTES = 2**20
 
 
 class MockerAdapters:
-    """The names that requests may use."""
+    """The names that requests may use, each with the digest of its files."""
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
+        self._digests: dict[str, str] = {}
 
     async def load(self, adapter: AdapterSource) -> int:
         """Any folder will do; what it says about its rank is believed. Raises InvalidRequest."""
         rank = await asyncio.to_thread(adapter_rank, adapter.folder)
-        self._names.add(adapter.name)
+        self._digests[adapter.name] = adapter.digest
         return rank
 
     def unload(self, name: str) -> None:
         """Forget the name."""
-        self._names.discard(name)
+        self._digests.pop(name, None)
 
-    def check(self, name: str) -> None:
-        """Raise ModelNotFound for a name that is not loaded; "" is the model itself."""
-        if name and name not in self._names:
+    def digest(self, name: str) -> str:
+        """Of the adapter's files, "" of the model itself; raises ModelNotFound for what is not loaded."""
+        if name and name not in self._digests:
             raise ModelNotFound("routing.lora_name: no such adapter is loaded", field="routing.lora_name")
+        return self._digests.get(name, "")
 
 
 def adapter_rank(folder: Path) -> int:

@@ -89,10 +89,10 @@ class MockerEngine:
             raise EngineDead("the engine is closed")
         if self._reader is None:
             raise NotStarted("the engine is still starting")
-        self._adapters.check(request.routing.lora_name)
-        accepted = self._reader.read(request, context)
+        adapter = self._adapters.digest(request.routing.lora_name)
+        accepted = self._reader.read(request, context, adapter)
         if self._transfers and is_handed_over(request, self._options.role):
-            self._transfers.claim(request)
+            self._transfers.claim(request, adapter)
         self._live[context] = accepted
         self._waiting.append(accepted)
         self._load.waiting += 1
@@ -112,7 +112,7 @@ class MockerEngine:
         self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
     ) -> pb.EmbeddingsEngineOutput:
         """The vectors, after the time to a first token."""
-        self._adapters.check(context.routing.lora_name)
+        self._adapters.digest(context.routing.lora_name)
         self._num_embedding += 1
         try:
             await asyncio.sleep(self._options.ttft_ms / 1000)

@@ -140,7 +140,7 @@ class TorchEngine:
         claimed = None
         if self._transfers and is_handed_over(request, self._options.role):
             # The last of all checks: a request that is refused leaves its hand-off to others.
-            claimed = self._transfers.claim(request)
+            claimed = self._transfers.claim(request, accepted.adapter)
         self._num_submitted += 1
         arrive(accepted, claimed, compiled, self._post)
 

@@ -82,7 +82,7 @@ class RequestReader:
             guide=read_guide(message.sampling_options),
             adapter=adapter,
             hands_over=is_prompt_only,
-            prompt_digest=prompt_digest(message) if is_prompt_only else "",
+            prompt_digest=prompt_digest(message, adapter.digest if adapter else "") if is_prompt_only else "",
             prompt_embeds=embeds,
         )
         if is_handed_over(message, self._limits.role):
