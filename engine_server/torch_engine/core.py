@@ -237,9 +237,10 @@ class EngineCore:
 
     def _reject(self, request: Request) -> None:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
-        blocks = [block for sequence in request.unfinished for block in sequence.block_table]
+        cache = self.scheduler.prefix_cache
+        blocks = [block for sequence in request.unfinished for block in cache.blocks_of(sequence)]
         self.fail(request, StepFailed("logits and rules leave no token to choose"))
-        self.scheduler.prefix_cache.distrust(blocks)
+        cache.distrust(blocks)
 
     def _hand_over(self, sequence: Sequence) -> None:
         """The prompt is computed. Its last token is computed again where its logits are needed."""

@@ -200,3 +200,41 @@ def test_few_waiting_sequences_wait_for_company_but_not_for_ever():
     scheduler.add(make_request(2, 30))
     compute(scheduler, scheduler.schedule())
     assert len(scheduler.running) == 7
+
+
+def test_a_long_output_behind_a_window_holds_a_few_blocks():
+    scheduler = Scheduler(BlockPool(9, 4), max_num_seqs=4, max_num_batched_tokens=32, window=8)
+    requests = [make_request(10, 20, salt=salt) for salt in (None, "", "b")]
+    for request in requests:
+        scheduler.add(request)
+    most = 0
+    while scheduler.has_work:
+        compute(scheduler, scheduler.schedule())
+        most = max(most, *(len(request.sequences[0].held_blocks) for request in requests))
+    assert (most, scheduler.num_preemptions, scheduler.pool.num_used) == (3, 0, 0)
+
+
+def test_what_a_window_left_behind_is_found_again_from_its_beginning():
+    scheduler = Scheduler(BlockPool(16, 4), max_num_seqs=4, max_num_batched_tokens=32, window=8)
+    scheduler.add(make_request(25, 4, salt=""))
+    run(scheduler)
+    assert scheduler.pool.num_cached == 7
+    scheduler.pool.free(scheduler.pool.allocate(12))
+    assert scheduler.pool.num_cached == 4
+    again = make_request(25, 4, salt="")
+    scheduler.add(again)
+    scheduler.schedule()
+    assert again.num_cached_tokens == 16, "the end was given up first"
+
+
+def test_what_was_released_by_a_broken_sequence_is_distrusted_too():
+    scheduler = Scheduler(BlockPool(16, 4), max_num_seqs=4, max_num_batched_tokens=32, window=8)
+    broken = make_request(25, 4, salt="")
+    scheduler.add(broken)
+    compute(scheduler, scheduler.schedule())
+    sequence, cache = broken.sequences[0], scheduler.prefix_cache
+    blocks = cache.blocks_of(sequence)
+    assert (len(set(blocks)), len(sequence.held_blocks), scheduler.pool.num_cached) == (7, 3, 4)
+    scheduler.release(sequence)
+    cache.distrust(blocks)
+    assert len(cache) == 0

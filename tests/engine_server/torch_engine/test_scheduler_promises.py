@@ -23,11 +23,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     """
 
     POOL, SIZE, SEQS, BUDGET = 8, 4, 3, 5
+    WINDOW: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(self.POOL, self.SIZE)
-        self.scheduler = Scheduler(self.pool, self.SEQS, self.BUDGET)
+        self.scheduler = Scheduler(self.pool, self.SEQS, self.BUDGET, window=self.WINDOW)
         self.sequences: list[Sequence] = []
         self.contents: dict[tuple[int, int], object] = {}
         self.replica = Replica(self.SIZE)
@@ -108,18 +109,20 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_held_cached_or_blank(self) -> None:
-        held = Counter(block for sequence in self.sequences for block in sequence.block_table)
+        held = Counter(block for sequence in self.sequences for block in sequence.held_blocks)
         assert self.pool._holders == [held[block] for block in range(self.POOL)]
         assert sorted([*held, *self.pool.idle, *self.pool._blank]) == list(range(self.POOL))
         assert self.pool.num_used == len(held)
         assert self.pool.num_used + self.pool.num_free == self.POOL
         for sequence in self.sequences:
-            assert len(set(sequence.block_table)) == len(sequence.block_table)
+            assert len(set(sequence.held_blocks)) == len(sequence.held_blocks)
+            assert set(sequence.block_table) == set(sequence.held_blocks)
 
     @invariant()
     def every_sequence_reads_its_own_text(self) -> None:
         for sequence in self.sequences:
-            for position in range(sequence.num_computed_tokens):
+            computed = sequence.num_computed_tokens
+            for position in range(max(computed + 1 - (self.WINDOW or computed + 1), 0), computed):
                 assert self.contents[self.place(sequence, position)] == text(sequence, position)
 
     @invariant()
@@ -139,7 +142,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             parent = public_hash(entry.parent) if entry.parent else None
             assert self.replica.parents[public_hash(entry.digest)] == parent
         for sequence in self.sequences:
-            for index in range(sequence.num_cached_blocks):
+            chain = sequence.block_digests[: sequence.num_cached_blocks]
+            assert self.WINDOW or set(chain) <= set(cache._blocks)
+            for index in range(len([digest for digest in chain if digest in cache._blocks])):
                 tokens = tuple(sequence.token_ids[index * self.SIZE : (index + 1) * self.SIZE])
                 assert self.replica.tokens[public_hash(sequence.block_digests[index])] == tokens
 
@@ -169,5 +174,27 @@ def text(sequence: Sequence, position: int) -> object:
     return sequence.request.cache_root, tuple(sequence.token_ids[: position + 1])
 
 
+class WindowedMachine(SchedulerMachine):
+    """No layer looks further back than a window, which is not a whole number of blocks."""
+
+    WINDOW = 6
+
+    @invariant()
+    def nothing_behind_the_window_is_held(self) -> None:
+        for sequence in self.sequences:
+            computed = sequence.num_computed_tokens
+            behind = min((computed + 1 - self.WINDOW) // self.SIZE, computed // self.SIZE - 1)
+            assert sequence.num_released_blocks == max(behind, 0)
+
+
+class NarrowMachine(WindowedMachine):
+    """The window is narrower than a block."""
+
+    WINDOW = 2
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestWindowedMachine = WindowedMachine.TestCase
+TestNarrowMachine = NarrowMachine.TestCase
+for machine in (TestSchedulerMachine, TestWindowedMachine, TestNarrowMachine):
+    machine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

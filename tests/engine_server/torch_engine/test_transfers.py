@@ -123,6 +123,17 @@ def test_two_cores_say_what_one_says_whatever_their_blocks(load, family):
         assert decode.core.counters.steps - before == longest, "nothing of the prompt was computed again"
 
 
+def test_what_lies_behind_a_window_is_handed_over_too(load):
+    whole = load("mistral")
+    prefill = with_role(load("mistral", block_size=4, max_num_batched_tokens=8), "prefill")
+    decode = with_role(load("mistral", block_size=4), "decode")
+    for length in (37, 17):  # the second finds its beginning in the cache of the decode core
+        request = greedy(PROMPT[:length], 6)
+        answer, _, _ = continued(decode, request, computed(prefill, request))
+        decode.run()
+        same(answer, whole.answer(request))
+
+
 @pytest.mark.parametrize("model_type", ["gemma2", "deepseek_v3"])
 def test_models_of_transformers_hand_over_too(model_type, tmp_path):
     torch.manual_seed(5)
