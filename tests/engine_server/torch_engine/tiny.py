@@ -100,6 +100,11 @@ class CoreUnderTest:
         self.core.add(self.reader.read(request, context, float(self._serial), chosen))
         return context
 
+    def preempt_one(self) -> None:
+        """Take the least urgent sequence its blocks: a window may leave room enough for all of them."""
+        scheduler = self.core.scheduler
+        scheduler._preempt(scheduler.running[-1])
+
     def step(self) -> None:
         self.core.step()
         self._collect(self.core.take_outputs())
