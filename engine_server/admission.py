@@ -36,6 +36,7 @@ from engine_server.interface import (
     StepEngine,
     StepOutputs,
 )
+from engine_server.live_request import Discard, Live, hidden_choices
 from engine_server.request_fields import invalid, shown
 from engine_server.request_payloads import prompt_length
 from engine_server.step_streams import open_choices
@@ -55,20 +56,6 @@ class QueueLimits:
 
     requests: int
     tokens: int
-
-
-@dataclass(slots=True)
-class Live:
-    """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
-
-    `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
-    """
-
-    context: GenerateContext
-    sink: Sink
-    open_choices: int
-    adapter: str
-    hidden_choices: int = 0
 
 
 class RequestTable:
@@ -108,7 +95,7 @@ class RequestTable:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
         engine = self._open_engine()
         check_generate(request, self._config)
-        self._choose_adapter(request.request)
+        self._choose_adapter(request.request.model, request.request.routing)
         if self._num_preparing >= self.limits.requests:
             raise _queue_full("requests", self._num_preparing, self.limits.requests)
         self._num_preparing += 1
@@ -125,32 +112,36 @@ class RequestTable:
         """
         engine = self._open_engine()
         check_generate(request, self._config)
-        adapter = self._choose_adapter(request.request)
+        adapter = self._choose_adapter(request.request.model, request.request.routing)
         self._check_id(request.request_id)
         self._check_room(engine, prompt_length(request.request))
         context = GenerateContext(request.request_id, deadline=deadline)
         num_choices = open_choices(request.request, self._config.role)
-        num_hidden = _hidden_choices(request.request.sampling_options)
+        num_hidden = hidden_choices(request.request.sampling_options)
         context.sink = live = Live(context, sink, num_choices, adapter, num_hidden)
         engine.submit(request.request, context)
         self._live[request.request_id] = live
         self._idle.clear()
         return context
 
-    async def embed(self, request: pb.EmbedRequest, deadline: float | None) -> pb.EmbeddingsEngineOutput:
+    async def embed(
+        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints | None = None
+    ) -> pb.EmbeddingsEngineOutput:
         """Check the request, and let the engine compute it. Raises `EngineError`. A deadline as in `submit`.
 
-        However this ends, the engine then holds nothing of the request any more.
+        `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
         engine = self._open_engine()
         if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
             raise Unsupported("this engine has no embeddings")
-        check_embed(request, self._config, engine.embedding_size)
+        routing = routing or pb.RoutingHints()
+        check_embed(request, routing, self._config, engine.embedding_size)
+        adapter = self._choose_adapter(request.request.model, routing)
         self._check_id(request.request_id)
         self._check_room(engine, sum(len(each.token_ids) for each in request.request.token_ids))
-        context = GenerateContext(request.request_id, deadline=deadline)
+        context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
         work = EmbeddingWork(engine, request.request, context)
-        context.sink = live = Live(context, work, 1, adapter="")
+        context.sink = live = Live(context, work, 1, adapter)
         self._live[request.request_id] = live
         self._idle.clear()
         outcome = "FAILED"
@@ -214,7 +205,7 @@ class RequestTable:
         now = time.monotonic()
         for live in [live for live in self._live.values() if live.sink.is_slow(now)]:
             live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
-            live.sink = _Discard()
+            live.sink = Discard()
             await self.abort(live.context, "slow consumer")
 
     def uses_adapter(self, name: str) -> bool:
@@ -242,19 +233,19 @@ class RequestTable:
         assert self._engine is not None, "an open table has an engine"
         return self._engine
 
-    def _choose_adapter(self, request: pb.PreprocessedRequest) -> str:
-        """The adapter that the request names, "" for none; engines find it in `routing.lora_name` only."""
+    def _choose_adapter(self, model: str, routing: pb.RoutingHints) -> str:
+        """The adapter that a request names, "" for none; engines find it in `routing.lora_name` only."""
         if not self._config.capabilities.lora:
             return ""
-        field, name = "routing.lora_name", request.routing.lora_name
-        if request.model and request.model not in served_names(self._config):
-            if name not in ("", request.model):
-                raise invalid(field, "is not the adapter that model names", name, shown(request.model))
-            field, name = "model", request.model
+        field, name = "routing.lora_name", routing.lora_name
+        if model and model not in served_names(self._config):
+            if name not in ("", model):
+                raise invalid(field, "is not the adapter that model names", name, shown(model))
+            field, name = "model", model
         if name and self.adapters is not None and name not in self.adapters:
             raise ModelNotFound(f"{field}: no such adapter is loaded, got {shown(name)}", field=field)
         if field == "model":
-            request.routing.lora_name = name
+            routing.lora_name = name
         return name
 
     def _check_room(self, engine: StepEngine, prompt_tokens: int) -> None:
@@ -290,7 +281,7 @@ class RequestTable:
     def _fail(self, live: Live, failure: EngineError) -> None:
         live.sink.fail(failure)
         # A request that was failed without the engine's help may still get outputs from it.
-        live.sink = _Discard()
+        live.sink = Discard()
         self._remove(live, pb.ErrorReason.Name(failure.reason), pb.CompletionUsage())
 
     def _remove(self, live: Live, outcome: str, usage: pb.CompletionUsage) -> None:
@@ -312,34 +303,9 @@ def needs_preparation(request: pb.GenerateRequest) -> bool:
     return request.request.sampling_options.HasField("guided_decoding")
 
 
-class _Discard:
-    """The sink of a request whose reader was given up."""
-
-    def token(self, index: int, position: int, token_id: int) -> None:
-        """Drop it."""
-
-    def output(self, output: pb.LLMEngineOutput) -> None:
-        """Drop it."""
-
-    def fail(self, failure: EngineError) -> None:
-        """Drop it."""
-
-    def finish(self) -> None:
-        """Nobody is waiting."""
-
-    def is_slow(self, now: float) -> bool:
-        """Never again."""
-        return False
-
-
 def _live(context: GenerateContext) -> Live:
     assert isinstance(context.sink, Live), "every context in the engine was made by submit"
     return context.sink
-
-
-def _hidden_choices(options: pb.SamplingOptions) -> int:
-    """Candidates that are computed and not returned."""
-    return max(options.best_of - max(options.n, 1), 0)
 
 
 def _queue_full(what: str, depth: int, limit: int) -> QueueFull:

@@ -21,9 +21,20 @@ KEYS: Final[Mapping[str, tuple[str, Callable[[str], int | str], str]]] = {
 
 def apply_metadata(request: pb.GenerateRequest, metadata: Mapping[str, str]) -> None:
     """Set routing hints from metadata. Raises InvalidRequest that names the key."""
+    _apply_all(request.request.routing, metadata)
+
+
+def routing_of(metadata: Mapping[str, str]) -> pb.RoutingHints:
+    """The routing hints of a request that has no field for them. Raises as `apply_metadata`."""
+    routing = pb.RoutingHints()
+    _apply_all(routing, metadata)
+    return routing
+
+
+def _apply_all(routing: pb.RoutingHints, metadata: Mapping[str, str]) -> None:
     for key, (field, read, allowed) in KEYS.items():
         if key in metadata:
-            _apply(request.request.routing, field, _value(key, metadata[key], read, allowed), key, allowed)
+            _apply(routing, field, _value(key, metadata[key], read, allowed), key, allowed)
 
 
 def _value(key: str, text: str, read: Callable[[str], int | str], allowed: str) -> int | str:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine_server.failures import ContextExceeded, InvalidRequest, ModelNotFound, Unsupported
-from engine_server.request_fields import invalid, shown
+from engine_server.failures import ContextExceeded, InvalidRequest, Unsupported
+from engine_server.request_fields import invalid
 from engine_server.request_payloads import check_ids
 from engine_server.request_rules import Bounds
 from engine_server.validation import (
     check_annotations,
     check_client_revision,
+    check_model,
     check_request_id,
-    served_names,
+    check_routing,
 )
 from enginewire import v1 as pb
 
@@ -27,10 +28,12 @@ MAX_CHECKSUM_BYTES = 1024
 ENCODINGS = ("float", "base64")
 
 
-def check_embed(request: pb.EmbedRequest, config: pb.EngineConfig, embedding_size: int) -> None:
+def check_embed(
+    request: pb.EmbedRequest, routing: pb.RoutingHints, config: pb.EngineConfig, embedding_size: int
+) -> None:
     """Return if the engine that advertised `config` may be given `request`, else raise an EngineError.
 
-    `embedding_size` is how many numbers the engine's own vectors have.
+    `routing` came with it as metadata. `embedding_size` is how many numbers the engine's own vectors have.
     """
     check_request_id(request.request_id)
     check_client_revision(request.client_revision)
@@ -39,12 +42,19 @@ def check_embed(request: pb.EmbedRequest, config: pb.EngineConfig, embedding_siz
     if not request.HasField("request"):
         raise InvalidRequest("request: must be set", field="request")
     asked = request.request
-    if asked.model and asked.model not in served_names(config):
-        raise ModelNotFound(f"model: no such model here, got {shown(asked.model)}", field="model")
+    check_model(asked.model, config)
+    _check_routing(routing, config)
     check_annotations(asked.annotations)
     _check_texts(asked)
     size = _check_dimensions(asked, embedding_size)
     _check_inputs(asked.token_ids, config, min(MAX_INPUTS, MAX_ANSWER_BYTES // (4 * size + 16)))
+
+
+def _check_routing(routing: pb.RoutingHints, config: pb.EngineConfig) -> None:
+    if routing.priority and not config.capabilities.priority:
+        path = "routing.priority"
+        raise Unsupported(f"{path}: needs the capability priority", field=path)
+    check_routing(routing, config)
 
 
 def _check_texts(asked: pb.PreprocessedEmbeddingRequest) -> None:

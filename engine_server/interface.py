@@ -30,6 +30,8 @@ class GenerateContext:
     request_id: str
     deadline: float | None = None
     cancel_reason: str | None = None
+    # Of a request to embed only: its message has no field for them. The adapter is in `lora_name`.
+    routing: pb.RoutingHints = field(default_factory=pb.RoutingHints)
     # Owned by the shell: where outputs of this request go. Engines pass it through unread.
     sink: object | None = None
     _cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -257,6 +259,8 @@ class EmbeddingEngine(Protocol):
     ) -> pb.EmbeddingsEngineOutput:
         """One vector per input of a validated request, in order. Raises EngineError.
 
+        `context.routing` holds what `routing` holds of a request to generate: its priority, and the adapter
+        to embed with, which an engine with adapters applies or refuses.
         The shell cancels the call when the request is aborted, its deadline passes or its caller has
         left: whatever it holds is freed in `finally`. A drain lets it finish, unless it still waits and
         the engine hands it back as Draining.

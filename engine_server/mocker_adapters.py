@@ -1,15 +1,40 @@
-"""The rank of an adapter that the mocker pretends to load. Knows nothing about engines."""
+"""The adapters that the mocker pretends to load: names and ranks. Knows nothing about engines."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
-from engine_server.failures import InvalidRequest
+from engine_server.failures import InvalidRequest, ModelNotFound
+from engine_server.interface import AdapterSource
 
 DEFAULT_RANK = 8
 MAX_RANK = 2**16
 MAX_JSON_BYTES = 2**20
+
+
+class MockerAdapters:
+    """The names that requests may use, each with the digest of its files."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+
+    async def load(self, adapter: AdapterSource) -> int:
+        """Any folder will do; what it says about its rank is believed. Raises InvalidRequest."""
+        rank = await asyncio.to_thread(adapter_rank, adapter.folder)
+        self._digests[adapter.name] = adapter.digest
+        return rank
+
+    def unload(self, name: str) -> None:
+        """Forget the name."""
+        self._digests.pop(name, None)
+
+    def digest(self, name: str) -> str:
+        """Of the adapter's files, "" of the model itself; raises ModelNotFound for what is not loaded."""
+        if name and name not in self._digests:
+            raise ModelNotFound("routing.lora_name: no such adapter is loaded", field="routing.lora_name")
+        return self._digests.get(name, "")
 
 
 def adapter_rank(folder: Path) -> int:

@@ -17,12 +17,14 @@ SIZE = 64
 MAX_UINT32 = 2**32 - 1
 
 
-def embeddings_of(request: pb.PreprocessedEmbeddingRequest) -> pb.EmbeddingsEngineOutput:
-    """One vector per input, cut to the dimensions that were asked for."""
+def embeddings_of(request: pb.PreprocessedEmbeddingRequest, adapter: str = "") -> pb.EmbeddingsEngineOutput:
+    """One vector per input, cut to the dimensions that were asked for. An adapter's name comes first."""
     size = request.dimensions if request.HasField("dimensions") else SIZE
     tokens = min(sum(len(each.token_ids) for each in request.token_ids), MAX_UINT32)
+    name = adapter.encode()
+    vectors = [vector_of([*name, *each.token_ids], size) for each in request.token_ids]
     return pb.EmbeddingsEngineOutput(
-        embeddings=[pb.Embedding(values=vector_of(each.token_ids, size)) for each in request.token_ids],
+        embeddings=[pb.Embedding(values=vector) for vector in vectors],
         prompt_tokens=tokens,
         total_tokens=tokens,
     )

@@ -19,7 +19,6 @@ from engine_server.failures import (
     Draining,
     EngineDead,
     EngineError,
-    ModelNotFound,
     NotStarted,
     StepFailed,
 )
@@ -33,20 +32,18 @@ from engine_server.interface import (
     StepOutputs,
     Tokenizer,
 )
-from engine_server.mocker_adapters import adapter_rank
+from engine_server.mocker_adapters import MockerAdapters
 from engine_server.mocker_embeddings import SIZE as EMBEDDING_SIZE, embeddings_of
 from engine_server.mocker_options import Fault, MockerOptions
 from engine_server.mocker_requests import RequestReader, engine_config
 from engine_server.mocker_sequence import Request, Sequence
+from engine_server.mocker_timer import StepTimer
 from engine_server.mocker_tokenizer import byte_tokenizer
 from engine_server.mocker_transfers import MockerTransfers
 from engine_server.step_streams import StepStreams
 from enginewire import v1 as pb
 
 __all__ = ["MockerEngine", "MockerOptions"]
-
-STALL_GRACE_SECONDS = 1.0
-"""A step that begins later than this after its time has stalled: the event loop itself may be busy."""
 
 
 class MockerEngine:
@@ -59,7 +56,7 @@ class MockerEngine:
         self._transfers: MockerTransfers | None = None
         self._reader: RequestReader | None = None
         self._is_closed = False
-        self._adapters: set[str] = set()
+        self._adapters = MockerAdapters()
         self._live: dict[GenerateContext, Request] = {}
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Sequence] = []
@@ -71,8 +68,7 @@ class MockerEngine:
         self._load = pb.Load(kv_blocks_total=self._options.num_kv_blocks)
         self._earliest_deadline = math.inf
         self._next_tokens_at = 0.0
-        self._timer: asyncio.Handle | None = None
-        self._due = math.inf
+        self._timer = StepTimer(self._step)
 
     async def start(self, worker_id: int) -> pb.EngineConfig:
         """Nothing to load. `worker_id` is not needed here. Raises KvFolderError."""
@@ -93,18 +89,16 @@ class MockerEngine:
             raise EngineDead("the engine is closed")
         if self._reader is None:
             raise NotStarted("the engine is still starting")
-        adapter = request.routing.lora_name
-        if adapter and adapter not in self._adapters:
-            raise ModelNotFound("routing.lora_name: no such adapter is loaded", field="routing.lora_name")
-        accepted = self._reader.read(request, context)
+        adapter = self._adapters.digest(request.routing.lora_name)
+        accepted = self._reader.read(request, context, adapter)
         if self._transfers and is_handed_over(request, self._options.role):
-            self._transfers.claim(request)
+            self._transfers.claim(request, adapter)
         self._live[context] = accepted
         self._waiting.append(accepted)
         self._load.waiting += 1
         self._load.waiting_tokens += accepted.prompt_tokens
         self._earliest_deadline = min(self._earliest_deadline, _deadline(context))
-        self._schedule_step(0.0)
+        self._timer.call_in(0.0)
 
     async def generate(
         self, request: pb.PreprocessedRequest, context: GenerateContext
@@ -118,10 +112,11 @@ class MockerEngine:
         self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
     ) -> pb.EmbeddingsEngineOutput:
         """The vectors, after the time to a first token."""
+        self._adapters.digest(context.routing.lora_name)
         self._num_embedding += 1
         try:
             await asyncio.sleep(self._options.ttft_ms / 1000)
-            return embeddings_of(request)
+            return embeddings_of(request, context.routing.lora_name)
         finally:
             self._num_embedding -= 1
             self._load.requests_finished += 1
@@ -130,7 +125,7 @@ class MockerEngine:
         """End a request at once; its choices end as cancelled. Idempotent."""
         if context in self._live:
             self._cancelled.append(context)
-            self._schedule_step(0.0)
+            self._timer.call_in(0.0)
 
     async def drain(self) -> None:
         """Hand back what waits."""
@@ -142,7 +137,7 @@ class MockerEngine:
     async def cleanup(self) -> None:
         """Cancel what is live and stop stepping. Idempotent."""
         self._is_closed = True
-        self._unschedule()
+        self._timer.stop()
         outputs = StepOutputs(self._load.step)
         for request in list(self._live.values()):
             self._cancel(request, outputs)
@@ -154,13 +149,11 @@ class MockerEngine:
 
     async def load_adapter(self, adapter: AdapterSource) -> int:
         """Any folder will do; what it says about its rank is believed."""
-        rank = await asyncio.to_thread(adapter_rank, adapter.folder)
-        self._adapters.add(adapter.name)
-        return rank
+        return await self._adapters.load(adapter)
 
     async def unload_adapter(self, name: str) -> None:
         """Forget the name."""
-        self._adapters.discard(name)
+        self._adapters.unload(name)
 
     def discard_handoff(self, request_id: str) -> None:
         """Free the unclaimed hand-off of a request that has ended."""
@@ -190,28 +183,12 @@ class MockerEngine:
 
     def stalled_for(self) -> float:
         """Seconds the next step is late, beyond a grace for a busy event loop."""
-        late = time.monotonic() - self._due - STALL_GRACE_SECONDS
-        return max(late, 0.0)
-
-    def _schedule_step(self, delay: float) -> None:
-        """Step after `delay` seconds; a step that is already due earlier stays."""
-        due = time.monotonic() + delay
-        if self._is_closed or self._due <= due:
-            return
-        self._unschedule()
-        self._due = due
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(delay, self._step) if delay > 0 else loop.call_soon(self._step)
-
-    def _unschedule(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._timer, self._due = None, math.inf
+        return self._timer.stalled_for()
 
     def _step(self) -> None:
-        if self._fault and self._fault.kind == "stall" and self._load.step + 1 >= int(self._fault.where):
+        if self._fault and self._fault.stalls(self._load.step + 1):
             return
-        # `_due` stays until the step is done: one that raises never is, and shows as a stall.
+        # The step stays due until it is done: one that raises never is, and shows as a stall.
         now = time.monotonic()
         outputs = StepOutputs(self._load.step)
         self._reap(now, outputs)
@@ -222,14 +199,14 @@ class MockerEngine:
         self._plan_next_step(now)
 
     def _plan_next_step(self, now: float) -> None:
-        self._unschedule()
+        self._timer.stop()
         if not self._live:
             return
         at = min((sequence.ready_at for sequence in self._prefilling), default=math.inf)
         if self._decoding or not self._prefilling:
             at = now
         at = now if self._cancelled else min(max(at, self._next_tokens_at), self._earliest_deadline)
-        self._schedule_step(max(at - now, 0.0))
+        self._timer.call_in(max(at - now, 0.0))
 
     def _reap(self, now: float, outputs: StepOutputs) -> None:
         """End what was cancelled or is too late, wherever it is."""
@@ -262,8 +239,7 @@ class MockerEngine:
             self._prefilling += sequences
 
     def _compute(self, now: float, outputs: StepOutputs) -> None:
-        self._load.step += 1
-        outputs.step = self._load.step
+        outputs.step = self._load.step = self._load.step + 1
         self._next_tokens_at = now + self._options.itl_ms / 1000
         if self._fault:
             self._fail_on_purpose(self._fault, outputs)
@@ -364,10 +340,9 @@ class MockerEngine:
             self._load.requests_finished += not request.is_probe
 
     def _fail_on_purpose(self, fault: Fault, outputs: StepOutputs) -> None:
-        for request in [request for request in self._live.values() if request.is_running]:
-            hit = fault.kind == "forward" and fault.where == request.context.request_id
-            if hit or (fault.kind == "step" and int(fault.where) == self._load.step):
-                self._fail(request, StepFailed("a fault was asked for"), outputs)
+        running = [request for request in self._live.values() if request.is_running]
+        for request in [each for each in running if fault.fails(each.context.request_id, self._load.step)]:
+            self._fail(request, StepFailed("a fault was asked for"), outputs)
 
 
 def _deadline(context: GenerateContext) -> float:

@@ -38,6 +38,16 @@ class Fault:
             return cls(cast(FaultKind, kind), where)
         raise ValueError(f"fault: expected step:N, stall:N or forward:ID, got {text[:64]!r}")
 
+    def stalls(self, step: int) -> bool:
+        """True if that step must never end."""
+        return self.kind == "stall" and step >= int(self.where)
+
+    def fails(self, request_id: str, step: int) -> bool:
+        """True if a request that runs in that step must fail."""
+        if self.kind == "forward":
+            return self.where == request_id
+        return self.kind == "step" and int(self.where) == step
+
 
 @dataclass(frozen=True, slots=True)
 class MockerOptions:

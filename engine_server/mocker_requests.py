@@ -63,8 +63,11 @@ class RequestReader:
         self._options = options
         self._random = Random(options.seed)
 
-    def read(self, message: pb.PreprocessedRequest, context: GenerateContext) -> Request:
-        """Raise ContextExceeded, KvExhausted or InvalidRequest for what can never run."""
+    def read(self, message: pb.PreprocessedRequest, context: GenerateContext, adapter: str = "") -> Request:
+        """Raise ContextExceeded, KvExhausted or InvalidRequest for what can never run.
+
+        `adapter` is the digest of the one that is named.
+        """
         is_prompt_only = hands_over(message, self._options.role)
         if is_prompt_only:
             message = prompt_of(message)
@@ -85,7 +88,7 @@ class RequestReader:
             completion_tokens=sum(len(c.generated_token_ids) for c in resumed.values() if c.finished),
         )
         if is_prompt_only:
-            request.prompt_digest = prompt_digest(message)
+            request.prompt_digest = prompt_digest(message, adapter)
         if is_handed_over(message, self._options.role):
             request.num_handed_over = request.prompt_tokens - 1
             if message.prefill_result.HasField("prompt_tokens_details"):

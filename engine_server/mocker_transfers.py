@@ -39,9 +39,9 @@ class MockerTransfers:
             raise StepFailed("the hand-off could not be written") from error
         return self._offers.publish(offer)
 
-    def claim(self, message: pb.PreprocessedRequest) -> None:
-        """Take the hand-off of a valid request. Raises HandoffInvalid."""
-        claim = self._claims.claim(message)
+    def claim(self, message: pb.PreprocessedRequest, adapter: str) -> None:
+        """Take the hand-off of a valid request, `adapter` as in `prompt_digest`. Raises HandoffInvalid."""
+        claim = self._claims.claim(message, adapter)
         claim.read()
         claim.release()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import NoReturn
 
 import grpc
@@ -24,6 +24,12 @@ Call = grpc.aio.ServicerContext[bytes, bytes]
 Unary = Callable[[Message, Call], Awaitable[Message]]
 Streaming = Callable[[Message, Call], AsyncGenerator[Message, None]]
 Multiplexed = Callable[[AsyncIterator[Message], Call], AsyncGenerator[Message, None]]
+
+
+def text_metadata(call: Call) -> Mapping[str, str]:
+    """What came with a call under keys of text."""
+    pairs = call.invocation_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def handlers(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -17,7 +17,7 @@ from engine_server.call_metadata import apply_metadata
 from engine_server.delivery import BufferLimits, Connection, HandleSink, RequestStream
 from engine_server.failures import Cancelled, EngineError, InvalidRequest, Unsupported
 from engine_server.lifecycle import DrainPlan, Lifecycle
-from engine_server.rpc import Call
+from engine_server.rpc import Call, text_metadata
 from engine_server.status import as_failure
 from engine_server.validation import check_request_id
 from enginewire import v1 as pb
@@ -36,7 +36,7 @@ class EngineServicer:
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """One request, one stream."""
-        apply_metadata(request, _metadata(call))
+        apply_metadata(request, text_metadata(call))
         if needs_preparation(request):
             await self._requests.prepare(request)
         stream = RequestStream(self._limits)
@@ -197,11 +197,6 @@ def _seconds(request: pb.DrainRequest, field: str, default: float) -> float:
     if seconds < 0:
         raise InvalidRequest(f"{field}: must not be negative, got {seconds} s", field=field)
     return seconds
-
-
-def _metadata(call: Call) -> Mapping[str, str]:
-    pairs = call.invocation_metadata() or ()
-    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def _abort_response(outcomes: Iterable[tuple[str, pb.AbortOutcome.ValueType]]) -> pb.AbortResponse:

@@ -79,7 +79,7 @@ def check_client_revision(revision: int) -> None:
 def check_preprocessed(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> None:
     """As `check_generate`, for the part that the engine sees."""
     bounds = Bounds.of(config)
-    _check_model(request, config)
+    check_model(request.model, config)
     _check_role(request, config.role)
     _check_prompt(request, bounds)
     _check_ranges(request)
@@ -92,7 +92,7 @@ def check_preprocessed(request: pb.PreprocessedRequest, config: pb.EngineConfig)
     _check_stop_conditions(request, bounds)
     _check_sampling(request.sampling_options, config)
     check_resume(request, bounds)
-    _check_routing(request.routing, config)
+    check_routing(request.routing, config)
     check_multi_modal(request.multi_modal_data, config.capabilities.multi_modal_part_types)
     check_annotations(request.annotations)
     _check_json(request, JSON_OBJECTS, must_be_object=True)
@@ -104,8 +104,8 @@ def served_names(config: pb.EngineConfig) -> set[str]:
     return {config.model, config.served_model_name or config.model, *config.aliases}
 
 
-def _check_model(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> None:
-    name = request.model
+def check_model(name: str, config: pb.EngineConfig) -> None:
+    """Raise ModelNotFound for a name that is neither of the model nor may be of an adapter."""
     if not name or name in served_names(config):
         return
     # Which adapters are loaded is the engine's to know.
@@ -227,7 +227,8 @@ def _check_logit_bias(entries: Iterable[pb.LogitBias], vocab_size: int) -> None:
         seen.add(entry.token_id)
 
 
-def _check_routing(routing: pb.RoutingHints, config: pb.EngineConfig) -> None:
+def check_routing(routing: pb.RoutingHints, config: pb.EngineConfig) -> None:
+    """Raise InvalidRequest for a rank, or ModelNotFound for an adapter, that cannot be here."""
     if routing.HasField("dp_rank"):
         first = config.data_parallel_start_rank
         last = first + max(config.data_parallel_size, 1) - 1

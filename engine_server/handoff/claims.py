@@ -52,8 +52,8 @@ class Claims:
         self._lock = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
-    def claim(self, request: pb.PreprocessedRequest) -> Claim:
-        """Take the hand-off of a request that is valid otherwise.
+    def claim(self, request: pb.PreprocessedRequest, adapter: str) -> Claim:
+        """Take the hand-off of a request that is valid otherwise. `adapter` as in `prompt_digest`.
 
         Raises HandoffInvalid, and QueueFull or KvExhausted when there is no memory for it; then it is
         still there for others.
@@ -63,7 +63,7 @@ class Claims:
             raise invalid("not a hand-off of this kind of engine")
         found = self._folder.find(handoff.params)
         try:
-            self._check(found.header, request)
+            self._check(found.header, request, adapter)
             self._take_room(found.header.payload_bytes)
         except BaseException:
             found.close()
@@ -87,11 +87,11 @@ class Claims:
         if self._timer:
             self._timer.cancel()
 
-    def _check(self, header: Header, request: pb.PreprocessedRequest) -> None:
+    def _check(self, header: Header, request: pb.PreprocessedRequest, adapter: str) -> None:
         if header.layout != self._layout.digest:
             raise invalid("computed by another model, or by this one in another way")
-        if header.prompt != prompt_digest(request):
-            raise invalid("computed for another prompt or cache_salt")
+        if header.prompt != prompt_digest(request, adapter):
+            raise invalid("computed for another prompt, adapter or cache_salt")
         num_tokens, size = header.num_tokens, header.payload_bytes
         if num_tokens != len(request.token_ids) - 1 or size != self._layout.payload_bytes(num_tokens):
             raise invalid("not a hand-off of this kind of engine")

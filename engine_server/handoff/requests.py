@@ -46,9 +46,13 @@ def prompt_of(message: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
     )
 
 
-def prompt_digest(request: pb.PreprocessedRequest) -> str:
-    """Of prompt, adapter and who may see the KV, 64 hex digits: equal for both halves of a request."""
-    names = [name.encode() for name in (request.cache_salt, request.routing.lora_name)]
+def prompt_digest(request: pb.PreprocessedRequest, adapter: str) -> str:
+    """Of prompt, adapter and who may see the KV, 64 hex digits: equal for both halves of a request.
+
+    `adapter` is the digest of the adapter's files, "" for none: two engines may have loaded different ones
+    under one name.
+    """
+    names = [name.encode() for name in (request.cache_salt, request.routing.lora_name, adapter)]
     digest = sha256(b"".join(struct.pack("<Q", len(name)) + name for name in names))
     digest.update(struct.pack(f"<{len(request.token_ids)}I", *request.token_ids))
     return digest.hexdigest()

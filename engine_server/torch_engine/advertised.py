@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine_server.handoff.requests import ENGINE_ROLES
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.options import TorchEngineOptions
-from engine_server.torch_engine.request_reader import RequestLimits
+from engine_server.torch_engine.request_limits import RequestLimits
 from engine_server.torch_engine.step_thread import LoadSnapshot
 from enginewire import v1 as pb
 

@@ -19,13 +19,14 @@ from engine_server.interface import GenerateContext
 from engine_server.torch_engine.beam_search import BeamSearch, share_out
 from engine_server.torch_engine.best_of import Candidates
 from engine_server.torch_engine.embedding_waits import CoreOutputs
-from engine_server.torch_engine.logprobs import PromptRows, read_prompt_rows
+from engine_server.torch_engine.logprobs import PromptRows
 from engine_server.torch_engine.model_runner import batch_order
 from engine_server.torch_engine.outputs import add_prompt_logprobs, make_terminal, no_tokens, token_output
 from engine_server.torch_engine.sampler import Sampled, sample
 from engine_server.torch_engine.scheduler import Scheduled, Scheduler
+from engine_server.torch_engine.scored_prompts import is_prompt_usable, owes_prompt_scores, read_prompts
 from engine_server.torch_engine.sequence import Continuation, Finish, PromptScores, Request, Sequence
-from engine_server.torch_engine.vectors import Computed, finish_vector
+from engine_server.torch_engine.vectors import Computed, PartialSums, finish_vector
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class EngineCore:
         self._live: dict[GenerateContext, Request] = {}
         self._candidates: dict[Request, Candidates] = {}
         self._searches: dict[Request, BeamSearch] = {}
-        self._sums: dict[Sequence, Tensor] = {}
+        self._sums = PartialSums()
         self._computed: list[tuple[Request, memoryview]] = []
         self._outputs = CoreOutputs(step=0)
 
@@ -174,7 +175,7 @@ class EngineCore:
         rows = [grant.sequence for grant in batch if grant.samples]
         try:
             computed = self._runner.forward(batch)
-            scored = _read_prompts(computed.logits[len(rows) :], batch)
+            scored = read_prompts(computed.logits[len(rows) :], batch)
             sampled = sample(computed.logits[: len(rows)], rows)
         except Exception as error:  # noqa: BLE001  # torch raises anything; it must stay in this batch
             self._isolate(batch, error)
@@ -206,7 +207,7 @@ class EngineCore:
         for row, sequence in enumerate(rows):
             if sequence.is_finished:  # a sibling failed in this very step
                 continue
-            if not sampled.valid[row] or not _is_prompt_usable(sequence.request):
+            if not sampled.valid[row] or not is_prompt_usable(sequence.request):
                 self._reject(sequence.request)
             elif sequence.request.hands_over:
                 self._hand_over(sequence)
@@ -218,14 +219,10 @@ class EngineCore:
     def _pool(self, grants: list[Scheduled], sums: Tensor) -> None:
         """Add what a step computed to the vectors of its inputs; each ends with its last token."""
         for grant, part in zip(grants, sums, strict=True):
-            sequence = grant.sequence
-            if sequence.is_finished:
-                continue
-            is_first = sequence.num_computed_tokens == grant.num_tokens
-            total = part if is_first else self._sums[sequence] + part
-            self._sums[sequence] = total
-            if sequence.num_pending_tokens == 0:
-                self._end_vector(sequence.request, total)
+            if not grant.sequence.is_finished:
+                total = self._sums.add(grant, part)
+                if grant.sequence.num_pending_tokens == 0:
+                    self._end_vector(grant.sequence.request, total)
 
     def _end_vector(self, request: Request, total: Tensor) -> None:
         assert request.pooling is not None, "only requests that embed are pooled"
@@ -240,9 +237,10 @@ class EngineCore:
 
     def _reject(self, request: Request) -> None:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
-        blocks = [block for sequence in request.unfinished for block in sequence.block_table]
+        cache = self.scheduler.prefix_cache
+        blocks = [block for sequence in request.unfinished for block in cache.blocks_of(sequence)]
         self.fail(request, StepFailed("logits and rules leave no token to choose"))
-        self.scheduler.prefix_cache.distrust(blocks)
+        cache.distrust(blocks)
 
     def _hand_over(self, sequence: Sequence) -> None:
         """The prompt is computed. Its last token is computed again where its logits are needed."""
@@ -270,7 +268,7 @@ class EngineCore:
         finish = sequence.finish()
         if finish:
             self._end(sequence, token_output(sequence, logprobs), finish)
-        elif logprobs is not None or _owes_prompt_scores(sequence):
+        elif logprobs is not None or owes_prompt_scores(sequence):
             self._deliver(sequence, token_output(sequence, logprobs))
         else:
             self._add_row(sequence)
@@ -337,31 +335,10 @@ class EngineCore:
     def _forget(self, request: Request) -> None:
         del self._live[request.context]
         self._candidates.pop(request, None)
-        for sequence in request.sequences:
-            self._sums.pop(sequence, None)
+        self._sums.forget(request)
         self._searches.pop(request, None)
         self.counters.requests_finished += 1
 
     def _expire(self) -> None:
         for request in self.scheduler.expired(self._clock()):
             self.fail(request, DeadlineExceeded("the deadline passed before the request finished"))
-
-
-def _read_prompts(logits: Tensor, batch: list[Scheduled]) -> list[tuple[PromptScores, PromptRows]]:
-    """What the rows [scored positions, vocab] of a batch say about its prompts."""
-    found: list[tuple[PromptScores, PromptRows]] = []
-    for grant in batch if len(logits) else ():
-        scores, positions = grant.sequence.scored_prompt, grant.scored
-        if scores is not None and positions:
-            described = grant.sequence.token_ids[positions.start + 1 : positions.stop + 1]
-            rows, logits = logits[: len(positions)], logits[len(positions) :]
-            found.append((scores, read_prompt_rows(rows, described, scores.top_n)))
-    return found
-
-
-def _is_prompt_usable(request: Request) -> bool:
-    return request.prompt_scores is None or request.prompt_scores.is_finite
-
-
-def _owes_prompt_scores(sequence: Sequence) -> bool:
-    return sequence.index == 0 and sequence.request.prompt_scores is not None

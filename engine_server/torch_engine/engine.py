@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 from engine_server.failures import (
     Draining,
     EngineDead,
-    EngineError,
     InvalidRequest,
     ModelNotFound,
     NotStarted,
-    StepFailed,
     Unsupported,
 )
 from engine_server.handoff.requests import ENGINE_ROLES, is_handed_over
@@ -36,6 +34,7 @@ from engine_server.interface import (
 from engine_server.step_streams import StepStreams
 from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.advertised import engine_config, load_message
+from engine_server.torch_engine.arrivals import arrive
 from engine_server.torch_engine.embedding_waits import EmbeddingWaits
 from engine_server.torch_engine.kv_events import KvEventLog
 from engine_server.torch_engine.loaded_adapters import LoadedAdapters
@@ -43,8 +42,9 @@ from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import Guide
 from engine_server.torch_engine.pooling import Embedding
 from engine_server.torch_engine.prefix_cache import CacheChange
-from engine_server.torch_engine.request_reader import RequestLimits, RequestReader, read_guide
-from engine_server.torch_engine.sequence import HandedOver, Request
+from engine_server.torch_engine.request_limits import RequestLimits
+from engine_server.torch_engine.request_reader import RequestReader, read_guide
+from engine_server.torch_engine.sequence import Request
 from engine_server.torch_engine.step_thread import Command, StepThread
 from engine_server.torch_engine.transfers import Transfers
 from enginewire import v1 as pb
@@ -140,9 +140,9 @@ class TorchEngine:
         claimed = None
         if self._transfers and is_handed_over(request, self._options.role):
             # The last of all checks: a request that is refused leaves its hand-off to others.
-            claimed = self._transfers.claim(request)
+            claimed = self._transfers.claim(request, accepted.adapter)
         self._num_submitted += 1
-        self._add(accepted, claimed, compiled)
+        arrive(accepted, claimed, compiled, self._post)
 
     @property
     def embedding_size(self) -> int:
@@ -161,11 +161,12 @@ class TorchEngine:
         thread, reader = self._open()
         if self._embedding is None:
             raise Unsupported("this model cannot embed")
-        pooling = self._embedding.pooling
+        pooling, adapter = self._embedding.pooling, self._adapter(context.routing)
         if request.HasField("dimensions"):
             pooling = replace(pooling, dimensions=request.dimensions)
+        now = time.monotonic()
         inputs = [
-            reader.read_input(each.token_ids, pooling, GenerateContext(context.request_id), time.monotonic())
+            reader.read_input(each.token_ids, pooling, _context_of_input(context), now, adapter)
             for each in request.token_ids
         ]
         with self._embedding_waits.of(each.context for each in inputs) as waits:
@@ -312,40 +313,13 @@ class TorchEngine:
             raise Unsupported(f"{field}: this engine has no grammars", field=field)
         return self._grammars.compile(guide)
 
-    def _add(
-        self, request: Request, claimed: Future[HandedOver] | None, compiled: Future[CompiledGuide] | None
-    ) -> None:
-        """Queue a request once it has all that it needs. Called on whichever thread had the last of it."""
-        if claimed:
-            claimed.add_done_callback(lambda future: self._add_handed_over(request, future, compiled))
-        elif compiled:
-            compiled.add_done_callback(lambda future: self._add_guided(request, future))
-        else:
-            self._post(lambda core: core.add(request))
-
-    def _add_handed_over(
-        self, request: Request, claimed: Future[HandedOver], compiled: Future[CompiledGuide] | None
-    ) -> None:
-        error = claimed.exception()
-        if error is None:
-            request.handed_over = claimed.result()
-            self._add(request, None, compiled)
-            return
-        failure = error if isinstance(error, EngineError) else StepFailed("the hand-off could not be read")
-        self._post(lambda core: core.reject(request, failure))
-
-    def _add_guided(self, request: Request, compiled: Future[CompiledGuide]) -> None:
-        error = EngineDead("the engine is closed") if compiled.cancelled() else compiled.exception()
-        if error is None:
-            request.grammar = compiled.result()
-            self._post(lambda core: core.add(request))
-            return
-        failure = error if isinstance(error, EngineError) else StepFailed("the grammar was not compiled")
-        self._post(lambda core: core.reject(request, failure))
-
     def _post(self, command: Command) -> None:
         assert self._thread is not None, "cleanup ends compilations and transfers before the thread"
         self._thread.post(command)
+
+
+def _context_of_input(whole: GenerateContext) -> GenerateContext:
+    return GenerateContext(whole.request_id, routing=whole.routing)
 
 
 def _answer(inputs: Seq[Request], vectors: Seq[Seq[float]]) -> pb.EmbeddingsEngineOutput:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading
-from engine_server.torch_engine.embedded_rows import EmbeddedRows
+from engine_server.torch_engine.attention import KvTensors, Reading
+from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.generic_attention import (
     OBSERVED,
     PAGED,
@@ -82,43 +82,26 @@ class GenericModel:
         """Storage for the keys and values of `num_blocks` × `block_size` tokens."""
         return LayeredKvTensors(self.config.shapes, num_blocks, block_size, like=self.embedding)
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        cache: KvTensors,
-        sampled: Tensor,
-        embedded: EmbeddedRows | None = None,
-    ) -> Tensor:
-        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch.
-
-        The token ids of `embedded` rows are not looked up.
-        """
+    def forward(self, inputs: FlatInputs, cache: KvTensors) -> Tensor:
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
+        token_ids, positions, sampled = inputs.token_ids[None], inputs.positions[None], inputs.sampled
         rows = {"logits_to_keep": sampled} if self.selects_rows else {}
-        inputs = {"input_ids": token_ids[None]}
-        if embedded is not None:
-            inputs = {"inputs_embeds": look_up(self._network, token_ids[None])}
-            embedded.put_into(inputs["inputs_embeds"][0])
-        with attending(PagedPass(plan, cache, self.config.windows)):
-            made = self._network(**inputs, position_ids=positions[None], use_cache=False, **rows)
+        read = {"input_ids": token_ids}
+        if inputs.embedded is not None:
+            read = {"inputs_embeds": look_up(self._network, token_ids)}
+            inputs.embedded.put_into(read["inputs_embeds"][0])
+        with attending(PagedPass(inputs.plan, cache, self.config.windows)):
+            made = self._network(**read, position_ids=positions, use_cache=False, **rows)
         logits: Tensor = made.logits[0]
         return (logits if self.selects_rows and len(logits) == len(sampled) else logits[sampled]).float()
 
     def forward_and_embed(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        cache: KvTensors,
-        sampled: Tensor,
-        pooled: Tensor,
-        embedded: EmbeddedRows | None = None,
+        self, inputs: FlatInputs, cache: KvTensors, pooled: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, and the last states [len(pooled), width] of the rows `pooled`."""
         assert self._body is not None, "only asked of a model with an embedding_size"
         with last_states([self._body]) as seen:
-            logits = self.forward(token_ids, positions, plan, cache, sampled, embedded)
+            logits = self.forward(inputs, cache)
         return logits, seen[0][1][0, pooled]
 
 

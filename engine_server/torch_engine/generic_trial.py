@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine_server.torch_engine.attention import KvTensors, Span, plan_attention
+from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.generic_attention import PAGED
 from engine_server.torch_engine.generic_model import GenericModel, look_up
 
@@ -107,7 +108,7 @@ def _run(model: GenericModel, cache: KvTensors, sequences: list[Tensor], step: l
     tokens = torch.cat([sequences[piece.sequence][piece.start : piece.end] for piece in step])
     positions = torch.cat([torch.arange(piece.start, piece.end, device=like.device) for piece in step])
     ends = torch.tensor([span.num_new for span in spans], device=like.device).cumsum(0)
-    return model.forward(tokens, positions, plan, cache, ends - 1)
+    return model.forward(FlatInputs(tokens, positions, ends - 1, plan), cache)
 
 
 def _distance(paged: Tensor, wanted: Tensor) -> float:

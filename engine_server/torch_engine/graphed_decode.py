@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Span, VarlenRows, token_slots
+from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.host_copies import gather
 
 Compute = Callable[[], Tensor]
@@ -32,9 +33,7 @@ class GraphedModel(Protocol):
         """The input table."""
         ...
 
-    def forward(
-        self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, cache: KvTensors, sampled: Tensor
-    ) -> Tensor:
+    def forward(self, inputs: FlatInputs, cache: KvTensors) -> Tensor:
         """Logits of the rows `sampled`."""
         ...
 
@@ -102,7 +101,7 @@ class GraphedDecode:
             varlen = VarlenRows(ends, key_ends, contexts, tables.view(size, -1), 1, longest)
             plan = AttentionPlan(slots.long(), [], varlen=varlen)
             positions = contexts.long() - 1
-            return self._model.forward(token_ids.long(), positions, plan, self._cache, rows)
+            return self._model.forward(FlatInputs(token_ids.long(), positions, rows, plan), self._cache)
 
         return _Graph(inputs, record(compute))
 

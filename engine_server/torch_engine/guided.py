@@ -37,9 +37,10 @@ class CompiledGuide:
 class GuidedMatcher:
     """Where one choice is in its grammar, as long as its library is quick enough."""
 
-    def __init__(self, matcher: LibraryMatcher) -> None:
+    def __init__(self, matcher: LibraryMatcher, seconds: float = SECONDS_AT_START) -> None:
+        """`seconds` may be used up beyond what each call is granted."""
         self._matcher = matcher
-        self._seconds_left = SECONDS_AT_START
+        self._seconds_left = seconds
 
     @property
     def is_over(self) -> bool:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy
 
 
 class InvalidGuide(ValueError):
@@ -66,8 +70,23 @@ class LibraryGrammar(Protocol):
         ...
 
 
+class MaskRow(Protocol):
+    """The bits of one row."""
+
+    def numpy(self) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int32]]:
+        """The bits, 32 tokens per number."""
+        ...
+
+
 class Library(Protocol):
-    """One grammar library with one vocabulary."""
+    """One grammar library with one vocabulary of `vocab_size` tokens."""
+
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+
+    def new_masks(self) -> Sequence[MaskRow]:
+        """One row for `LibraryMatcher.fill`, where there is no torch."""
+        ...
 
     def compile(self, kind: str, text: str) -> bytes:
         """A grammar in the form that `load` takes. Slow, and as hungry as its guide. Raises InvalidGuide."""

@@ -17,6 +17,7 @@ import sys
 from contextlib import suppress
 
 from engine_server.torch_engine.guided_library import InvalidGuide, Library, Vocabulary, open_library
+from engine_server.torch_engine.guided_pace import check_pace
 from engine_server.torch_engine.guided_size import check_size
 
 CPU_SECONDS = 0.7
@@ -79,9 +80,12 @@ def answer(library: Library, kind: str, text: str) -> bytes:
     try:
         check_size(kind, text)
         compiled = library.compile(kind, text)
+        if len(compiled) > MAX_COMPILED_BYTES:
+            raise InvalidGuide("too large")
+        check_pace(library, compiled)
     except InvalidGuide as error:
         return REFUSED + str(error)[:200].encode(errors="replace")
-    return COMPILED + compiled if len(compiled) <= MAX_COMPILED_BYTES else REFUSED + b"too large"
+    return COMPILED + compiled
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ Knows nothing about limits, processes or logits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import xgrammar
 
-from engine_server.torch_engine.guided_library import InvalidGuide, Vocabulary
+from engine_server.torch_engine.guided_library import InvalidGuide, MaskRow, Vocabulary
 
 MAX_WHITESPACE = 20
 """Characters in a row between JSON tokens: without a bound weak models never leave them."""
@@ -27,6 +28,7 @@ class XGrammar:
             vocab_size=len(vocabulary.tokens),
             stop_token_ids=list(vocabulary.eos_token_ids) or None,
         )
+        self.vocab_size = len(vocabulary.tokens)
         compiler = xgrammar.GrammarCompiler(self._vocabulary, max_threads=1, cache_enabled=False)
         self._compilers = _compilers(compiler)
 
@@ -45,8 +47,12 @@ class XGrammar:
         grammar = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._vocabulary)
         return XGrammarGrammar(grammar, max(len(compiled), grammar.memory_size_bytes))
 
+    def new_masks(self) -> Sequence[MaskRow]:
+        """One row."""
+        return cast(Sequence[MaskRow], xgrammar.allocate_token_bitmask(1, self.vocab_size))
+
     def _has_a_token(self, grammar: xgrammar.CompiledGrammar) -> bool:
-        mask = xgrammar.allocate_token_bitmask(1, self._vocabulary.vocab_size)
+        mask = xgrammar.allocate_token_bitmask(1, self.vocab_size)
         xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(mask)
         return bool(mask.any())
 

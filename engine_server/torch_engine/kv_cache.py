@@ -89,6 +89,18 @@ class BlockPool:
         assert self._holders[block], "only a held block has a content worth keeping"
         self._kept.add(block)
 
+    def unkeep(self, block: int) -> None:
+        """A kept block becomes blank: now, or when nobody holds it any more. `on_evict` is not called."""
+        if block in self._idle:
+            self.drop([block])
+        else:
+            self._kept.remove(block)
+
+    def give_up_last(self, block: int) -> None:
+        """A kept block, if it is idle, will be given up after all that are idle now."""
+        if block in self._idle:
+            self._idle.move_to_end(block)
+
     def drop(self, blocks: Sequence[int]) -> None:
         """Make idle blocks blank. `on_evict` is not called."""
         for block in blocks:

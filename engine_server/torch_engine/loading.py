@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -113,7 +113,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     cache = _new_cache(model, pool)
     progress("warm-up", 0.0)
     graphs = _graphs(options, model, cache, context_length)
-    core = EngineCore(_scheduler(options, pool, device), ModelRunner(model, cache, adapted, graphs))
+    core = EngineCore(_scheduler(options, pool, device, config), ModelRunner(model, cache, adapted, graphs))
     slowest_step = warm_up(core, context_length)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
@@ -218,7 +218,9 @@ def medium_of(device: torch.device) -> str:
     return "gpu" if device.type == "cuda" else "cpu"
 
 
-def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.device) -> Scheduler:
+def _scheduler(
+    options: TorchEngineOptions, pool: BlockPool, device: torch.device, config: ServedConfig
+) -> Scheduler:
     step_tokens = options.max_num_batched_tokens or max(default_step_tokens(device), options.max_num_seqs)
     rules = AdmissionRules(
         max_batch_prefill_tokens=options.max_batch_prefill_tokens,
@@ -226,7 +228,13 @@ def _scheduler(options: TorchEngineOptions, pool: BlockPool, device: torch.devic
         waiting_served_ratio=options.waiting_served_ratio,
         max_waiting_tokens=options.max_waiting_tokens,
     )
-    return Scheduler(pool, options.max_num_seqs, step_tokens, rules)
+    return Scheduler(pool, options.max_num_seqs, step_tokens, rules, longest_window(config.windows))
+
+
+def longest_window(windows: Seq[int | None]) -> int | None:
+    """How far back any layer looks, in tokens; None when one of them sees everything."""
+    found = [window for window in windows if window is not None]
+    return max(found) if found and len(found) == len(windows) else None
 
 
 def _graphs(

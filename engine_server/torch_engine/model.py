@@ -15,9 +15,9 @@ from torch.nn.functional import embedding
 
 from engine_server.torch_engine.adapted import AdaptedLinear, AdaptedProjections
 from engine_server.torch_engine.arithmetic import Arithmetic
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading
+from engine_server.torch_engine.attention import KvTensors, Reading
 from engine_server.torch_engine.checkpoint import Checkpoint
-from engine_server.torch_engine.embedded_rows import EmbeddedRows
+from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.layer_ops import LayerOps
 from engine_server.torch_engine.linear import Linear, MakeLinear
 from engine_server.torch_engine.model_config import ModelConfig
@@ -70,51 +70,26 @@ class Model:
         """What plans are made for."""
         return self.ops.reading
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        cache: KvTensors,
-        sampled: Tensor,
-        embedded: EmbeddedRows | None = None,
-    ) -> Tensor:
-        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch.
-
-        The token ids of `embedded` rows are not looked up.
-        """
-        return self._logits(self._hidden(token_ids, positions, plan, cache, embedded)[sampled])
+    def forward(self, inputs: FlatInputs, cache: KvTensors) -> Tensor:
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
+        return self._logits(self._hidden(inputs, cache)[inputs.sampled])
 
     def forward_and_embed(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        cache: KvTensors,
-        sampled: Tensor,
-        pooled: Tensor,
-        embedded: EmbeddedRows | None = None,
+        self, inputs: FlatInputs, cache: KvTensors, pooled: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, and the last states [len(pooled), width] of the rows `pooled`."""
-        hidden = self._hidden(token_ids, positions, plan, cache, embedded)
-        return self._logits(hidden[sampled]), self._norm(self.norm, hidden[pooled])
+        hidden = self._hidden(inputs, cache)
+        return self._logits(hidden[inputs.sampled]), self._norm(self.norm, hidden[pooled])
 
-    def _hidden(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        cache: KvTensors,
-        embedded: EmbeddedRows | None,
-    ) -> Tensor:
+    def _hidden(self, inputs: FlatInputs, cache: KvTensors) -> Tensor:
         """What leaves the last layer, before the last norm."""
-        hidden = embedding(token_ids, self.embedding)
-        if embedded is not None:
-            embedded.put_into(hidden)
-        rotation = self.rotary(positions, hidden.dtype)
+        hidden = embedding(inputs.token_ids, self.embedding)
+        if inputs.embedded is not None:
+            inputs.embedded.put_into(hidden)
+        rotation = self.rotary(inputs.positions, hidden.dtype)
         for layer in self.layers:
             heads = self._heads(layer, self._norm(layer.input_norm, hidden))
-            attended = self.ops.attend(heads, rotation, plan, cache, layer.index, layer.window)
+            attended = self.ops.attend(heads, rotation, inputs.plan, cache, layer.index, layer.window)
             hidden = layer.output.plus(attended, hidden)
             gated = self.ops.gate(layer.gate_up(self._norm(layer.mlp_norm, hidden)))
             hidden = layer.down.plus(gated, hidden)

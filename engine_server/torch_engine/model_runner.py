@@ -14,15 +14,16 @@ from torch import Tensor
 
 from engine_server.torch_engine.adapted import AdaptedProjections, LowRanks
 from engine_server.torch_engine.adapter import Adapter
-from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading, Span, plan_attention
+from engine_server.torch_engine.attention import KvTensors, Reading, Span, plan_attention
 from engine_server.torch_engine.embedded_rows import EmbeddedRows, embedded_rows
+from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.graphed_decode import GraphedDecode
 from engine_server.torch_engine.kv_copies import read_kv, write_kv
 from engine_server.torch_engine.model_config import ServedConfig
 from engine_server.torch_engine.pooling import Piece, shares_of
 from engine_server.torch_engine.scheduler import Scheduled
 from engine_server.torch_engine.sequence import Sequence
-from engine_server.torch_engine.varlen_ops import FlatInputs, send_inputs
+from engine_server.torch_engine.varlen_ops import send_inputs
 from engine_server.torch_engine.vectors import NO_SUMS, Computed, add_up
 
 
@@ -44,30 +45,12 @@ class ServedModel(Protocol):
         """What plans are made for."""
         ...
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        cache: KvTensors,
-        sampled: Tensor,
-        embedded: EmbeddedRows | None = None,
-    ) -> Tensor:
-        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch.
-
-        The token ids of `embedded` rows are not looked up.
-        """
+    def forward(self, inputs: FlatInputs, cache: KvTensors) -> Tensor:
+        """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
         ...
 
     def forward_and_embed(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        cache: KvTensors,
-        sampled: Tensor,
-        pooled: Tensor,
-        embedded: EmbeddedRows | None = None,
+        self, inputs: FlatInputs, cache: KvTensors, pooled: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, and the last states [len(pooled), width] of the rows `pooled`."""
         ...
@@ -122,22 +105,25 @@ class ModelRunner:
             replayed = self._graphs.forward(spans, tokens)
             if replayed is not None:
                 return Computed(replayed, NO_SUMS)
-        inputs = self._inputs(batch, spans, tokens)
-        run = inputs.token_ids, inputs.positions, inputs.plan, self.cache, inputs.sampled
+        inputs = self._inputs(batch, spans, tokens, embedded)
         if not pieces:
-            return Computed(self.model.forward(*run, embedded), NO_SUMS)
+            return Computed(self.model.forward(inputs, self.cache), NO_SUMS)
         shares = shares_of(pieces)
-        logits, states = self.model.forward_and_embed(*run, self._tensor(shares.rows), embedded)
+        logits, states = self.model.forward_and_embed(inputs, self.cache, self._tensor(shares.rows))
         return Computed(logits, add_up(states, shares))
 
-    def _inputs(self, batch: Seq[Scheduled], spans: Seq[Span], tokens: list[int]) -> FlatInputs:
+    def _inputs(
+        self, batch: Seq[Scheduled], spans: Seq[Span], tokens: list[int], embedded: EmbeddedRows | None
+    ) -> FlatInputs:
         sampled = _sampled_rows(batch, spans)
         if self.model.reading == "varlen":
-            return send_inputs(spans, tokens, sampled, self.cache.block_size, self.device)
+            return send_inputs(spans, tokens, sampled, self.cache.block_size, self.device, embedded)
         like = self.model.embedding
         plan = plan_attention(spans, self.cache.block_size, self._windows, like, self.model.reading)
         positions = [p for span in spans for p in range(span.context - span.num_new, span.context)]
-        return FlatInputs(self._tensor(tokens), self._tensor(positions), self._tensor(sampled), plan)
+        return FlatInputs(
+            self._tensor(tokens), self._tensor(positions), self._tensor(sampled), plan, embedded
+        )
 
     @torch.inference_mode()
     def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:

@@ -1,9 +1,10 @@
 """The prefix cache: which full KV blocks already hold the tokens that a sequence begins with.
 
 A block is known by the hash of everything up to its end: the hash of the block before it and its own
-tokens. Of every cached block the one before it is cached too, because it is held by whoever holds the
-later one and, when nobody does, given up after it. Knows nothing about torch, protobuf or who is told of
-the changes.
+tokens. Of every cached block the one before it is cached too. Whoever holds the later one holds it as well,
+or has released it behind its window, and when nobody holds either, it is given up after the later one. When
+it is given up first all the same, what follows it is forgotten, since nobody could find that any more.
+Knows nothing about torch, protobuf or who is told of the changes.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class PrefixCache:
         self._pool = pool
         self._blocks: dict[bytes, int] = {}
         self._entries: dict[int, _Entry] = {}
+        self._children: dict[bytes, set[bytes]] = {}
         self._changes: list[CacheChange] = []
         pool.on_evict = self._on_evict
 
@@ -102,6 +104,9 @@ class PrefixCache:
         if first == end:
             return
         digests = self._digests(sequence, end)
+        if first and digests[first - 1] not in self._blocks:  # the chain was broken behind a window
+            sequence.num_cached_blocks = end
+            return
         while first < end and self._adopt(sequence, first, digests[first]):
             first += 1
         self._store(sequence, first, digests[:end])
@@ -110,20 +115,25 @@ class PrefixCache:
     def reset(self) -> int:
         """Forget every block that nobody holds; returns how many those were."""
         idle = self._pool.idle
-        self._drop(idle)
+        self._note_removed([hash_ for block in idle for hash_ in self._drop(block)])
         return len(idle)
 
     def distrust(self, blocks: Iterable[int]) -> None:
         """Forget blocks that may be broken, and what was built on them, unless someone holds them."""
-        idle = self._pool.idle
-        doomed = {self._entries[block].digest for block in set(blocks).intersection(idle)}
-        broken: list[int] = []
-        for block in reversed(idle):  # a block was let go before the one that it follows
-            entry = self._entries[block]
-            if entry.digest in doomed or entry.parent in doomed:
-                doomed.add(entry.digest)
-                broken.append(block)
-        self._drop(broken)
+        broken = set(blocks).intersection(self._pool.idle)
+        self._note_removed([hash_ for block in broken for hash_ in self._drop(block)])
+
+    def blocks_of(self, sequence: Sequence) -> list[int]:
+        """Those that a sequence holds, and those that it has released and that are still cached."""
+        released = sequence.block_digests[: sequence.num_released_blocks]
+        return [self._blocks[digest] for digest in released if digest in self._blocks] + sequence.held_blocks
+
+    def sort_idle(self, sequence: Sequence) -> None:
+        """What a sequence has released is given up after what followed it, which it has just let go."""
+        if sequence.num_released_blocks:
+            for digest in reversed(sequence.block_digests[: sequence.num_cached_blocks]):
+                if digest in self._blocks:
+                    self._pool.give_up_last(self._blocks[digest])
 
     def take_changes(self) -> list[CacheChange]:
         """What happened since the last call, in order."""
@@ -160,7 +170,9 @@ class PrefixCache:
             block, digest = sequence.block_table[index], digests[index]
             assert digest not in self._blocks, "a block is cached without the one before it"
             self._blocks[digest] = block
-            self._entries[block] = _Entry(digest, digests[index - 1] if index else b"")
+            parent = digests[index - 1] if index else b""
+            self._entries[block] = _Entry(digest, parent)
+            self._children.setdefault(parent, set()).add(digest)
             self._pool.keep(block)
         size, adapter = self._pool.block_size, sequence.request.adapter
         self._changes.append(
@@ -172,20 +184,36 @@ class PrefixCache:
             )
         )
 
-    def _drop(self, blocks: Seq[int]) -> None:
-        self._pool.drop(blocks)
-        removed = [self._forget(block) for block in blocks]
+    def _drop(self, block: int) -> list[int]:
+        """Forget an idle block and all that follow it, if it still is cached; returns the public hashes."""
+        if block not in self._entries:
+            return []
+        self._pool.drop([block])
+        return self._forget(block)
+
+    def _note_removed(self, removed: list[int]) -> None:
         if removed:
             self._changes.append(BlocksRemoved(tuple(removed)) if self._blocks else CacheCleared())
 
     def _on_evict(self, block: int) -> None:
-        removed: tuple[int, ...] = (self._forget(block),)
+        removed = tuple(self._forget(block))
         if self._changes and isinstance(last := self._changes[-1], BlocksRemoved):
             removed = last.hashes + removed
             self._changes.pop()
         self._changes.append(BlocksRemoved(removed))
 
-    def _forget(self, block: int) -> int:
-        digest = self._entries.pop(block).digest
-        del self._blocks[digest]
-        return public_hash(digest)
+    def _forget(self, blank: int) -> list[int]:
+        """Remove a block that is blank again, and what follows it; returns the public hashes."""
+        first = self._entries[blank]
+        self._children[first.parent].remove(first.digest)
+        removed: list[int] = []
+        doomed = [blank]
+        while doomed:
+            block = doomed.pop()
+            if block != blank:
+                self._pool.unkeep(block)
+            digest = self._entries.pop(block).digest
+            del self._blocks[digest]
+            doomed += [self._blocks[child] for child in self._children.pop(digest, ())]
+            removed.append(public_hash(digest))
+        return removed

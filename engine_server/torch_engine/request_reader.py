@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
 from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted, Unsupported
-from engine_server.handoff.options import Role
 from engine_server.handoff.requests import hands_over, is_handed_over, prompt_digest, prompt_of
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.adapter import Adapter
+from engine_server.torch_engine.field_checks import check, number_in
 from engine_server.torch_engine.generation_config import GenerationDefaults
-from engine_server.torch_engine.params import BeamRules, Guide, SamplingParams, StopRules
+from engine_server.torch_engine.hypotheses import read_beams, read_best_of
+from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
 from engine_server.torch_engine.pooling import Pooling
 from engine_server.torch_engine.prefix_cache import chain_root
 from engine_server.torch_engine.prompt_embeds import PromptEmbeds, read_prompt_embeds
+from engine_server.torch_engine.request_limits import RequestLimits
 from engine_server.torch_engine.sequence import (
     Beam,
-    BestOf,
     LogprobsWanted,
     PromptScores,
     Request,
     Sequence,
     Urgency,
 )
-from engine_server.torch_engine.thinking import ThinkingRules, ThinkingTokens
+from engine_server.torch_engine.thinking import ThinkingRules
 from enginewire import v1 as pb
 
 MIN_DIVISOR = 0.01
@@ -43,42 +43,6 @@ CLASS_SECONDS = 60.0
 MAX_CLASSES = 60
 """A request of priority p counts as having arrived 60 s × p later. So a more urgent class overtakes, but
 nobody waits for ever: who arrives more than two hours later overtakes no one, whatever the priorities."""
-
-PROMPT_LOGPROBS_BYTES = 7 * 2**19
-"""Those of a prompt travel in one message, which stays under the 4 MiB that clients of gRPC accept."""
-FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What a request may ask for. `kv_capacity` is how many tokens the whole cache holds.
-
-    Without `prefix_caching` no request reads or writes the prefix cache, and a model without `thinking`
-    tokens does not think. Prompts may be embeddings of `embedding_width` numbers per token, if it is set.
-    """
-
-    vocab_size: int
-    context_length: int
-    kv_capacity: int
-    max_n: int = 64
-    max_logprobs: int = 64
-    prefix_caching: bool = True
-    role: Role = "aggregated"
-    thinking: ThinkingTokens | None = None
-    embedding_width: int | None = None
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        """The longest prompt that leaves room for a token."""
-        return min(self.context_length - 1, self.kv_capacity)
-
-    @property
-    def max_prompt_logprobs(self) -> int:
-        """Alternatives per token that fit into one message for the longest prompt; below 0: not even none."""
-        id_bytes = -(-self.vocab_size.bit_length() // 7)  # of a token id or a rank as a varint
-        room = PROMPT_LOGPROBS_BYTES // self.max_prompt_tokens
-        most = room // (id_bytes + FLOAT_BYTES) - 1  # the token itself has a rank and a value, too
-        return min(most, self.max_logprobs, self.vocab_size)
 
 
 class RequestReader:
@@ -118,13 +82,13 @@ class RequestReader:
             guide=read_guide(message.sampling_options),
             adapter=adapter,
             hands_over=is_prompt_only,
-            prompt_digest=prompt_digest(message) if is_prompt_only else "",
+            prompt_digest=prompt_digest(message, adapter.digest if adapter else "") if is_prompt_only else "",
             prompt_embeds=embeds,
         )
         if is_handed_over(message, self._limits.role):
             request.num_cached_tokens = _cached_tokens_before(message)
-        request.beams = _beams(message)
-        request.best_of = None if request.beams else _best_of(message)
+        request.beams = read_beams(message)
+        request.best_of = None if request.beams else read_best_of(message)
         if request.best_of and request.logprobs is None:
             request.logprobs = LogprobsWanted(0)  # candidates are compared by them
         request.thinking = self._thinking(message, message.token_ids)
@@ -133,7 +97,12 @@ class RequestReader:
         return request
 
     def read_input(
-        self, token_ids: Seq[int], pooling: Pooling, context: GenerateContext, now: float
+        self,
+        token_ids: Seq[int],
+        pooling: Pooling,
+        context: GenerateContext,
+        now: float,
+        adapter: Adapter | None = None,
     ) -> Request:
         """One input to embed. It stays out of the prefix cache. Raises KvExhausted for what can never run."""
         count = len(token_ids)
@@ -148,16 +117,17 @@ class RequestReader:
             prompt_token_ids=list(token_ids),
             sampling=SamplingParams(seed=0),
             stop=StopRules(max_total_tokens=count + 1),
-            urgency=(now, 0.0, self._serial),
+            urgency=self._urgency(context.routing, now),
             pooling=pooling,
+            adapter=adapter,
         )
         request.sequences = [Sequence(request, 0)]
         return request
 
     def _sampling(self, options: pb.SamplingOptions) -> SamplingParams:
         default = self._defaults
-        temperature = _number(options, "temperature", default.temperature, 0.0, 100.0)
-        repetition = _number(options, "repetition_penalty", default.repetition_penalty, SMALLEST, 10.0)
+        temperature = number_in(options, "temperature", default.temperature, 0.0, 100.0)
+        repetition = number_in(options, "repetition_penalty", default.repetition_penalty, SMALLEST, 10.0)
         bias = tuple((entry.token_id, entry.bias) for entry in options.logit_bias)
         words = tuple(tuple(word.token_ids) for word in options.bad_words_token_ids if word.token_ids)
         allowed = tuple(dict.fromkeys(options.allowed_token_ids))
@@ -165,16 +135,16 @@ class RequestReader:
         self._check_ids((token for word in words for token in word), "sampling_options.bad_words_token_ids")
         self._check_ids(allowed, "sampling_options.allowed_token_ids")
         in_range = all(-100.0 <= value <= 100.0 for _, value in bias)
-        _check("sampling_options.logit_bias", in_range, "must be from -100 to 100")
+        check("sampling_options.logit_bias", in_range, "must be from -100 to 100")
         return SamplingParams(
             seed=options.seed if options.HasField("seed") else self._random.getrandbits(64),
             temperature=max(temperature, MIN_DIVISOR) if temperature and not options.use_beam_search else 0.0,
-            top_k=max(int(_number(options, "top_k", default.top_k, -1, self._limits.vocab_size)), 0),
-            top_p=_number(options, "top_p", default.top_p, SMALLEST, 1.0),
-            min_p=_number(options, "min_p", default.min_p, 0.0, 1.0),
+            top_k=max(int(number_in(options, "top_k", default.top_k, -1, self._limits.vocab_size)), 0),
+            top_p=number_in(options, "top_p", default.top_p, SMALLEST, 1.0),
+            min_p=number_in(options, "min_p", default.min_p, 0.0, 1.0),
             repetition_penalty=max(repetition, MIN_DIVISOR),
-            presence_penalty=_number(options, "presence_penalty", 0.0, -2.0, 2.0),
-            frequency_penalty=_number(options, "frequency_penalty", 0.0, -2.0, 2.0),
+            presence_penalty=number_in(options, "presence_penalty", 0.0, -2.0, 2.0),
+            frequency_penalty=number_in(options, "frequency_penalty", 0.0, -2.0, 2.0),
             logit_bias=bias,
             allowed_token_ids=allowed,
             bad_words=words,
@@ -187,9 +157,9 @@ class RequestReader:
         self._check_ids(message.eos_token_ids, "eos_token_ids")
         self._check_ids(eos | stops, "stop_conditions")
         max_tokens = stop.max_tokens if stop.HasField("max_tokens") else 1 if message.is_probe else None
-        _check("stop_conditions.max_tokens", max_tokens != 0, "must be at least 1")
+        check("stop_conditions.max_tokens", max_tokens != 0, "must be at least 1")
         fits = max_tokens is None or stop.min_tokens <= max_tokens
-        _check("stop_conditions.min_tokens", fits, "must not be above max_tokens")
+        check("stop_conditions.min_tokens", fits, "must not be above max_tokens")
         return StopRules(
             max_total_tokens=self._max_total(num_prompt, max_tokens),
             min_tokens=min(stop.min_tokens, limits.context_length),
@@ -214,7 +184,7 @@ class RequestReader:
         if not options.HasField("logprobs") and not options.logprob_token_ids:
             return None
         limit = min(self._limits.max_logprobs, self._limits.vocab_size)
-        _check("output_options.logprobs", options.logprobs <= limit, f"must be at most {limit}")
+        check("output_options.logprobs", options.logprobs <= limit, f"must be at most {limit}")
         self._check_ids(options.logprob_token_ids, "output_options.logprob_token_ids")
         return LogprobsWanted(options.logprobs, tuple(options.logprob_token_ids))
 
@@ -222,8 +192,8 @@ class RequestReader:
         if not options.HasField("prompt_logprobs"):
             return None
         field, limit = "output_options.prompt_logprobs", self._limits.max_prompt_logprobs
-        _check(field, options.prompt_logprobs <= limit, f"must be at most {limit}")
-        _check(field, not request.sequences[0].is_finished, "travels with choice 0, which has ended")
+        check(field, options.prompt_logprobs <= limit, f"must be at most {limit}")
+        check(field, not request.sequences[0].is_finished, "travels with choice 0, which has ended")
         return PromptScores(len(request.prompt_token_ids) - 1, options.prompt_logprobs)
 
     def _prompt_embeds(self, message: pb.PreprocessedRequest) -> PromptEmbeds | None:
@@ -231,10 +201,10 @@ class RequestReader:
             return None
         if self._limits.embedding_width is None:
             raise Unsupported("prompt_embeds: this model reads only token ids", field="prompt_embeds")
-        _check("prompt_embeds", not message.token_ids, "excludes token_ids")
+        check("prompt_embeds", not message.token_ids, "excludes token_ids")
         shape = message.prompt_embeds.shape
         fits = len(shape) != 2 or shape[0] < self._limits.context_length
-        _check("prompt_embeds.shape", fits, "exceeds the context")
+        check("prompt_embeds.shape", fits, "exceeds the context")
         field = "output_options.prompt_logprobs"
         if message.output_options.HasField("prompt_logprobs"):
             raise Unsupported(f"{field}: embeddings are no tokens to have a probability", field=field)
@@ -251,7 +221,7 @@ class RequestReader:
         return ThinkingRules(tokens, tokens.is_open_after(prompt), limit) if tokens else None
 
     def _urgency(self, routing: pb.RoutingHints, now: float) -> Urgency:
-        _check("routing.priority_jump", isfinite(routing.priority_jump), "must be finite")
+        check("routing.priority_jump", isfinite(routing.priority_jump), "must be finite")
         classes = min(max(routing.priority, -MAX_CLASSES), MAX_CLASSES)
         moment = now - routing.priority_jump + CLASS_SECONDS * classes
         return moment, routing.priority, self._serial
@@ -267,14 +237,14 @@ class RequestReader:
         n = max(options.n if options.HasField("n") else 1, options.best_of)
         limit = self._limits.max_n
         field = "best_of" if options.HasField("best_of") else "n"
-        _check(f"sampling_options.{field}", 1 <= n <= limit, f"must be from 1 to {limit}")
+        check(f"sampling_options.{field}", 1 <= n <= limit, f"must be from 1 to {limit}")
         resumed = {choice.index: choice for choice in message.resume.choices}
         fits = len(resumed) == len(message.resume.choices) and all(index < n for index in resumed)
-        _check("resume.choices", fits, "must name each choice below n at most once")
+        check("resume.choices", fits, "must name each choice below n at most once")
         if request.beams:
             return [Sequence(request, 0, beam=Beam())]
         sequences = [self._sequence(request, i, resumed.get(i)) for i in range(n)]
-        _check("resume.choices", any(not s.is_finished for s in sequences), "must leave a choice to generate")
+        check("resume.choices", any(not s.is_finished for s in sequences), "must leave a choice to generate")
         return sequences
 
     def _sequence(self, request: Request, index: int, resumed: pb.ResumedChoice | None) -> Sequence:
@@ -284,7 +254,7 @@ class RequestReader:
         self._check_ids(generated, "resume.choices.generated_token_ids")
         total = len(request.prompt_token_ids) + len(generated)
         fits = resumed.finished or total <= request.stop.max_total_tokens
-        _check("resume.choices.generated_token_ids", fits, "must not be longer than the output may be")
+        check("resume.choices.generated_token_ids", fits, "must not be longer than the output may be")
         sequence = Sequence(request, index, generated)
         sequence.cum_log_prob = resumed.cum_log_probs
         sequence.is_finished = resumed.finished
@@ -292,7 +262,7 @@ class RequestReader:
 
     def _check_ids(self, ids: Iterable[int], field: str) -> None:
         in_range = max(ids, default=0) < self._limits.vocab_size
-        _check(field, in_range, "must hold ids below the vocabulary size")
+        check(field, in_range, "must hold ids below the vocabulary size")
 
 
 def read_guide(options: pb.SamplingOptions) -> Guide | None:
@@ -302,7 +272,7 @@ def read_guide(options: pb.SamplingOptions) -> Guide | None:
     guided = options.guided_decoding
     field = "sampling_options.guided_decoding"
     kind = guided.WhichOneof("guide")
-    _check(field, kind is not None, "must have a guide")
+    check(field, kind is not None, "must have a guide")
     assert kind is not None, "checked above"
     if guided.HasField("whitespace_pattern"):
         raise Unsupported(f"{field}.whitespace_pattern: not supported", field=f"{field}.whitespace_pattern")
@@ -317,66 +287,3 @@ def _cached_tokens_before(message: pb.PreprocessedRequest) -> int:
     if message.bypass_prefix_cache:
         return 0
     return min(message.prefill_result.prompt_tokens_details.cached_tokens, len(message.token_ids))
-
-
-def _beams(message: pb.PreprocessedRequest) -> BeamRules | None:
-    options = message.sampling_options
-    penalty = options.length_penalty if options.HasField("length_penalty") else 1.0
-    _check("sampling_options.length_penalty", isfinite(penalty), "must be finite")
-    if not options.use_beam_search:
-        _check("sampling_options.length_penalty", penalty == 1.0, "is for beam search only")
-        return None
-    for field, is_set in _senseless_in_beams(options):
-        _check(f"sampling_options.{field}", not is_set, "has no meaning in a beam search")
-    for field, is_set in _missing_in_beams(message):
-        if is_set:
-            raise Unsupported(f"{field}: not supported in a beam search", field=field)
-    n = max(options.n, 1)
-    width = options.best_of if options.HasField("best_of") else n
-    _check("sampling_options.best_of", width >= n, "must not be below n")
-    return BeamRules(width, n, penalty)
-
-
-def _senseless_in_beams(options: pb.SamplingOptions) -> list[tuple[str, bool]]:
-    """Options that choose at random, and whether each of them is set to do so."""
-    return [
-        ("temperature", options.HasField("temperature") and options.temperature not in (0.0, 1.0)),
-        ("top_p", options.HasField("top_p") and options.top_p != 1.0),
-        ("top_k", options.top_k > 0),
-        ("min_p", options.min_p != 0.0),
-        ("seed", options.HasField("seed")),
-    ]
-
-
-def _missing_in_beams(message: pb.PreprocessedRequest) -> list[tuple[str, bool]]:
-    return [
-        ("sampling_options.guided_decoding", message.sampling_options.HasField("guided_decoding")),
-        ("stop_conditions.max_thinking_tokens", message.stop_conditions.HasField("max_thinking_tokens")),
-        ("resume.choices", any(c.finished or c.generated_token_ids for c in message.resume.choices)),
-    ]
-
-
-def _best_of(message: pb.PreprocessedRequest) -> BestOf | None:
-    options, output = message.sampling_options, message.output_options
-    n = options.n if options.HasField("n") else 1
-    if not options.HasField("best_of") or options.best_of == n:
-        return None
-    field = "sampling_options.best_of"
-    _check(field, options.best_of > n, "must not be below n")
-    # Nothing is delivered before the choice is made: there is no state to continue from.
-    if any(choice.finished or choice.generated_token_ids for choice in message.resume.choices):
-        raise Unsupported(f"{field}: above n it cannot be resumed", field=field)
-    return BestOf(n, output.HasField("logprobs") or bool(output.logprob_token_ids))
-
-
-def _number(options: pb.SamplingOptions, name: str, default: float, low: float, high: float) -> float:
-    if not options.HasField(name):  # type: ignore[arg-type]  # a plain str where the stub lists literals
-        return default
-    value: float = getattr(options, name)
-    _check(f"sampling_options.{name}", low <= value <= high, f"must be from {low:g} to {high:g}")
-    return value
-
-
-def _check(field: str, passed: bool, rule: str) -> None:
-    if not passed:
-        raise InvalidRequest(f"{field}: {rule}", field=field)

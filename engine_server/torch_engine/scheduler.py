@@ -77,12 +77,17 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         rules: AdmissionRules = AdmissionRules(),
+        window: int | None = None,
     ) -> None:
-        """Every running decode gets its token in every step: the budget must allow for that."""
+        """Every running decode gets its token in every step: the budget must allow for that.
+
+        No layer looks further back than `window` tokens, if it is given.
+        """
         assert 0 < max_num_seqs <= max_num_batched_tokens, "the budget cannot serve all decodes"
         self.pool = pool
         self.prefix_cache = PrefixCache(pool)
         self.rules = rules
+        self.window = window
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: list[Sequence] = []
@@ -131,9 +136,26 @@ class Scheduler:
         sequence = grant.sequence
         sequence.num_computed_tokens += grant.num_tokens
         self.prefix_cache.register(sequence)
+        self._release_behind_window(sequence)
         sequence.first_copied_token = None
         if sequence.request.handed_over and not any(each.needs_copy for each in sequence.request.unfinished):
             sequence.request.forget_handed_over()
+
+    def _release_behind_window(self, sequence: Sequence) -> None:
+        """Give back the blocks that no token to come can see.
+
+        Not where others take whole tables: beams begin with each other's, a hand-off is read from one.
+        The last full block stays, because it is the parent of the next one in the prefix cache.
+        """
+        request = sequence.request
+        if self.window is None or request.beams or request.hands_over:
+            return
+        size, computed = self.pool.block_size, sequence.num_computed_tokens
+        end = min((computed - self.window + 1) // size, computed // size - 1)
+        if end > sequence.num_released_blocks:
+            self.pool.free(sequence.block_table[sequence.num_released_blocks : end])
+            sequence.block_table[:end] = [sequence.block_table[end]] * end
+            sequence.num_released_blocks = end
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended, wherever it is, and free its blocks."""
@@ -302,8 +324,10 @@ class Scheduler:
         insort(self.waiting, sequence, key=_by_urgency)
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.block_table)
+        self.pool.free(sequence.held_blocks)
+        self.prefix_cache.sort_idle(sequence)
         sequence.block_table = []
+        sequence.num_released_blocks = 0
         sequence.num_cached_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.first_copied_token = None

@@ -220,8 +220,9 @@ class Sequence:
 
     `resumed` are output tokens that an earlier engine already delivered. `block_digests` is the chain of
     hashes of its full blocks, as far as anyone has asked; the first `num_cached_blocks` blocks of the
-    table are in the prefix cache. `first_copied_token` is where the KV of another engine begins that this
-    step has to copy, None in other steps; `may_copy` until the sequence has run.
+    table went through the prefix cache. The first `num_released_blocks` lie behind every window and are given
+    back: the table repeats one that is held in their places. `first_copied_token` is where the KV of another
+    engine begins that this step has to copy, None in other steps; `may_copy` until the sequence has run.
     """
 
     request: Request
@@ -232,6 +233,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)
     num_cached_blocks: int = 0
+    num_released_blocks: int = 0
     cum_log_prob: float = 0.0
     is_finished: bool = False
     output_counts: Counter[int] = field(init=False)
@@ -249,6 +251,11 @@ class Sequence:
             self.thinking = ThinkingBudget(rules.tokens, rules.limit, rules.starts_open)
             for token_id in self.resumed:
                 self.thinking.accept(token_id)
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """The blocks of the table that are this sequence's to read and to free."""
+        return self.block_table[self.num_released_blocks :]
 
     @property
     def urgency(self) -> tuple[Urgency, int]:

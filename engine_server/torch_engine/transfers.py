@@ -17,6 +17,7 @@ from engine_server.handoff.folder import KvFolder
 from engine_server.handoff.offers import Offers
 from engine_server.handoff.options import TransferOptions
 from engine_server.step_streams import StepStreams
+from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.outputs import handed_over_output
 from engine_server.torch_engine.sequence import HandedOver, Request
 from enginewire import v1 as pb
@@ -57,9 +58,9 @@ class Transfers:
         """Free the unclaimed hand-off of a request."""
         self._offers.discard(request_id)
 
-    def claim(self, message: pb.PreprocessedRequest) -> Future[HandedOver]:
+    def claim(self, message: pb.PreprocessedRequest, adapter: Adapter | None) -> Future[HandedOver]:
         """Take the hand-off of a valid request now; its KV follows. Raises an EngineError."""
-        claim = self._claims.claim(message)
+        claim = self._claims.claim(message, adapter.digest if adapter else "")
         reading = self._pool.submit(_read, claim)
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)

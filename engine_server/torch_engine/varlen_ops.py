@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import cast
 
@@ -26,6 +25,8 @@ from engine_server.torch_engine.attention import (
     plan_attention,
     token_slots,
 )
+from engine_server.torch_engine.embedded_rows import EmbeddedRows
+from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.host_copies import send
 from engine_server.torch_engine.layer_ops import TorchOps
 from engine_server.torch_engine.rotary import rotate
@@ -83,18 +84,13 @@ class VarlenOps(TorchOps):
         return attended.flatten(1)
 
 
-@dataclass(frozen=True, slots=True)
-class FlatInputs:
-    """The inputs of one step on the device; all but the plan are int64."""
-
-    token_ids: Tensor
-    positions: Tensor
-    sampled: Tensor
-    plan: AttentionPlan
-
-
 def send_inputs(
-    spans: Seq[Span], token_ids: list[int], sampled: list[int], block_size: int, device: torch.device
+    spans: Seq[Span],
+    token_ids: list[int],
+    sampled: list[int],
+    block_size: int,
+    device: torch.device,
+    embedded: EmbeddedRows | None = None,
 ) -> FlatInputs:
     """Bring a step to the device in one copy. `spans` and tokens are in batch order."""
     width = max(len(span.block_table) for span in spans)
@@ -116,7 +112,7 @@ def send_inputs(
     tokens, positions, slots, rows = (column.long() for column in integers[4:])
     longest_new = max(span.num_new for span in spans)
     varlen = VarlenRows(query_ends, key_ends, used, blocks.view(-1, width), longest_new, max(contexts))
-    return FlatInputs(tokens, positions, rows, AttentionPlan(slots, [], varlen=varlen))
+    return FlatInputs(tokens, positions, rows, AttentionPlan(slots, [], varlen=varlen), embedded)
 
 
 def find_kernel() -> Kernel | None:

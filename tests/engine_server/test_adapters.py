@@ -16,6 +16,7 @@ from engine_server.engines import EngineUnavailable, make_engine
 from engine_server.failures import InvalidRequest, ModelNotFound
 from engine_server.interface import AdapterSource
 from engine_server.mocker_engine import MockerEngine
+from engine_server.mocker_options import MockerOptions
 from enginewire import v1 as pb
 from tests.engine_server.serving import Serving, abort_frame, ask, detail_of, submit
 
@@ -261,6 +262,29 @@ async def test_an_aborted_request_uses_its_adapter_no_longer(engine_server, fold
 async def iter_queue(frames: asyncio.Queue[pb.GenerateMultiplexedRequest | None]):
     while (frame := await frames.get()) is not None:
         yield frame
+
+
+async def test_inputs_are_embedded_with_the_adapter_that_they_name(serving):
+    await load(serving, "a", "one")
+
+    async def vector(model: str) -> list[float]:
+        request = pb.PreprocessedEmbeddingRequest(token_ids=[{"token_ids": b"text"}], model=model)
+        answer = await serving.embedding.Embed(pb.EmbedRequest(request_id="e", request=request))
+        return list(answer.output.embeddings[0].values)
+
+    assert await vector("a") != await vector("") == await vector("mocker")
+    code, detail, _ = await refusal(vector("b"))
+    assert (code, detail.field) == (grpc.StatusCode.NOT_FOUND, "model")
+
+
+async def test_an_adapter_that_embeds_is_in_use(engine_server, folder):
+    serving = await engine_server(MockerEngine(MockerOptions(ttft_ms=60_000)), adapter_folder=folder)
+    await load(serving, "a", "one")
+    request = pb.PreprocessedEmbeddingRequest(token_ids=[{"token_ids": b"text"}], model="a")
+    call = serving.embedding.Embed(pb.EmbedRequest(request_id="e", request=request))
+    await serving.until(lambda load: load.waiting == 1)
+    assert (await refusal(unload(serving, "a")))[0] is grpc.StatusCode.FAILED_PRECONDITION
+    call.cancel()
 
 
 class SlowEngine(MockerEngine):

@@ -151,6 +151,38 @@ async def test_unknown_models_and_revisions_are_refused(engine_server):
     await serving.embedding.Embed(asking(b"x", model="mocker"))
 
 
+async def test_priority_and_rank_come_as_metadata_and_are_checked_like_those_of_generate(engine_server):
+    class Urgent(MockerEngine):
+        priority = 0
+
+        async def start(self, worker_id: int) -> pb.EngineConfig:
+            config = await super().start(worker_id)
+            config.capabilities.priority = True
+            return config
+
+        async def embed(
+            self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
+        ) -> pb.EmbeddingsEngineOutput:
+            self.priority = context.routing.priority
+            return await super().embed(request, context)
+
+    invalid, engine = grpc.StatusCode.INVALID_ARGUMENT, Urgent()
+    serving = await engine_server(engine)
+    await serving.embedding.Embed(asking(b"x"), metadata=[("enginewire-priority", "-7")])
+    assert engine.priority == -7
+    for key, value, field in (
+        ("priority", "high", "enginewire-priority"),
+        ("dp-rank", "3", "routing.dp_rank"),
+    ):
+        answer = await refusal(serving, asking(b"x"), metadata=[(f"enginewire-{key}", value)])
+        assert answer == (invalid, field)
+
+
+async def test_a_priority_needs_its_capability(engine_server):
+    answer = await refusal(await engine_server(), asking(b"x"), metadata=[("enginewire-priority", "1")])
+    assert answer == (grpc.StatusCode.UNIMPLEMENTED, "routing.priority")
+
+
 async def test_an_answer_never_outgrows_the_default_limit_of_clients(engine_server):
     serving = await engine_server(Huge())
     answer = await refusal(serving, asking(*[b"x"] * 4))

@@ -51,7 +51,7 @@ def options(path: Path) -> TransferOptions:
 def header_of(payload: bytes = PAYLOAD, **changed: object) -> Header:
     found = Header(
         layout=LAYOUT.digest,
-        prompt=prompt_digest(REQUEST),
+        prompt=prompt_digest(REQUEST, ""),
         num_tokens=2,
         expires_at=time.monotonic() + 30,
         payload_bytes=len(payload),
@@ -91,7 +91,8 @@ def test_prompts_salts_and_adapters_cannot_be_shifted_into_each_other():
         pb.PreprocessedRequest(token_ids=[1, 2]),
         pb.PreprocessedRequest(token_ids=[2, 1]),
     ]
-    assert len({prompt_digest(request) for request in requests}) == 5
+    digests = {prompt_digest(request, "") for request in requests}
+    assert len(digests | {prompt_digest(requests[1], "aaaa"), prompt_digest(requests[2], "aaaa")}) == 7
 
 
 @given(st.binary(max_size=64))
@@ -235,7 +236,7 @@ def test_a_hand_off_that_does_not_fit_is_refused_and_stays(path, options, change
     name, params = hand_over(folder, payload, **changed)
     claims = Claims(folder, options, LAYOUT)
     with pytest.raises(HandoffInvalid) as refusal:
-        claims.claim(claiming(params))
+        claims.claim(claiming(params), "")
     assert str(path) not in str(refusal.value)
     assert folder.is_there(name)
     folder.close()
@@ -245,20 +246,20 @@ def test_claims_are_bounded_and_a_refused_one_stays(path, options):
     folder = KvFolder(path)
     claims = Claims(folder, options, LAYOUT)
     names, params = zip(*(hand_over(folder) for _ in range(3)), strict=True)
-    first, second = (claims.claim(claiming(each)) for each in params[:2])
+    first, second = (claims.claim(claiming(each), "") for each in params[:2])
     with pytest.raises(QueueFull):
-        claims.claim(claiming(params[2]))
+        claims.claim(claiming(params[2]), "")
     assert folder.is_there(names[2])
     assert first.read() == PAYLOAD
     first.release()
     first.release()
-    third = claims.claim(claiming(params[2]))
+    third = claims.claim(claiming(params[2]), "")
     assert third.read() == second.read() == PAYLOAD
     with pytest.raises(HandoffInvalid):
-        claims.claim(claiming(params[2]))
+        claims.claim(claiming(params[2]), "")
     small = Claims(folder, TransferOptions(path, max_bytes=100), LAYOUT)
     with pytest.raises(KvExhausted):
-        small.claim(claiming(hand_over(folder)[1]))
+        small.claim(claiming(hand_over(folder)[1]), "")
     folder.close()
 
 
@@ -270,9 +271,9 @@ def test_a_claim_that_fails_holds_no_memory(path, options):
         other = folder.find(params)
         folder.remove(name)
         with pytest.raises(HandoffInvalid):
-            claims.claim(claiming(params))
+            claims.claim(claiming(params), "")
         other.close()
-    assert claims.claim(claiming(hand_over(folder)[1])).read() == PAYLOAD
+    assert claims.claim(claiming(hand_over(folder)[1]), "").read() == PAYLOAD
     folder.close()
 
 
@@ -285,7 +286,7 @@ async def test_offers_are_bounded_and_freed(path, options):
     with pytest.raises(KvExhausted):
         offers.reserve("r", 501)
     for offer in made:
-        offers.write(offer, LAYOUT, prompt_digest(REQUEST), 2, memoryview(PAYLOAD))
+        offers.write(offer, LAYOUT, prompt_digest(REQUEST, ""), 2, memoryview(PAYLOAD))
         offers.publish(offer)
     offers.discard("r0")
     assert [folder.is_there(offer.name) for offer in made] == [False, True]

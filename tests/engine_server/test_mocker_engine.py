@@ -1,53 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections import Counter
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from tokenizers import Tokenizer
 
-from engine_server.failures import (
-    ContextExceeded,
-    DeadlineExceeded,
-    Draining,
-    EngineDead,
-    InvalidRequest,
-    KvExhausted,
-    NotStarted,
-    StepFailed,
-)
+from engine_server.failures import DeadlineExceeded, Draining, EngineDead, KvExhausted, NotStarted, StepFailed
 from engine_server.interface import GenerateContext, StepEngine, StepOutputs
 from engine_server.mocker_engine import MockerEngine, MockerOptions
-from engine_server.mocker_model import Echo, Sampler, Sampling
 from engine_server.mocker_options import script_from_json
-from engine_server.mocker_tokenizer import EOS, byte_tokenizer
+from engine_server.mocker_tokenizer import EOS
 from engine_server.validation import check_generate
 from enginewire import v1 as pb
-from tests.engine_server.step_recorder import Answer, Recorder
-
-HELLO = list(b"Hello!")
-LONG = {"max_tokens": 1000, "ignore_eos": True}
-
-
-async def started(**options: object) -> Recorder:
-    engine = MockerEngine(MockerOptions(**options))
-    await engine.start(1)
-    return Recorder(engine)
-
-
-async def turns(count: int) -> None:
-    """Let the event loop turn: the mocker takes one step in each."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def assert_idle(recorder: Recorder) -> None:
-    load = recorder.engine.load()
-    assert (load.running, load.waiting, load.kv_blocks_used, load.waiting_tokens) == (0, 0, 0, 0)
+from tests.engine_server.mocker import HELLO, LONG, assert_idle, started, turns
+from tests.engine_server.step_recorder import Recorder
 
 
 async def test_it_is_a_step_engine_whose_config_validation_accepts() -> None:
@@ -61,20 +28,6 @@ async def test_it_is_a_step_engine_whose_config_validation_accepts() -> None:
     check_generate(pb.GenerateRequest(request_id="r", request=request), config)
 
 
-async def test_greedy_echoes_the_prompt_and_ends_with_eos() -> None:
-    recorder = await started()
-    answer = await recorder.run(token_ids=HELLO)
-    choice = answer.choices[0]
-    assert (choice.token_ids, choice.reason, choice.first_position) == ([*HELLO, EOS], "EOS", 0)
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
-        6,
-        7,
-        13,
-    )
-    assert not choice.terminal.HasField("stop_match")
-    assert_idle(recorder)
-
-
 async def test_each_step_has_one_token_per_sequence() -> None:
     recorder = await started()
     for _ in range(3):
@@ -84,57 +37,6 @@ async def test_each_step_has_one_token_per_sequence() -> None:
     assert [step.step for step in recorder.steps] == list(range(1, 8))
 
 
-@pytest.mark.parametrize(
-    ("stop", "length", "reason"),
-    [
-        ({"max_tokens": 1}, 1, "LENGTH"),
-        ({"max_tokens": 7}, 7, "EOS"),
-        ({"max_tokens": 20, "ignore_eos": True}, 20, "LENGTH"),
-        ({"max_tokens": 1000, "ignore_eos": True}, 1000, "LENGTH"),
-        ({"min_tokens": 7}, 7, "EOS"),
-        ({"min_tokens": 8}, 14, "EOS"),
-        ({"stop_token_ids": [ord("l")]}, 3, "STOP"),
-        ({"stop_token_ids_visible": [ord("!"), ord("o")]}, 5, "STOP"),
-        ({"stop_token_ids_hidden": [ord("l")]}, 3, "EOS"),
-        ({"stop_token_ids": [ord("l")], "min_tokens": 4}, 4, "STOP"),
-        ({"stop_token_ids": [ord("l")], "min_tokens": 8}, 10, "STOP"),
-        ({"stop_token_ids": [ord("l")], "max_tokens": 3}, 3, "STOP"),
-        ({"stop_token_ids": [ord("l")], "ignore_eos": True}, 3, "STOP"),
-        ({"stop_token_ids_hidden": [ord("l")], "ignore_eos": True, "max_tokens": 9}, 9, "LENGTH"),
-        ({"stop_token_ids": [ord("l")], "stop_token_ids_hidden": [ord("l")]}, 3, "EOS"),
-        ({"stop_token_ids": [EOS]}, 7, "EOS"),
-        ({"stop_token_ids": [EOS], "ignore_eos": True}, 7, "STOP"),
-    ],
-)
-async def test_a_choice_ends_where_its_conditions_say(
-    stop: dict[str, object], length: int, reason: str
-) -> None:
-    recorder = await started()
-    # The echo begins again after its EOS, so that every condition is met in time.
-    limits = {"max_tokens": 30, **stop}
-    choice = (await recorder.run(token_ids=HELLO, stop_conditions=limits)).choices[0]
-    assert (len(choice.token_ids), choice.reason) == (length, reason)
-    assert choice.terminal.HasField("stop_match") == (reason == "STOP")
-    if reason == "STOP":
-        assert choice.terminal.stop_match.token_id == choice.token_ids[-1]
-
-
-async def test_the_request_s_eos_ids_replace_the_engine_s() -> None:
-    recorder = await started()
-    choice = (await recorder.run(token_ids=HELLO, eos_token_ids=[ord("o")])).choices[0]
-    assert (choice.token_ids[-1], choice.reason) == (ord("o"), "EOS")
-
-
-async def test_a_full_context_ends_a_choice_with_length() -> None:
-    recorder = await started(context_length=300)
-    stop = {"ignore_eos": True}
-    for limits in (stop, {**stop, "max_tokens": 2**32 - 1}):
-        choice = (await recorder.run(token_ids=HELLO, stop_conditions=limits)).choices[0]
-        assert (len(choice.token_ids), choice.reason) == (294, "LENGTH")
-    with pytest.raises(ContextExceeded):
-        recorder.submit(token_ids=[1] * 300)
-
-
 async def test_a_script_answers_instead_of_the_echo() -> None:
     script = script_from_json('[{"prompt": "Hello!", "answer": [7, 8]}, {"answer": "ok"}]')
     recorder = await started(script=script)
@@ -142,209 +44,6 @@ async def test_a_script_answers_instead_of_the_echo() -> None:
     assert answer.choices[0].token_ids == [7, 8, EOS]
     other = await recorder.run(token_ids=[1])
     assert other.choices[0].token_ids == [*b"ok", EOS]
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", "[1]", '[{"prompt": 1}]', '[{"answer": [1.5]}]', '[{"answer": [true]}]', "no"]
-)
-def test_a_script_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # JSON's own messages differ
-        script_from_json(text)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"vocab_size": 257},
-        {"max_num_batched_tokens": 256},
-        {"context_length": 1},
-        {"num_kv_blocks": 0},
-        {"itl_ms": -1.0},
-        {"fault": "step:x"},
-        {"fault": "step"},
-        {"script": {None: (258,)}},
-        {"script": {None: ()}},
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"^[a-z_, ]+: "):
-        MockerOptions(**options)
-
-
-def sampled(recorder: Recorder, n: int = 1, **sampling: object) -> Answer:
-    options = {"temperature": 1.0, "n": n, **sampling}
-    return recorder.submit(token_ids=HELLO, sampling_options=options, stop_conditions=LONG)[1]
-
-
-async def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:
-    recorder = await started()
-    alone = sampled(recorder, seed=7)
-    await recorder.idle()
-    crowd = [sampled(recorder, seed=seed) for seed in (1, 7, 2)]
-    await recorder.idle()
-    assert crowd[1].choices[0].token_ids == alone.choices[0].token_ids
-    assert crowd[0].choices[0].token_ids != alone.choices[0].token_ids
-
-
-async def test_choices_draw_different_numbers() -> None:
-    recorder = await started()
-    answer = sampled(recorder, n=3, seed=7)
-    await recorder.idle()
-    assert len({tuple(choice.token_ids) for choice in answer.choices.values()}) == 3
-
-
-async def test_without_a_seed_answers_differ_unless_the_engine_has_one() -> None:
-    answers = []
-    for seed in (None, None, 3, 3):
-        recorder = await started(seed=seed)
-        answers.append(sampled(recorder))
-        await recorder.idle()
-    first, second, third, fourth = (answer.choices[0].token_ids for answer in answers)
-    assert first != second
-    assert third == fourth
-
-
-@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0.0}])
-async def test_a_distribution_cut_to_its_best_token_is_greedy(sampling: dict[str, object]) -> None:
-    recorder = await started()
-    cut = sampled(recorder, seed=1, **sampling)
-    greedy = sampled(recorder, temperature=0.0)
-    await recorder.idle()
-    assert cut.choices[0].token_ids == greedy.choices[0].token_ids
-
-
-def ranks(sampling: Sampling, count: int = 4096) -> Counter[int]:
-    echo = Echo([65, 66, 67], 258, unrolled=count)
-    tokens = Sampler(echo, sampling, 0).run(0, count)
-    return Counter(echo.rank(position, token_id) for position, token_id in enumerate(tokens))
-
-
-@pytest.mark.parametrize(
-    ("sampling", "probabilities"),
-    [
-        (Sampling(temperature=1.0), [1 / 2, 1 / 4, 1 / 8]),
-        (Sampling(temperature=1.0, top_k=2), [2 / 3, 1 / 3, 0]),
-        (Sampling(temperature=1.0, top_p=0.74), [2 / 3, 1 / 3, 0]),
-        (Sampling(temperature=1.0, top_k=3, top_p=0.84), [2 / 3, 1 / 3, 0]),
-        (Sampling(temperature=1.0, min_p=0.3), [2 / 3, 1 / 3, 0]),
-        (Sampling(temperature=0.5), [3 / 4, 3 / 16, 3 / 64]),
-        (Sampling(temperature=100.0, top_k=2), [0.502, 0.498, 0]),
-    ],
-)
-def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling, probabilities: list[float]) -> None:
-    found = ranks(sampling)
-    for rank, probability in enumerate(probabilities, 1):
-        # Four standard deviations of 4096 draws, and exactly never where the probability is 0.
-        allowed = 4 * math.sqrt(probability * (1 - probability) / 4096)
-        assert abs(found[rank] / 4096 - probability) <= allowed
-
-
-@given(
-    st.floats(0.01, 100),
-    st.floats(0, 1, exclude_min=True),
-    st.integers(0, 300),
-    st.floats(0, 1),
-    st.integers(0, 2**64 - 1),
-    st.integers(0, 1000),
-)
-def test_tokens_do_not_depend_on_how_they_are_asked_for(
-    temperature: float, top_p: float, top_k: int, min_p: float, seed: int, begin: int
-) -> None:
-    echo = Echo([1, 2, 3, 4, 5], 258, unrolled=64)
-    sampler = Sampler(echo, Sampling(temperature, top_p, top_k, min_p, seed), 3)
-    whole = sampler.run(begin, 40)
-    assert whole == [token_id for i in range(40) for token_id in sampler.run(begin + i, 1)]
-    assert all(0 <= token_id < 258 for token_id in whole)
-
-
-async def test_log_probabilities_describe_the_distribution() -> None:
-    recorder = await started()
-    _, answer = recorder.submit(
-        token_ids=HELLO,
-        sampling_options={"temperature": 1.0, "seed": 5},
-        stop_conditions=LONG,
-        output_options={"logprobs": 5, "logprob_token_ids": [0, 9]},
-    )
-    await recorder.idle()
-    total = 0.0
-    for output in answer.choices[0].outputs:
-        row = output.logprobs
-        assert (len(row.token_logprobs), row.top_n, len(set(row.top_token_ids))) == (1, 5, 5)
-        assert all(better > worse for better, worse in pairwise(row.top_logprobs))
-        assert sum(map(math.exp, row.top_logprobs)) == pytest.approx(1 - 2**-5)
-        shown = dict(zip(row.top_token_ids, row.top_logprobs, strict=True))
-        assert shown.get(output.token_ids[0], row.token_logprobs[0]) == row.token_logprobs[0]
-        assert len(row.selected_logprobs) == 2
-        total += row.token_logprobs[0]
-        assert output.cum_log_probs == pytest.approx(total, rel=1e-5)
-    assert len(answer.choices[0].outputs) == 1000
-
-
-async def test_greedy_tokens_are_the_first_alternatives() -> None:
-    recorder = await started()
-    answer = await recorder.run(token_ids=HELLO, output_options={"logprobs": 1})
-    for output in answer.choices[0].outputs:
-        assert list(output.logprobs.top_token_ids) == list(output.token_ids)
-        assert list(output.logprobs.token_ranks) == [1]
-
-
-async def test_without_logprobs_there_are_none() -> None:
-    recorder = await started()
-    answer = await recorder.run(token_ids=HELLO)
-    assert not any(output.HasField("logprobs") for output in answer.choices[0].outputs)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 600),
-    st.sampled_from([{}, {"ignore_eos": True}, {"stop_token_ids": [ord("o")], "min_tokens": 300}]),
-    st.sampled_from([0.0, 1.0]),
-    st.booleans(),
-)
-def test_a_resumed_choice_goes_on_exactly_where_it_was(
-    cut: int, stop: dict[str, object], temperature: float, logprobs: bool
-) -> None:
-    async def scenario() -> None:
-        recorder = await started()
-        request = pb.PreprocessedRequest(token_ids=HELLO)
-        request.stop_conditions.CopyFrom(pb.StopConditions(**{"max_tokens": 500, **stop}))
-        request.sampling_options.CopyFrom(pb.SamplingOptions(temperature=temperature, seed=11))
-        if logprobs:
-            request.output_options.logprobs = 0
-        whole = (await recorder.run(request)).choices[0]
-        delivered = whole.token_ids[:cut]
-        request.resume.choices.add(generated_token_ids=delivered)
-        answer = await recorder.run(request)
-        rest = answer.choices[0]
-        assert rest.first_position == len(delivered)
-        assert delivered + rest.token_ids == whole.token_ids
-        assert (rest.reason, rest.terminal.stop_match) == (whole.reason, whole.terminal.stop_match)
-        assert answer.usage.completion_tokens == len(whole.token_ids)
-        assert answer.usage.prompt_tokens == len(HELLO)
-        assert_idle(recorder)
-
-    asyncio.run(scenario())
-
-
-async def test_a_finished_choice_is_not_generated_again_but_counted() -> None:
-    recorder = await started()
-    resume = pb.Resume(choices=[{"index": 0, "generated_token_ids": [1, 2], "finished": True}])
-    answer = await recorder.run(token_ids=HELLO, sampling_options={"n": 2}, resume=resume)
-    assert set(answer.choices) == {1}
-    assert answer.usage.completion_tokens == 2 + 7
-    resume.choices.add(index=1, finished=True)
-    with pytest.raises(InvalidRequest):
-        recorder.submit(token_ids=HELLO, sampling_options={"n": 2}, resume=resume)
-
-
-async def test_every_choice_has_one_terminal_and_the_last_one_the_usage() -> None:
-    recorder = await started()
-    answer = sampled(recorder, n=5, seed=3)
-    await recorder.idle()
-    assert sorted(answer.choices) == [0, 1, 2, 3, 4]
-    assert all(choice.terminal is not None for choice in answer.choices.values())
-    assert answer.usage.completion_tokens == sum(len(c.token_ids) for c in answer.choices.values())
-    assert answer.usage.prompt_tokens == len(HELLO)
 
 
 async def test_a_probe_generates_one_token_and_leaves_nothing_behind() -> None:
@@ -495,30 +194,6 @@ async def test_a_forward_fault_fails_one_request() -> None:
     assert neighbour.choices[0].reason == "EOS"
 
 
-async def test_a_stalled_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = await started(fault="stall:3")
-    _, answer = recorder.submit(token_ids=HELLO)
-    await turns(10)
-    assert len(answer.choices[0].token_ids) == 2
-    assert recorder.engine.stalled_for() == 0.0
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 30.0)
-    assert 28.0 < recorder.engine.stalled_for() < 31.0
-
-
-async def test_a_step_that_raises_shows_as_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
-    recorder = await started()
-    recorder.engine.set_step_listener(lambda outputs: recorder.answers[GenerateContext("unknown")])
-    recorder.submit(token_ids=HELLO)
-    await turns(5)
-    assert [type(error) for error in errors] == [KeyError]
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 30.0)
-    assert recorder.engine.stalled_for() > 28.0
-
-
 async def test_an_abort_out_of_the_listener_takes_effect_in_the_next_step() -> None:
     recorder = await started(itl_ms=60_000.0)
     context, answer = recorder.submit(token_ids=HELLO)
@@ -532,33 +207,6 @@ async def test_an_abort_out_of_the_listener_takes_effect_in_the_next_step() -> N
     recorder.engine.set_step_listener(record_and_abort)
     await turns(4)
     assert answer.choices[0].reason == "CANCELLED"
-
-
-async def test_a_healthy_engine_never_says_it_stalls() -> None:
-    recorder = await started(itl_ms=60_000.0)
-    recorder.submit(token_ids=HELLO)
-    await turns(5)
-    assert recorder.engine.stalled_for() == 0.0
-    await recorder.engine.cleanup()
-    assert recorder.engine.stalled_for() == 0.0
-
-
-async def test_tokens_come_at_the_pace_that_was_asked_for() -> None:
-    recorder = await started(ttft_ms=60.0, itl_ms=10.0)
-    begin = time.monotonic()
-    recorder.submit(token_ids=HELLO)
-    await recorder.next_step()
-    first = time.monotonic()
-    await recorder.idle()
-    assert first - begin >= 0.06
-    assert time.monotonic() - first >= 6 * 0.01 - 0.005
-
-
-async def test_the_event_loop_turns_while_tokens_come_as_fast_as_possible() -> None:
-    recorder = await started()
-    recorder.submit(token_ids=HELLO, stop_conditions=LONG)
-    await turns(10)
-    assert recorder.engine.load().step <= 10
 
 
 async def test_generate_gives_the_tokens_of_submit() -> None:
@@ -674,19 +322,3 @@ def test_whatever_happens_every_request_ends_once_and_nothing_is_left(
         assert recorder.engine.load().requests_finished == len(contexts)
 
     asyncio.run(scenario())
-
-
-@given(st.text())
-def test_the_tokenizer_knows_every_text(text: str) -> None:
-    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
-    assert ids == list(text.encode())
-    assert TOKENIZER.decode(ids) == text
-
-
-def test_the_tokenizer_hides_its_special_tokens() -> None:
-    assert TOKENIZER.token_to_id("<|eos|>") == EOS
-    assert TOKENIZER.decode([*b"hi", EOS]) == "hi"
-    assert TOKENIZER.get_vocab_size() == MockerOptions().vocab_size
-
-
-TOKENIZER = Tokenizer.from_str(byte_tokenizer().files["tokenizer.json"].decode())

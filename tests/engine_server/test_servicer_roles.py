@@ -75,6 +75,24 @@ async def test_both_halves_go_over_one_stream_each(start):
     await until_claimed(prefill)
 
 
+async def test_an_adapter_is_the_same_when_its_files_are(start, tmp_path):
+    servers = []
+    for role, rank in (("prefill", 4), ("decode", 4), ("decode", 8)):
+        adapter = tmp_path / f"{role}{rank}" / "one"
+        adapter.mkdir(parents=True)
+        (adapter / "adapter_config.json").write_text(f'{{"r": {rank}}}')
+        serving = await start(role, adapter_folder=adapter.parent)
+        await pb.AdminServiceStub(serving.channel).LoadAdapter(pb.LoadAdapterRequest(name="a", source="one"))
+        servers.append(serving)
+    prefill, same, other = servers
+    request = ask(model="a")
+    half = handed_over(request, await prefill.generate(request))
+    refused = await other.generate(half)
+    assert refused.failure.reason == pb.ERROR_REASON_HANDOFF_INVALID
+    assert len((await same.generate(half)).tokens()) == 8
+    await until_claimed(prefill)
+
+
 async def test_the_usage_of_the_second_half_has_the_details_of_the_first(start):
     prefill, decode = await start("prefill"), await start("decode")
     half = handed_over(ask(), await prefill.generate(ask()))

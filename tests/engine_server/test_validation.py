@@ -1,96 +1,35 @@
 from __future__ import annotations
 
-import json
 import math
-import random
-import time
-from collections.abc import Callable
 
 import pytest
-from google.protobuf import message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import DecodeError, Message
-from hypothesis import given, settings, strategies as st
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from engine_server.failures import (
     ContextExceeded,
-    EngineError,
     InvalidRequest,
     ModelNotFound,
     RevisionMismatch,
     RoleMismatch,
-    Unsupported,
 )
 from engine_server.request_fields import FLOATS, MAX_ENTRIES
-from engine_server.request_json import MAX_BYTES, MAX_DEPTH, json_fault
-from engine_server.request_rules import GATES
+from engine_server.request_json import MAX_BYTES
 from engine_server.validation import check_generate
 from enginewire import v1 as pb
-
-VOCAB = 1000
-CONTEXT = 512
-EVERYTHING = pb.Capabilities(
-    guided_modes=[mode for mode in pb.GuidedMode.values() if mode],
-    multi_modal_part_types=["image_url"],
-    **{f.name: True for f in pb.Capabilities.DESCRIPTOR.fields if f.cpp_type == f.CPPTYPE_BOOL},
+from tests.engine_server.requests_to_check import (
+    CONTEXT,
+    VOCAB,
+    Change,
+    bias,
+    check,
+    config,
+    failure_of,
+    fields,
+    ids,
+    resumed,
+    seconds_of,
 )
-Change = Callable[[pb.PreprocessedRequest], object]
-
-
-def config(capabilities: pb.Capabilities = EVERYTHING, **fields: object) -> pb.EngineConfig:
-    facts = {
-        "model": "tiny",
-        "aliases": ["small"],
-        "vocab_size": VOCAB,
-        "context_length": CONTEXT,
-        "role": pb.ENGINE_ROLE_AGGREGATED,
-        "limits": pb.Limits(max_n=16, max_logprobs=20),
-    }
-    return pb.EngineConfig(capabilities=capabilities, **{**facts, **fields})
-
-
-def check(change: Change, engine: pb.EngineConfig | None = None) -> None:
-    request = pb.PreprocessedRequest(token_ids=[1, 2, 3])
-    change(request)
-    check_generate(pb.GenerateRequest(request_id="r", request=request), engine or config())
-
-
-def fields(**values: object) -> Change:
-    """Sets fields by path, with `__` for the dots."""
-
-    def change(request: pb.PreprocessedRequest) -> None:
-        for path, value in values.items():
-            *parents, name = path.split("__")
-            owner: Message = request
-            for parent in parents:
-                owner = getattr(owner, parent)
-            _set(owner, name, value)
-
-    return change
-
-
-def _set(owner: Message, name: str, value: object) -> None:
-    descriptor = owner.DESCRIPTOR.fields_by_name[name]
-    if descriptor.is_repeated:
-        owner.ClearField(name)
-        getattr(owner, name).extend(value)
-    elif isinstance(value, Message):
-        getattr(owner, name).CopyFrom(value)
-    else:
-        setattr(owner, name, value)
-
-
-def ids(count: int) -> list[int]:
-    return [5] * count
-
-
-def bias(count: int) -> list[pb.LogitBias]:
-    return [pb.LogitBias(token_id=i, bias=1.0) for i in range(count)]
-
-
-def resumed(**values: object) -> pb.ResumedChoice:
-    return pb.ResumedChoice(**values)
-
 
 INVALID = [
     ("token_ids", fields(token_ids=[])),
@@ -316,82 +255,6 @@ def test_min_tokens_beyond_the_window_exceed_the_context() -> None:
     assert caught.value.field == "stop_conditions.min_tokens"
 
 
-USES = {
-    "prompt_embeds": fields(token_ids=[], prompt_embeds__shape=[1, 1]),
-    "resume": fields(resume__attempt=1),
-    "stop_conditions.max_thinking_tokens": fields(stop_conditions__max_thinking_tokens=0),
-    "sampling_options.seed": fields(sampling_options__seed=0),
-    "sampling_options.n": fields(sampling_options__n=2),
-    "sampling_options.use_beam_search": fields(sampling_options__use_beam_search=True),
-    "sampling_options.length_penalty": fields(sampling_options__length_penalty=2.0),
-    "sampling_options.min_p": fields(sampling_options__min_p=0.1),
-    "sampling_options.presence_penalty": fields(sampling_options__presence_penalty=0.1),
-    "sampling_options.frequency_penalty": fields(sampling_options__frequency_penalty=0.1),
-    "sampling_options.repetition_penalty": fields(sampling_options__repetition_penalty=1.1),
-    "sampling_options.logit_bias": fields(sampling_options__logit_bias=bias(1)),
-    "sampling_options.allowed_token_ids": fields(sampling_options__allowed_token_ids=[1]),
-    "sampling_options.bad_words_token_ids": fields(
-        sampling_options__bad_words_token_ids=[pb.TokenSequence(token_ids=[1])]
-    ),
-    "sampling_options.guided_decoding": fields(sampling_options__guided_decoding__regex="a"),
-    "output_options.logprobs": fields(output_options__logprobs=0),
-    "output_options.prompt_logprobs": fields(output_options__prompt_logprobs=0),
-    "output_options.logprob_token_ids": fields(output_options__logprob_token_ids=[1]),
-    "multi_modal_data": fields(multi_modal_data=[pb.MultiModalPart(part_type="image_url")]),
-    "mm_processor_kwargs": fields(mm_processor_kwargs=b"{}"),
-    "routing.lora_name": fields(routing__lora_name="a"),
-    "routing.priority": fields(routing__priority=1),
-    "routing.priority_jump": fields(routing__priority_jump=1.0),
-    "stop_conditions.stop": fields(stop_conditions__stop=["a"]),
-    "sampling_options.include_stop_str_in_output": fields(sampling_options__include_stop_str_in_output=False),
-    "output_options.skip_special_tokens": fields(output_options__skip_special_tokens=True),
-    "output_options.formatted_prompt": fields(output_options__formatted_prompt=True),
-    "output_options.return_tokens_as_token_ids": fields(output_options__return_tokens_as_token_ids=True),
-}
-
-
-@pytest.mark.parametrize("path", [gate.field.path for gate in GATES])
-def test_a_field_of_a_capability_that_is_not_advertised_is_unsupported(path: str) -> None:
-    with pytest.raises(Unsupported) as caught:
-        check(USES[path], config(pb.Capabilities()))
-    assert caught.value.field == path
-    assert str(caught.value).startswith(f"{path}: ")
-
-
-NEUTRAL = [
-    fields(sampling_options__n=1, sampling_options__best_of=1),
-    fields(sampling_options__use_beam_search=False, sampling_options__length_penalty=1.0),
-    fields(sampling_options__min_p=0.0, sampling_options__presence_penalty=0.0),
-    fields(sampling_options__frequency_penalty=0.0, sampling_options__repetition_penalty=1.0),
-    fields(routing__priority=0, routing__priority_jump=0.0, routing__lora_name=""),
-]
-
-
-@pytest.mark.parametrize("change", NEUTRAL)
-def test_a_value_that_changes_nothing_needs_no_capability(change: Change) -> None:
-    check(change, config(pb.Capabilities()))
-
-
-def test_best_of_above_n_needs_its_capability() -> None:
-    with pytest.raises(Unsupported) as caught:
-        check(fields(sampling_options__best_of=2), config(pb.Capabilities()))
-    assert caught.value.field == "sampling_options.best_of"
-
-
-def test_a_guide_of_a_kind_that_is_not_advertised_is_unsupported() -> None:
-    engine = config(pb.Capabilities(guided_modes=[pb.GUIDED_MODE_REGEX]))
-    check(fields(sampling_options__guided_decoding__regex="a"), engine)
-    with pytest.raises(Unsupported) as caught:
-        check(fields(sampling_options__guided_decoding__json_object=True), engine)
-    assert caught.value.field == "sampling_options.guided_decoding.json_object"
-
-
-def test_a_part_type_that_is_not_advertised_is_unsupported() -> None:
-    with pytest.raises(Unsupported) as caught:
-        check(fields(multi_modal_data=[pb.MultiModalPart(part_type="audio_url")]))
-    assert caught.value.field == "multi_modal_data[0].part_type"
-
-
 def float_paths(descriptor: Descriptor, prefix: str = "") -> list[str]:
     found = []
     for field in descriptor.fields:
@@ -415,36 +278,9 @@ def test_no_float_anywhere_may_be_nan_or_infinite(path: str, value: float) -> No
             owner = owner.add()  # type: ignore[attr-defined]  # a repeated composite
     setattr(owner, name, value)
     role = pb.ENGINE_ROLE_DECODE if path.startswith("prefill_result") else pb.ENGINE_ROLE_AGGREGATED
-    failure = _failure_of(pb.GenerateRequest(request_id="r", request=request), config(role=role))
+    failure = failure_of(pb.GenerateRequest(request_id="r", request=request), config(role=role))
     assert isinstance(failure, InvalidRequest)
     assert failure.field == path
-
-
-def embeds(**values: object) -> Change:
-    return fields(token_ids=[], prompt_embeds=pb.Tensor(**values))
-
-
-def test_embeddings_are_taken_when_the_bytes_fit_the_shape() -> None:
-    check(embeds(data_type=pb.DATA_TYPE_FLOAT16, shape=[3, 4], data=bytes(24)))
-
-
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("prompt_embeds.data_type", embeds(shape=[1, 1], data=bytes(4))),
-        ("prompt_embeds.data_type", embeds(data_type=pb.DATA_TYPE_UINT8, shape=[1, 1], data=bytes(1))),
-        ("prompt_embeds.data_type", embeds(data_type=77, shape=[1, 1], data=bytes(1))),
-        ("prompt_embeds.shape", embeds(data_type=pb.DATA_TYPE_FLOAT32, shape=[4], data=bytes(16))),
-        ("prompt_embeds.shape", embeds(data_type=pb.DATA_TYPE_FLOAT32, shape=[0, 4])),
-        ("prompt_embeds.data", embeds(data_type=pb.DATA_TYPE_FLOAT32, shape=[2, 4], data=bytes(31))),
-        ("prompt_embeds.data", embeds(data_type=pb.DATA_TYPE_FLOAT32, shape=[2**63, 2**63], data=b"")),
-        ("prompt_embeds.shape", embeds(data_type=pb.DATA_TYPE_FLOAT16, shape=[512, 1], data=bytes(1024))),
-    ],
-)
-def test_embeddings_that_do_not_fit_are_refused(field: str, change: Change) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        check(change)
-    assert caught.value.field == field
 
 
 HANDED_OVER = fields(prefill_result__handoff__params=b"x")
@@ -552,7 +388,7 @@ def test_checking_changes_nothing() -> None:
 def test_8192_token_ids_are_checked_in_less_than_a_millisecond() -> None:
     engine = config(context_length=16_384)
     request = pb.GenerateRequest(request_id="r", request={"token_ids": [i % VOCAB for i in range(8192)]})
-    assert min(_seconds(lambda: check_generate(request, engine)) for _ in range(50)) < 1e-3
+    assert min(seconds_of(lambda: check_generate(request, engine)) for _ in range(50)) < 1e-3
 
 
 def test_a_flood_of_entries_is_refused_before_it_costs_anything() -> None:
@@ -561,143 +397,3 @@ def test_a_flood_of_entries_is_refused_before_it_costs_anything() -> None:
         check(flood)
     ignored = fields(mm_routing_info__block_mm_infos=[pb.BlockExtraInfo()] * 200_000)
     check(ignored)
-
-
-@pytest.mark.parametrize("data", [b'"' + b'\\"' * 32_000, b'"a' * 32_000, b"\\" * 65_000, b'{"' * 32_000])
-def test_json_made_to_be_slow_is_not(data: bytes) -> None:
-    assert json_fault(data, must_be_object=True)
-    assert min(_seconds(lambda: json_fault(data, must_be_object=True)) for _ in range(3)) < 0.1
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(JSON)
-def test_whatever_json_writes_is_json(value: object) -> None:
-    fault = json_fault(json.dumps(value).encode(), must_be_object=True)
-    assert fault == (None if isinstance(value, dict) else "must be a JSON object")
-
-
-@given(st.binary(max_size=200) | st.text(alphabet='{}[]",:1a\\', max_size=200).map(str.encode))
-def test_what_json_cannot_read_is_a_fault_and_never_an_exception(data: bytes) -> None:
-    try:
-        is_object = isinstance(json.loads(data.decode(), parse_constant=_not_json), dict)
-    except ValueError:
-        is_object = False
-    assert (json_fault(data, must_be_object=True) is None) == is_object
-
-
-def _not_json(name: str) -> None:
-    raise ValueError(name)
-
-
-def test_json_may_be_as_deep_as_it_says() -> None:
-    assert json_fault("[" * MAX_DEPTH + "]" * MAX_DEPTH, must_be_object=False) is None
-    assert json_fault("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), must_be_object=False) is not None
-
-
-ENGINES = st.sampled_from(
-    [
-        config(),
-        config(pb.Capabilities()),
-        pb.EngineConfig(),
-        *(config(role=role) for role in pb.EngineRole.values()),
-    ]
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**64), ENGINES)
-def test_whatever_is_in_a_request_the_answer_is_yes_or_an_engine_error(
-    seed: int, engine: pb.EngineConfig
-) -> None:
-    request = pb.GenerateRequest(request_id="r", request=_random_request(random.Random(seed)))
-    _judge(request, engine)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300), ENGINES)
-def test_whatever_bytes_parse_the_answer_is_yes_or_an_engine_error(
-    data: bytes, engine: pb.EngineConfig
-) -> None:
-    request = pb.GenerateRequest(request_id="r", request={"token_ids": [1]})
-    try:
-        request.request.MergeFromString(data)
-    except DecodeError:
-        return
-    _judge(request, engine)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from(list(USES)), st.integers(0, 2**64))
-def test_nothing_unsupported_slips_through_among_other_fields(path: str, seed: int) -> None:
-    request = _random_request(random.Random(seed))
-    USES[path](request)
-    with pytest.raises(EngineError):
-        check_generate(pb.GenerateRequest(request_id="r", request=request), config(pb.Capabilities()))
-
-
-def _judge(request: pb.GenerateRequest, engine: pb.EngineConfig) -> None:
-    """Check, and look at the failure if there is one. Any other exception fails the test."""
-    failure = _failure_of(request, engine)
-    if failure is not None:
-        assert failure.field
-        assert str(failure).isprintable()
-        assert len(str(failure)) < 512
-
-
-def _failure_of(request: pb.GenerateRequest, engine: pb.EngineConfig) -> EngineError | None:
-    try:
-        check_generate(request, engine)
-    except EngineError as error:
-        return error
-    return None
-
-
-def _random_request(rng: random.Random) -> pb.PreprocessedRequest:
-    """Fields chosen and filled at random, most of them with values that just hold or just do not."""
-    request = _random_message(rng, pb.PreprocessedRequest.DESCRIPTOR, share=rng.choice([0.1, 0.3]))
-    assert isinstance(request, pb.PreprocessedRequest)
-    if rng.random() < 0.9:  # else few would get past the first checks
-        request.token_ids[:] = [1]
-        for name in ("model", "prompt_embeds", "prefill_result", "bootstrap_info"):
-            request.ClearField(name)
-    return request
-
-
-def _random_message(rng: random.Random, descriptor: Descriptor, share: float) -> Message:
-    message = message_factory.GetMessageClass(descriptor)()
-    for field in descriptor.fields:
-        if rng.random() >= share:
-            continue
-        values = [
-            _random_value(rng, field, share) for _ in range(rng.randint(0, 3) if field.is_repeated else 1)
-        ]
-        _set(message, field.name, values if field.is_repeated else values[0])
-    return message
-
-
-def _random_value(rng: random.Random, field: FieldDescriptor, share: float) -> object:
-    if field.message_type is not None:
-        return _random_message(rng, field.message_type, share)
-    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-        return rng.choice([0.0, 1.0, -1.0, 0.5, 2.1, 1e30, math.nan, math.inf, -math.inf])
-    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-        return rng.random() < 0.5
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return rng.choice(["", "tiny", "image_url", "{}", "a" * 2000, "\x1b[31m\u202e"])
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return rng.choice([b"", b"{}", b"[" * 100, b"\xff", b'{"a": 1}'])
-    if field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_ENUM):
-        return rng.choice([0, 1, 2, 99, -1, 2**31 - 1])
-    return rng.choice([0, 1, 2, 5, VOCAB - 1, VOCAB, 2**32 - 1])

@@ -6,7 +6,8 @@ A new architecture is one entry here; `docs/models.md` is written from these tab
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from inspect import signature
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -211,5 +212,5 @@ REFUSED: dict[str, Refused] = {
 def tiny_config(model_type: str, changes: Fields) -> PreTrainedConfig:
     """SHAPE as far as the architecture knows its fields, and all of `changes`."""
     config_class = CONFIG_MAPPING[model_type]
-    known = {known.name for known in fields(config_class)} | set(config_class.attribute_map)
+    known = {*signature(config_class).parameters, *config_class.attribute_map}
     return config_class(**{name: value for name, value in SHAPE.items() if name in known} | dict(changes))

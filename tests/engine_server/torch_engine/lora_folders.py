@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.loading import LoadedEngine
@@ -69,6 +69,15 @@ def peft_greedy(base: Path, adapter: Path) -> Callable[[Seq[int], int], list[int
         return made[0, len(prompt) :].tolist()
 
     return generate
+
+
+def peft_body(base: Path, adapter: Path) -> PreTrainedModel:
+    """The network below the head, with the adapter in its layers."""
+    with patient():
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    body = model.base_model.model.model
+    assert isinstance(body, PreTrainedModel)
+    return body
 
 
 def read_adapter(loaded: LoadedEngine, folder: Path, name: str) -> Adapter:

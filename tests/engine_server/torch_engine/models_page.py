@@ -26,7 +26,13 @@ The torch engine serves a folder with `config.json` and `.safetensors` weights i
 | Reads | safetensors | safetensors, never code or pickle |
 | Scheduler, sampling, limits | the same | the same |
 
+Where every layer has a sliding window, as in Mistral, a sequence gives the blocks back that lie wholly
+behind the longest one. They stay in the prefix cache until somebody needs them. Beams and prompts that
+are handed over keep theirs, and so does every sequence of a model in which one layer sees everything.
+
 ## Through transformers
+
+It takes transformers 5.4 or newer: older ones ask for masks in another way.
 
 Every attention layer of the model calls the engine, which keeps keys and values in its own blocks.
 Grouped heads, sliding windows, soft caps, attention sinks and values of another size than keys work.

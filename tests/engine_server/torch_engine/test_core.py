@@ -193,6 +193,17 @@ def test_a_poisoned_request_leaves_no_poison_in_the_blocks_it_gave_back(load, ex
         assert engine.answers[context].tokens[0] == expected("llama", PROMPT[:size], 12)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_nobody_finds_what_a_request_without_finite_logits_has_computed(family, load, expected):
+    engine = load(family, block_size=4)
+    table, prompt = engine.loaded.core._runner.model.embedding, [77, *PROMPT * 3]
+    sound = table[77].clone()
+    table[77] = float("nan")
+    assert isinstance(engine.answer(greedy(prompt, 4)).error, StepFailed)
+    table[77] = sound
+    assert engine.answer(greedy(prompt, 4)).tokens[0] == expected(family, prompt, 4)
+
+
 def test_an_exception_in_the_model_fails_only_the_request_that_causes_it(load, expected, caplog, monkeypatch):
     engine = load("llama")
     runner = engine.core._runner

@@ -33,9 +33,12 @@ def asking(*inputs: list[int], **fields: object) -> pb.PreprocessedEmbeddingRequ
     return pb.PreprocessedEmbeddingRequest(token_ids=sequences, **fields)
 
 
-async def embedded(engine: TorchEngine, *inputs: list[int], **fields: object) -> torch.Tensor:
+async def embedded(
+    engine: TorchEngine, *inputs: list[int], priority: int = 0, **fields: object
+) -> torch.Tensor:
     """The vectors [inputs, size]."""
-    output = await engine.embed(asking(*inputs, **fields), GenerateContext("e"))
+    context = GenerateContext("e", routing=pb.RoutingHints(priority=priority))
+    output = await engine.embed(asking(*inputs, **fields), context)
     assert output.prompt_tokens == output.total_tokens == sum(map(len, inputs))
     return torch.tensor([list(each.values) for each in output.embeddings])
 
@@ -179,6 +182,16 @@ async def test_an_input_whose_vector_is_not_finite_fails_its_own_call_only(model
         with pytest.raises(StepFailed, match="no finite vector"):
             await embedded(engine, PROMPT, [77, 3], *INPUTS)
         assert (await embedded(engine, PROMPT)).isfinite().all()
+
+
+async def test_a_more_urgent_call_overtakes(model_folder):
+    async with running(model_folder("llama"), max_num_seqs=1, max_num_batched_tokens=4) as engine:
+        first = asyncio.create_task(embedded(engine, *INPUTS * 4, priority=3))
+        await until(lambda: engine.load().running > 0)
+        second = asyncio.create_task(embedded(engine, *INPUTS, priority=-3))
+        done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {second}
+        await first
 
 
 async def test_an_input_that_can_never_fit_is_refused(model_folder):

@@ -22,11 +22,14 @@ from engine_server.failures import (
 )
 from engine_server.handoff.folder import FoundHandoff, KvFolder
 from engine_server.handoff.options import TransferOptions
-from engine_server.interface import GenerateContext
+from engine_server.interface import AdapterSource, GenerateContext
+from engine_server.torch_engine.advertised import engine_config
 from engine_server.torch_engine.engine import TorchEngine
 from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.validation import check_generate
 from enginewire import v1 as pb
 from tests.engine_server.step_recorder import Answer, Recorder
+from tests.engine_server.torch_engine.lora_folders import make_adapter
 from tests.engine_server.torch_engine.tiny import greedy
 
 PROMPT = list(range(5, 42))
@@ -37,6 +40,7 @@ Start = Callable[..., Awaitable[TorchEngine]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    (tmp_path / "kv").mkdir(mode=0o700)
     return tmp_path / "kv"
 
 
@@ -45,7 +49,7 @@ async def start(model_folder, folder: Path) -> AsyncIterator[Start]:
     """`await start(role)` is a started engine. At the end nothing is left in the folder."""
     engines: list[TorchEngine] = []
 
-    async def make(role: str, **transfer: float) -> TorchEngine:
+    async def make(role: str, max_loras: int = 0, **transfer: float) -> TorchEngine:
         engines.append(
             TorchEngine(
                 TorchEngineOptions(
@@ -55,7 +59,8 @@ async def start(model_folder, folder: Path) -> AsyncIterator[Start]:
                     max_num_seqs=4,
                     num_threads=1,
                     role=role,
-                    transfer=TransferOptions(folder, **transfer),
+                    max_loras=max_loras,
+                    transfer=None if role == "aggregated" else TransferOptions(folder, **transfer),
                 )
             )
         )
@@ -121,6 +126,52 @@ async def test_two_engines_give_the_answer_of_one_with_several_choices(start, fo
     whole = [output async for output in decode.generate(probe, GenerateContext("w"))]
     tokens = [[t for out in outputs if out.index == i for t in out.token_ids] for i in range(2)]
     assert tokens == [[t for out in whole for t in out.token_ids]] * 2
+
+
+async def test_keys_and_values_of_another_adapter_of_that_name_are_refused(start, model_folder, tmp_path):
+    folders = [make_adapter(model_folder("llama"), tmp_path / f"{seed}", seed) for seed in (3, 4)]
+    one, two = (AdapterSource("a", folder.name, folder, f"digest of {folder.name}") for folder in folders)
+    prefill, decode = [await start(role, max_loras=1) for role in ("prefill", "decode")]
+    await prefill.load_adapter(one)
+    await decode.load_adapter(two)
+    request = greedy(PROMPT, 4)
+    request.routing.lora_name = "a"
+    half = await handed_over(prefill, request)
+    with pytest.raises(HandoffInvalid, match="adapter"):
+        decode.submit(half, GenerateContext("d"))
+    await decode.unload_adapter("a")
+    await decode.load_adapter(one)
+    outputs = [output async for output in decode.generate(half, GenerateContext("d"))]
+    assert sum(len(output.token_ids) for output in outputs) == 4
+
+
+WHOLE_ONLY = {
+    "sampling_options.use_beam_search": pb.PreprocessedRequest(
+        token_ids=PROMPT, sampling_options=pb.SamplingOptions(use_beam_search=True, n=2)
+    ),
+    "output_options.prompt_logprobs": pb.PreprocessedRequest(
+        token_ids=PROMPT, output_options=pb.OutputOptions(prompt_logprobs=1)
+    ),
+    "prompt_embeds": pb.PreprocessedRequest(
+        prompt_embeds=pb.Tensor(data_type=pb.DATA_TYPE_FLOAT32, shape=[1, 32], data=bytes(128))
+    ),
+}
+
+
+@pytest.mark.parametrize("role", ["aggregated", "prefill", "decode"])
+async def test_only_one_engine_for_all_of_it_takes_what_needs_the_whole_request(start, role):
+    engine = await start(role)
+    config = engine_config(engine._options, await engine._thread.loaded, engine._reader._limits)
+    refused = []
+    for request in WHOLE_ONLY.values():
+        half = pb.GenerateRequest(request_id="r", request=request)
+        if role == "decode":
+            half.request.prefill_result.handoff.params = b"any"
+        try:
+            check_generate(half, config)
+        except Unsupported as refusal:
+            refused.append(refusal.field)
+    assert refused == ([] if role == "aggregated" else list(WHOLE_ONLY))
 
 
 async def test_a_request_cancelled_while_its_hand_off_is_written_ends_as_cancelled(

@@ -86,8 +86,10 @@ def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, buil
     for prompt in prompts():
         contexts.append(engine.add(greedy(prompt, MAX_TOKENS, n=2)))
         engine.step()
+    engine.preempt_one()
     engine.run()
-    assert engine.core.scheduler.num_preemptions > 0
+    scheduler = engine.core.scheduler
+    assert scheduler.num_preemptions > (0 if scheduler.window else 1)
     for context, prompt in zip(contexts, prompts(), strict=True):
         first, second = engine.answers[context].tokens.values()
         assert first == second

@@ -5,89 +5,48 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
-import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from itertools import count, pairwise
 
-import psutil
 import pytest
 import pytest_asyncio
-import torch
 from hypothesis import given, settings, strategies as st
 
-from engine_server.failures import EngineDead, EngineError, InvalidRequest, StepFailed, Unsupported
-from engine_server.interface import GenerateContext, PreparingEngine, StepOutputs
+from engine_server.failures import EngineDead, EngineError, InvalidRequest
+from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.torch_engine.engine import TorchEngine
-from engine_server.torch_engine.model_folder import ModelLoadError
-from engine_server.torch_engine.options import TorchEngineOptions
-from engine_server.torch_engine.params import SamplingParams, StopRules
-from engine_server.torch_engine.sampler import sample
-from engine_server.torch_engine.sequence import Request, Sequence
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.byte_level import BOS, EOS, TOKENIZER
-from tests.engine_server.torch_engine.tiny import VOCAB
+from tests.engine_server.torch_engine.guided_engines import (
+    BACKENDS,
+    ask,
+    engine_of,
+    guided_folder,
+    outputs_of,
+    reason_of,
+    serving,
+    text_of,
+    tokens_of,
+)
 
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
     "required": ["ok", "tags"],
 }
-SERIAL = count()
-BACKENDS = ("xgrammar", "llguidance")
 
 
 @pytest.fixture(scope="module")
 def folder(model_folder):
-    TOKENIZER.save(str(model_folder("qwen2") / "tokenizer.json"))
-    return model_folder("qwen2")
-
-
-def engine_of(folder, backend: str = "auto") -> TorchEngine:
-    options = TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1)
-    return TorchEngine(replace(options, guided_backend=backend))
+    return guided_folder(model_folder)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
 async def engine(folder, request) -> AsyncIterator[TorchEngine]:
-    made = engine_of(folder, request.param)
-    config = await made.start(1)
-    assert len(config.capabilities.guided_modes) == 6
-    assert isinstance(made, PreparingEngine)
-    yield made
-    await made.cleanup()
+    async with serving(folder, request.param) as made:
+        yield made
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def ask(seed: int = 0, max_tokens: int = 120, n: int = 1, **guide: object) -> pb.PreprocessedRequest:
-    request = pb.PreprocessedRequest(
-        token_ids=[5, 9, 33],
-        sampling_options=pb.SamplingOptions(temperature=1.0, seed=seed, n=n),
-        stop_conditions=pb.StopConditions(max_tokens=max_tokens),
-    )
-    if guide:
-        request.sampling_options.guided_decoding.CopyFrom(pb.GuidedDecoding(**guide))
-    return request
-
-
-async def outputs_of(engine: TorchEngine, request: pb.PreprocessedRequest) -> list[pb.LLMEngineOutput]:
-    return [output async for output in engine.generate(request, GenerateContext(f"r{next(SERIAL)}"))]
-
-
-def tokens_of(outputs: list[pb.LLMEngineOutput], index: int = 0) -> list[int]:
-    return [token for output in outputs if output.index == index for token in output.token_ids]
-
-
-def reason_of(outputs: list[pb.LLMEngineOutput]) -> str:
-    return pb.FinishReason.Name(outputs[-1].finish_reason).removeprefix("FINISH_REASON_")
-
-
-async def text_of(engine: TorchEngine, request: pb.PreprocessedRequest) -> tuple[str, str]:
-    outputs = await outputs_of(engine, request)
-    return TOKENIZER.decode(tokens_of(outputs)), reason_of(outputs)
 
 
 def satisfies_schema(text: str) -> bool:
@@ -203,102 +162,6 @@ async def test_rules_that_leave_the_grammar_nothing_fail_that_request_alone(engi
     assert re.fullmatch("[0-9]{8}", (await healthy)[0])
 
 
-HOSTILE = {
-    "unknown class": {"regex": "\\p{nope}"},
-    "nested repetitions": {"regex": "(a{1,900}){900}"},
-    "repetitions of repetitions": {"ebnf_grammar": 'root ::= ((("a"{90}){90}){90}){90}'},
-    "rules": {"ebnf_grammar": "root ::= r0\n" + "\n".join(f'r{i} ::= "a" r{i + 1}?' for i in range(1200))},
-    "deep rules": {"ebnf_grammar": "root ::= " + "(" * 900 + '"a"' + ")" * 900},
-    "arrays of arrays": {"json_schema": '{"minItems": 900, "items": {"minItems": 900, "items": {}}}'},
-    "a pattern in a schema": {"json_schema": json.dumps({"type": "string", "pattern": "((a{90}){90}){90}"})},
-    "open parenthesis": {"regex": "("},
-    "long": {"regex": "a" * 65_537},
-    "deep parentheses": {"regex": "(" * 32_000 + "a" + ")" * 32_000},
-    "no JSON": {"json_schema": "{"},
-    "no schema": {"json_schema": "3"},
-    "endless": {"json_schema": '{"$ref": "#"}'},
-    "a reference to nowhere": {"json_schema": '{"$ref": "#/nope"}'},
-    "deep": {"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000},
-    "many properties": {
-        "json_schema": json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(4000)}})
-    },
-    "unknown rule": {"ebnf_grammar": "root ::= nope"},
-    "endless rule": {"ebnf_grammar": "root ::= root"},
-    "no tag": {"structural_tag": "{}"},
-}
-
-
-@pytest.mark.parametrize("guide", HOSTILE.values(), ids=HOSTILE)
-async def test_a_hostile_guide_is_refused_soon_and_blocks_nothing(engine, guide):
-    memory = psutil.Process().memory_info
-    ticks, before = [], memory().rss
-
-    async def tick() -> None:
-        while True:
-            ticks.append(time.monotonic())
-            await asyncio.sleep(0.005)
-
-    ticker = asyncio.create_task(tick())
-    begin = time.monotonic()
-    with pytest.raises(InvalidRequest) as caught:
-        await engine.prepare(ask(**guide))
-    took = time.monotonic() - begin
-    ticker.cancel()
-    assert caught.value.field == f"sampling_options.guided_decoding.{next(iter(guide))}"
-    assert took < 2.5
-    assert max((b - a for a, b in pairwise(ticks)), default=0.0) < 0.3
-    assert memory().rss - before < 64 * 2**20
-
-
-async def test_a_recursion_on_the_left_is_served_at_an_even_pace(engine):
-    request = ask(max_tokens=200, ebnf_grammar='root ::= root "a" | "b"')
-    request.stop_conditions.min_tokens = 200
-    begin = time.monotonic()
-    text, _ = await text_of(engine, request)
-    assert text == "b" + "a" * 198
-    assert time.monotonic() - begin < 10
-
-
-AMBIGUOUS = """
-root ::= a "x"
-a ::= "" | "a" | "b" | a a a a | a a a | a a
-"""
-
-
-async def test_a_grammar_that_is_too_slow_to_follow_ends_alone(engine):
-    slow = ask(max_tokens=250, ebnf_grammar=AMBIGUOUS)
-    slow.sampling_options.allowed_token_ids.extend(TOKENIZER.encode("ab").ids)
-    healthy = asyncio.create_task(text_of(engine, ask(1, 250, regex="[0-9]{200}")))
-    with pytest.raises(StepFailed):
-        await outputs_of(engine, slow)
-    assert re.fullmatch("[0-9]{200}", (await healthy)[0])
-
-
-async def test_a_row_whose_mask_comes_too_late_has_no_token(engine):
-    class Late:
-        is_over = False
-
-        def accept(self, token_id: int) -> bool:
-            return True
-
-        def fill(self, masks: torch.Tensor, row: int) -> bool:
-            masks[row] = -1
-            return False
-
-    request = Request(GenerateContext("r"), [5], SamplingParams(seed=0), StopRules(99), (0, 0.0, 0))
-    sequences = [Sequence(request, 0, matcher=Late()), Sequence(request, 1)]
-    assert sample(torch.zeros(2, VOCAB), sequences).valid == [False, True]
-
-
-async def test_resuming_a_grammar_that_is_too_slow_to_follow_blocks_nobody_for_long(engine):
-    request = ask(max_tokens=250, ebnf_grammar=AMBIGUOUS)
-    request.resume.choices.add(index=0, generated_token_ids=TOKENIZER.encode("ab" * 100).ids)
-    begin = time.monotonic()
-    with pytest.raises(InvalidRequest):
-        await outputs_of(engine, request)
-    assert time.monotonic() - begin < 2
-
-
 async def test_a_guide_that_was_not_prepared_is_compiled_on_submit(engine):
     steps: asyncio.Queue[StepOutputs] = asyncio.Queue()
     engine.set_step_listener(steps.put_nowait)
@@ -340,65 +203,6 @@ async def test_cleanup_fails_a_request_whose_grammar_is_still_compiling(folder):
     async with asyncio.timeout(5):
         step = await steps.get()
     assert [(c, type(error)) for c, error in step.failures] == [(context, EngineDead)]
-
-
-async def test_without_a_grammar_library_nothing_is_advertised_and_a_guide_is_refused(folder, monkeypatch):
-    for library in BACKENDS:
-        monkeypatch.setitem(sys.modules, f"engine_server.torch_engine.guided_{library}", None)
-    engine = engine_of(folder)
-    config = await engine.start(1)
-    assert not config.capabilities.guided_modes
-    with pytest.raises(Unsupported):
-        engine.submit(ask(json_object=True), GenerateContext("r"))
-    await engine.cleanup()
-
-
-@pytest.mark.parametrize(("missing", "installed"), [BACKENDS, BACKENDS[::-1]])
-async def test_with_one_library_alone_its_guides_are_served_and_the_other_is_refused(
-    folder, monkeypatch, missing, installed
-):
-    monkeypatch.setitem(sys.modules, f"engine_server.torch_engine.guided_{missing}", None)
-    engine = engine_of(folder)
-    config = await engine.start(1)
-    assert (pb.GUIDED_MODE_STRUCTURAL_TAG in config.capabilities.guided_modes) == (installed == "xgrammar")
-    assert re.fullmatch("[0-9]{5}", (await text_of(engine, ask(regex="[0-9]{5}")))[0])
-    with pytest.raises(Unsupported, match=f"must be one of {installed}$"):
-        await engine.prepare(ask(regex="[0-9]{5}", backend=missing))
-    await engine.cleanup()
-
-
-async def test_a_default_library_that_is_not_installed_ends_the_start(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "engine_server.torch_engine.guided_llguidance", None)
-    engine = engine_of(folder, "llguidance")
-    with pytest.raises(ModelLoadError, match="guided_backend: llguidance is not installed"):
-        await engine.start(1)
-    await engine.cleanup()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_request_chooses_its_library_whatever_the_default(engine, backend):
-    default, other = (list(engine._grammars._compilers[name]._grammars) for name in engine._grammars.names)
-    text, reason = await text_of(engine, ask(regex="[0-9]{13}q", max_tokens=40, backend=backend))
-    assert (re.fullmatch("[0-9]{13}q", text) is not None, reason) == (True, "EOS")
-    compiled = [guide.backend for guide in engine._grammars._compilers[backend]._grammars]
-    assert compiled[-1] == backend
-    assert len(compiled) > len(default if backend == engine._grammars.names[0] else other)
-
-
-async def test_a_structural_tag_goes_to_the_library_that_can_follow_it(engine):
-    tag = GUIDES[-1][0]
-    assert (await text_of(engine, ask(**tag)))[0] == "hi"
-    with pytest.raises(Unsupported, match="not supported by llguidance") as caught:
-        await engine.prepare(ask(**tag, backend="llguidance"))
-    assert caught.value.field == "sampling_options.guided_decoding.structural_tag"
-
-
-async def test_what_no_grammar_library_can_do_is_refused_by_name(engine):
-    for modifier in ({"whitespace_pattern": " ?"}, {"backend": "other"}):
-        with pytest.raises(Unsupported) as caught:
-            await engine.prepare(ask(json_object=True, **modifier))
-        assert caught.value.field == f"sampling_options.guided_decoding.{next(iter(modifier))}"
-    assert str(caught.value).endswith(f"must be one of {', '.join(engine._grammars.names)}")
 
 
 async def test_a_grammar_that_may_be_empty_ends_without_an_end_token_as_soon_as_it_is_complete(engine):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_server.torch_engine.linear import Int8Linear
-from engine_server.torch_engine.loading import load_engine
+from engine_server.torch_engine.loading import load_engine, longest_window
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.model_source import is_hub_name, resolve_model
 from engine_server.torch_engine.options import TorchEngineOptions
@@ -140,6 +140,13 @@ def test_code_in_a_folder_is_never_run(folder, tmp_path):
     edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
     load(folder)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("windows", "longest"), [((), None), ((8, 16, 4), 16), ((8, None), None), ((None, None), None)]
+)
+def test_how_far_back_a_model_looks_is_the_longest_window_if_every_layer_has_one(windows, longest):
+    assert longest_window(windows) == longest
 
 
 def test_a_window_above_the_models_is_refused(folder):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
+from transformers import AutoModel
 
 from engine_server.config import ServerOptions
 from engine_server.engines import make_engine
 from enginewire import v1 as pb
 from tests.engine_server.serving import Serving, ask, detail_of, rest_of
-from tests.engine_server.torch_engine.lora_folders import edit_config, make_adapter, peft_greedy
+from tests.engine_server.torch_engine.embedding_oracle import vectors_of
+from tests.engine_server.torch_engine.lora_folders import edit_config, make_adapter, peft_body, peft_greedy
 from tests.engine_server.torch_engine.replica import Replica
 
 PROMPT = bytes(range(40, 60))
@@ -75,6 +79,14 @@ async def tokens_of(serving: Serving, request_id: str, adapter: str = "", max_to
     return answer.tokens()
 
 
+async def embed(serving: Serving, adapter: str, *inputs: list[int]) -> torch.Tensor:
+    """The vectors [inputs, size]."""
+    sequences = [pb.TokenSequence(token_ids=each) for each in inputs]
+    request = pb.PreprocessedEmbeddingRequest(token_ids=sequences, model=adapter)
+    answer = await serving.embedding.Embed(pb.EmbedRequest(request_id=f"e{adapter}", request=request))
+    return torch.tensor([list(each.values) for each in answer.output.embeddings])
+
+
 async def test_requests_of_one_batch_get_what_peft_says_of_their_adapters(serving, adapters, expected):
     await asyncio.gather(load(serving, "A", "one"), load(serving, "B", "two"))
     names = ["A", "B", "", "B", "A", ""]
@@ -103,6 +115,22 @@ async def test_an_adapter_cannot_go_while_it_streams_and_nobody_is_disturbed(ser
     await unload(serving, "A")
     answer = await serving.generate(ask("r3", PROMPT, model="A"))
     assert answer.failure.reason == pb.ERROR_REASON_MODEL_NOT_FOUND
+
+
+async def test_inputs_are_embedded_with_the_adapter_that_they_name(serving, folder, model_folder):
+    await asyncio.gather(load(serving, "A", "one"), load(serving, "B", "two"))
+    base = model_folder("llama")
+    bodies = {
+        "A": peft_body(base, folder / "one"),
+        "B": peft_body(base, folder / "two"),
+        "": AutoModel.from_pretrained(base).eval(),
+    }
+    inputs = [list(PROMPT), [7, 5, 3]]
+    answers = await asyncio.gather(*(embed(serving, name, *inputs) for name in bodies))
+    wanted = [vectors_of(body, inputs, "last") for body in bodies.values()]
+    assert min(float((one - other).norm()) for one, other in combinations(wanted, 2)) > 0.1
+    torch.testing.assert_close(torch.stack(answers), torch.stack(wanted), atol=1e-4, rtol=1e-4)
+    assert await code_of(embed(serving, "C", *inputs)) is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_name_that_comes_back_with_other_weights_finds_no_old_blocks(serving, adapters):

@@ -53,8 +53,10 @@ def test_shared_prefixes_under_pressure_equal_transformers(family, load, expecte
     for each in prompts:
         contexts.append(engine.add(greedy(each, 14)))
         engine.step()
+    engine.preempt_one()
     engine.run()
-    assert engine.core.scheduler.num_preemptions > 0
+    scheduler = engine.core.scheduler
+    assert scheduler.num_preemptions > (0 if scheduler.window else 1)
     for context, each in zip(contexts, prompts, strict=True):
         assert engine.answers[context].tokens[0] == expected(family, each, 14)
 

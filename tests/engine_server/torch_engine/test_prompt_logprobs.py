@@ -9,7 +9,7 @@ import torch
 
 from engine_server.failures import InvalidRequest, StepFailed
 from engine_server.torch_engine import scheduler
-from engine_server.torch_engine.request_reader import RequestLimits
+from engine_server.torch_engine.request_limits import RequestLimits
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.test_exactness import prompts
 from tests.engine_server.torch_engine.tiny import FAMILIES, VOCAB, Answer, greedy

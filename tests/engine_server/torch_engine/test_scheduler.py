@@ -1,66 +1,10 @@
-"""The scheduler and its block pool keep their promises under any order of events."""
+"""Who runs, who waits and who gives way, one rule at a time."""
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import count
-
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
-from engine_server.interface import GenerateContext
 from engine_server.torch_engine.kv_cache import BlockPool
-from engine_server.torch_engine.params import SamplingParams, StopRules
-from engine_server.torch_engine.prefix_cache import chain_root, public_hash
-from engine_server.torch_engine.scheduler import AdmissionRules, Scheduled, Scheduler
-from engine_server.torch_engine.sequence import Request, Sequence
-from tests.engine_server.torch_engine.replica import Replica
-
-serials = count(1)
-
-
-def make_request(
-    num_prompt: int,
-    max_tokens: int,
-    n: int = 1,
-    priority: int = 0,
-    deadline: float | None = None,
-    salt: str | None = None,
-    first: int = 1,
-) -> Request:
-    """A prompt of `first`, 1, 1, …; without a `salt` it stays out of the prefix cache."""
-    stop = StopRules(max_total_tokens=num_prompt + max_tokens)
-    context = GenerateContext("r", deadline)
-    urgency = (priority, 0.0, next(serials))
-    root = None if salt is None else chain_root(salt)
-    prompt = [first, *[1] * (num_prompt - 1)]
-    request = Request(context, prompt, SamplingParams(seed=0), stop, urgency, cache_root=root)
-    request.sequences = [Sequence(request, index) for index in range(n)]
-    return request
-
-
-def compute(scheduler: Scheduler, granted: list[Scheduled]) -> None:
-    """What a model run does to the sequences."""
-    for grant in granted:
-        samples = grant.samples
-        scheduler.advance(grant)
-        if samples:
-            grant.sequence.append(2)
-            if grant.sequence.finish():
-                scheduler.release(grant.sequence)
-
-
-def run(scheduler: Scheduler) -> list[list[Scheduled]]:
-    steps = []
-    while scheduler.has_work:
-        steps.append(scheduler.schedule())
-        assert steps[-1], "a step with work must schedule something"
-        compute(scheduler, steps[-1])
-    return steps
-
-
-def lengths(granted: list[Scheduled]) -> list[int]:
-    return [grant.num_tokens for grant in granted]
+from engine_server.torch_engine.scheduler import AdmissionRules, Scheduler
+from tests.engine_server.torch_engine.scheduling import compute, lengths, make_request, run
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decodes():
@@ -258,159 +202,39 @@ def test_few_waiting_sequences_wait_for_company_but_not_for_ever():
     assert len(scheduler.running) == 7
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    """Adds, steps, releases, preempts and resets in any order over a pool that is too small for everybody.
-
-    `contents` is what a model would have written: for each place in the cache everything that its key and
-    value depend on, which is the whole text before it.
-    """
-
-    POOL, SIZE, SEQS, BUDGET = 8, 4, 3, 5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = BlockPool(self.POOL, self.SIZE)
-        self.scheduler = Scheduler(self.pool, self.SEQS, self.BUDGET)
-        self.sequences: list[Sequence] = []
-        self.contents: dict[tuple[int, int], object] = {}
-        self.replica = Replica(self.SIZE)
-
-    @rule(
-        prompt=st.integers(1, 20),
-        max_tokens=st.integers(1, 12),
-        n=st.integers(1, 3),
-        priority=st.integers(-1, 1),
-        salt=st.sampled_from([None, "", "", "", "b"]),
-        first=st.sampled_from([1, 1, 3]),
-    )
-    def add(self, prompt: int, max_tokens: int, n: int, priority: int, salt: str | None, first: int) -> None:
-        request = make_request(prompt, max_tokens, n, priority, salt=salt, first=first)
-        self.sequences += request.sequences
-        self.scheduler.add(request)
-
-    @rule()
-    def step(self) -> None:
-        running = list(self.scheduler.running)
-        granted = self.scheduler.schedule()
-        assert bool(granted) == self.scheduler.has_work
-        assert sum(lengths(granted)) <= self.BUDGET
-        assert len({id(grant.sequence) for grant in granted}) == len(granted)
-        for grant in granted:
-            reached = grant.sequence.num_computed_tokens + grant.num_tokens
-            assert len(grant.sequence.block_table) >= self.pool.blocks_for(reached)
-            if grant.sequence not in running:
-                self.check_nobody_was_overtaken(grant.sequence)
-        self.write(granted)
-        compute(self.scheduler, granted)
-
-    def check_nobody_was_overtaken(self, newcomer: Sequence) -> None:
-        for sequence in self.scheduler.waiting:
-            waits_for_sibling = any(other.block_table for other in sequence.request.sequences)
-            assert waits_for_sibling or sequence.urgency > newcomer.urgency
-
-    def write(self, granted: list[Scheduled]) -> None:
-        for grant in granted:
-            for block in grant.new_blocks:
-                for offset in range(self.SIZE):
-                    self.contents.pop((block, offset), None)
-        for grant in granted:
-            sequence = grant.sequence
-            start = sequence.num_computed_tokens
-            for position in range(start, start + grant.num_tokens):
-                self.contents[self.place(sequence, position)] = text(sequence, position)
-
-    def place(self, sequence: Sequence, position: int) -> tuple[int, int]:
-        return sequence.block_table[position // self.SIZE], position % self.SIZE
-
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        alive = [sequence for sequence in self.sequences if not sequence.is_finished]
-        if alive:
-            self.scheduler.release(data.draw(st.sampled_from(alive)))
-
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        if self.scheduler.running:
-            self.scheduler._preempt(data.draw(st.sampled_from(self.scheduler.running)))
-
-    @rule()
-    def reset(self) -> None:
-        cached = self.pool.num_cached
-        assert self.scheduler.prefix_cache.reset() == cached
-        assert self.pool.num_cached == 0
-
-    @rule(data=st.data())
-    def distrust(self, data: st.DataObject) -> None:
-        if not self.scheduler.running:
-            return
-        sequence = data.draw(st.sampled_from(self.scheduler.running))
-        blocks = list(sequence.block_table)
-        self.scheduler.release(sequence)
-        self.scheduler.prefix_cache.distrust(blocks)
-        assert not set(blocks) & set(self.pool.idle)
-
-    @invariant()
-    def every_block_is_held_cached_or_blank(self) -> None:
-        held = Counter(block for sequence in self.sequences for block in sequence.block_table)
-        assert self.pool._holders == [held[block] for block in range(self.POOL)]
-        assert sorted([*held, *self.pool.idle, *self.pool._blank]) == list(range(self.POOL))
-        assert self.pool.num_used == len(held)
-        assert self.pool.num_used + self.pool.num_free == self.POOL
-        for sequence in self.sequences:
-            assert len(set(sequence.block_table)) == len(sequence.block_table)
-
-    @invariant()
-    def every_sequence_reads_its_own_text(self) -> None:
-        for sequence in self.sequences:
-            for position in range(sequence.num_computed_tokens):
-                assert self.contents[self.place(sequence, position)] == text(sequence, position)
-
-    @invariant()
-    def cached_blocks_are_full_and_follow_cached_ones(self) -> None:
-        cache = self.scheduler.prefix_cache
-        assert self.pool._kept == set(cache._entries) == set(cache._blocks.values())
-        for block, entry in cache._entries.items():
-            assert all((block, offset) in self.contents for offset in range(self.SIZE))
-            assert entry.parent == b"" or entry.parent in cache._blocks
-
-    @invariant()
-    def whoever_replays_the_changes_knows_the_cache(self) -> None:
-        cache = self.scheduler.prefix_cache
-        self.replica.apply(cache.take_changes())
-        assert set(self.replica.tokens) == {public_hash(digest) for digest in cache._blocks}
-        for entry in cache._entries.values():
-            parent = public_hash(entry.parent) if entry.parent else None
-            assert self.replica.parents[public_hash(entry.digest)] == parent
-        for sequence in self.sequences:
-            for index in range(sequence.num_cached_blocks):
-                tokens = tuple(sequence.token_ids[index * self.SIZE : (index + 1) * self.SIZE])
-                assert self.replica.tokens[public_hash(sequence.block_digests[index])] == tokens
-
-    @invariant()
-    def every_live_sequence_is_in_one_ordered_queue(self) -> None:
-        queued = [*self.scheduler.running, *self.scheduler.waiting]
-        alive = [sequence for sequence in self.sequences if not sequence.is_finished]
-        assert {id(s) for s in queued} == {id(s) for s in alive}
-        assert len(queued) == len(alive)
-        assert len(self.scheduler.running) <= self.SEQS
-        for queue in (self.scheduler.running, self.scheduler.waiting):
-            assert queue == sorted(queue, key=lambda sequence: sequence.urgency)
-
-    def teardown(self) -> None:
-        for _ in range(10_000):
-            if not self.scheduler.has_work:
-                break
-            self.step()
-            self.every_sequence_reads_its_own_text()
-        assert not self.scheduler.has_work
-        assert self.pool.num_used == 0
-        self.whoever_replays_the_changes_knows_the_cache()
-        assert len(self.replica.tokens) == self.pool.num_cached
+def test_a_long_output_behind_a_window_holds_a_few_blocks():
+    scheduler = Scheduler(BlockPool(9, 4), max_num_seqs=4, max_num_batched_tokens=32, window=8)
+    requests = [make_request(10, 20, salt=salt) for salt in (None, "", "b")]
+    for request in requests:
+        scheduler.add(request)
+    most = 0
+    while scheduler.has_work:
+        compute(scheduler, scheduler.schedule())
+        most = max(most, *(len(request.sequences[0].held_blocks) for request in requests))
+    assert (most, scheduler.num_preemptions, scheduler.pool.num_used) == (3, 0, 0)
 
 
-def text(sequence: Sequence, position: int) -> object:
-    return sequence.request.cache_root, tuple(sequence.token_ids[: position + 1])
+def test_what_a_window_left_behind_is_found_again_from_its_beginning():
+    scheduler = Scheduler(BlockPool(16, 4), max_num_seqs=4, max_num_batched_tokens=32, window=8)
+    scheduler.add(make_request(25, 4, salt=""))
+    run(scheduler)
+    assert scheduler.pool.num_cached == 7
+    scheduler.pool.free(scheduler.pool.allocate(12))
+    assert scheduler.pool.num_cached == 4
+    again = make_request(25, 4, salt="")
+    scheduler.add(again)
+    scheduler.schedule()
+    assert again.num_cached_tokens == 16, "the end was given up first"
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+def test_what_was_released_by_a_broken_sequence_is_distrusted_too():
+    scheduler = Scheduler(BlockPool(16, 4), max_num_seqs=4, max_num_batched_tokens=32, window=8)
+    broken = make_request(25, 4, salt="")
+    scheduler.add(broken)
+    compute(scheduler, scheduler.schedule())
+    sequence, cache = broken.sequences[0], scheduler.prefix_cache
+    blocks = cache.blocks_of(sequence)
+    assert (len(set(blocks)), len(sequence.held_blocks), scheduler.pool.num_cached) == (7, 3, 4)
+    scheduler.release(sequence)
+    cache.distrust(blocks)
+    assert len(cache) == 0

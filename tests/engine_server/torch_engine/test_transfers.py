@@ -15,7 +15,8 @@ from engine_server.handoff.options import TransferOptions
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.loading import load_engine
 from engine_server.torch_engine.options import TorchEngineOptions
-from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+from engine_server.torch_engine.request_limits import RequestLimits
+from engine_server.torch_engine.request_reader import RequestReader
 from engine_server.torch_engine.sequence import HandedOver
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.generic_configs import SERVED, tiny_config
@@ -120,6 +121,17 @@ def test_two_cores_say_what_one_says_whatever_their_blocks(load, family):
         assert releases.count == 1
         longest = max(map(len, answer.tokens.values()))
         assert decode.core.counters.steps - before == longest, "nothing of the prompt was computed again"
+
+
+def test_what_lies_behind_a_window_is_handed_over_too(load):
+    whole = load("mistral")
+    prefill = with_role(load("mistral", block_size=4, max_num_batched_tokens=8), "prefill")
+    decode = with_role(load("mistral", block_size=4), "decode")
+    for length in (37, 17):  # the second finds its beginning in the cache of the decode core
+        request = greedy(PROMPT[:length], 6)
+        answer, _, _ = continued(decode, request, computed(prefill, request))
+        decode.run()
+        same(answer, whole.answer(request))
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "deepseek_v3"])

@@ -16,7 +16,8 @@ from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.loading import LoadedEngine
-from engine_server.torch_engine.request_reader import RequestLimits, RequestReader
+from engine_server.torch_engine.request_limits import RequestLimits
+from engine_server.torch_engine.request_reader import RequestReader
 from enginewire import v1 as pb
 
 VOCAB = 199
@@ -98,6 +99,11 @@ class CoreUnderTest:
         chosen = self.adapters[adapter] if adapter else None
         self.core.add(self.reader.read(request, context, float(self._serial), chosen))
         return context
+
+    def preempt_one(self) -> None:
+        """Take the least urgent sequence its blocks: a window may leave room enough for all of them."""
+        scheduler = self.core.scheduler
+        scheduler._preempt(scheduler.running[-1])
 
     def step(self) -> None:
         self.core.step()

@@ -1,0 +1,52 @@
+"""A request while the engine computes it: whom its outputs go to, and which places it takes.
+
+Knows nothing about gRPC or about other requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_server.delivery import Sink
+from engine_server.failures import EngineError
+from engine_server.interface import GenerateContext
+from enginewire import v1 as pb
+
+
+@dataclass(slots=True)
+class Live:
+    """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
+
+    `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
+    """
+
+    context: GenerateContext
+    sink: Sink
+    open_choices: int
+    adapter: str
+    hidden_choices: int = 0
+
+
+class Discard:
+    """The sink of a request whose reader was given up."""
+
+    def token(self, index: int, position: int, token_id: int) -> None:
+        """Drop it."""
+
+    def output(self, output: pb.LLMEngineOutput) -> None:
+        """Drop it."""
+
+    def fail(self, failure: EngineError) -> None:
+        """Drop it."""
+
+    def finish(self) -> None:
+        """Nobody is waiting."""
+
+    def is_slow(self, now: float) -> bool:
+        """Never again."""
+        return False
+
+
+def hidden_choices(options: pb.SamplingOptions) -> int:
+    """Candidates that are computed and not returned."""
+    return max(options.best_of - max(options.n, 1), 0)
