@@ -147,6 +147,13 @@ class ServerOptions:
         unit="tokens",
         at_least=1,
     )
+    max_mixed_prefill_tokens: int | None = option(
+        None,
+        "most prompt tokens computed in a step in which others decode and wait for it; "
+        "half of --max-num-batched-tokens when not set (--engine torch)",
+        unit="tokens",
+        at_least=1,
+    )
     max_batch_total_tokens: int | None = option(
         None,
         "most tokens that prompts and longest outputs of all running sequences may have (--engine torch)",

@@ -73,6 +73,7 @@ def _torch(options: ServerOptions) -> StepEngine:
             seed=options.seed,
             enable_prefix_caching=options.enable_prefix_caching,
             max_batch_prefill_tokens=options.max_batch_prefill_tokens,
+            max_mixed_prefill_tokens=options.max_mixed_prefill_tokens,
             max_batch_total_tokens=options.max_batch_total_tokens,
             waiting_served_ratio=options.waiting_served_ratio,
             max_waiting_tokens=options.max_waiting_tokens,

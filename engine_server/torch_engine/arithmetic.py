@@ -34,13 +34,14 @@ def choose_arithmetic(
     options: TorchEngineOptions, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Arithmetic:
     """The fastest that there is; raises ModelLoadError where the options ask for what there is not."""
-    project = _project(options, device, dtype)
     if options.batch_invariant:
-        return Arithmetic(_invariant_ops(options, device, dtype), _tiled(project), _tiled(make_linear))
+        ops = _invariant_ops(options, device, dtype)
+        return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)), _tiled(make_linear))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
-    ops = varlen_ops(device, dtype, head_counts, options.block_size)
+    varlen = varlen_ops(device, dtype, head_counts, options.block_size)
     compiled = compiled_ops(device, dtype) if options.compile_kernels else None
-    return Arithmetic(ops or compiled or TorchOps(), project, make_linear)
+    ops = varlen or compiled or TorchOps()
+    return Arithmetic(ops, _project(options, device, dtype, ops), make_linear)
 
 
 def _invariant_ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
@@ -57,9 +58,11 @@ def _tiled(make: MakeLinear) -> MakeLinear:
     return lambda weight, bias: TiledLinear(make(weight, bias))
 
 
-def _project(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> MakeLinear:
+def _project(
+    options: TorchEngineOptions, device: torch.device, dtype: torch.dtype, ops: LayerOps
+) -> MakeLinear:
     if options.quantization == "none":
         return make_linear
     if device.type != "cpu" or not can_quantize(dtype):
         raise ModelLoadError("quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16")
-    return Int8Linear
+    return lambda weight, bias: Int8Linear(weight, bias, ops)

@@ -47,6 +47,7 @@ class CompiledOps:
 
         self._rms_norm = bind("rms_norm", *[pointer] * 3, *[size] * 3, ctypes.c_float)
         self._gate = bind("gate", *[pointer] * 2, *[size] * 2)
+        self._round_rows = bind("round_rows", *[pointer] * 3, *[size] * 2)
         self._rotate_and_write = bind("rotate_and_write", *[pointer] * 6, *[size] * 4)
         self._decode = bind("decode", *[pointer] * 6, *[size] * 7)
 
@@ -65,6 +66,14 @@ class CompiledOps:
         gated = gate_up.new_empty(rows, width // 2)
         self._gate(gated.data_ptr(), gate_up.data_ptr(), rows, width // 2)
         return gated
+
+    def round_rows(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LayerOps`."""
+        value = value.contiguous()
+        rows, width = value.shape
+        rounded, scales = value.new_empty(rows, width, dtype=torch.uint8), torch.empty(rows, 1)
+        self._round_rows(rounded.data_ptr(), scales.data_ptr(), value.data_ptr(), rows, width)
+        return rounded, scales
 
     def attend(
         self,

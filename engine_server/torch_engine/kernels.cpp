@@ -4,6 +4,7 @@
 // function mirrors the torch code beside it, down to where half precision is rounded. NaN goes through.
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -69,6 +70,28 @@ void rms_norm(T *out, const T *in, const T *weight, int64_t rows, int64_t size, 
         float factor = 1.0f / std::sqrt(sum / size + eps);
         for (int64_t i = 0; i < size; ++i)
             to[i] = narrow<T>(wide(weight[i]) * rounded<T>(wide(from[i]) * factor));
+    }
+}
+
+// Each row in steps of a 127th of its largest value, around 128; NaN and infinity are left to the scale.
+template <class T> void round_rows(uint8_t *out, float *scales, const T *in, int64_t rows, int64_t size) {
+#pragma omp parallel for if (rows * size > 16384)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T *from = in + row * size;
+        uint8_t *to = out + row * size;
+        float largest = 0;
+        int32_t faults = 0;
+        for (int64_t i = 0; i < size; ++i) {
+            float value = std::fabs(wide(from[i]));
+            largest = value > largest ? value : largest;
+            faults |= !(value <= FLT_MAX);
+        }
+        float scale = std::max(largest / 127.0f, 1e-30f);
+        scales[row] = faults ? NAN : scale;
+        for (int64_t i = 0; i < size; ++i) {
+            float steps = std::nearbyint(wide(from[i]) / scale);
+            to[i] = uint8_t(int32_t(steps >= -127.0f && steps <= 127.0f ? steps : 0.0f) + 128);
+        }
     }
 }
 
@@ -262,6 +285,10 @@ void decode_any(T *out, const T *heads, const T *keys, const T *values, const in
     }                                                                                                    \
     extern "C" void gate_##name(T *out, const T *in, int64_t rows, int64_t size) {                       \
         gate(out, in, rows, size);                                                                       \
+    }                                                                                                    \
+    extern "C" void round_rows_##name(uint8_t *out, float *scales, const T *in, int64_t rows,            \
+                                      int64_t size) {                                                    \
+        round_rows(out, scales, in, rows, size);                                                         \
     }                                                                                                    \
     extern "C" void rotate_and_write_##name(T *heads, const T *cos, const T *sin, const int64_t *slots,  \
                                             T *keys, T *values, int64_t tokens, int64_t num_heads,       \

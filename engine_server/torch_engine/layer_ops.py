@@ -14,6 +14,11 @@ from torch.nn.functional import silu
 from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Reading, attend
 from engine_server.torch_engine.rotary import rotate
 
+ROUNDED_ZERO = 128
+"""Where rows that are rounded to 8 bits have their zero."""
+SMALLEST_STEP = 1e-30
+"""A row of zeros has no scale of its own."""
+
 
 class LayerOps(Protocol):
     """The small operations of a layer; values are flat, [tokens, ...]."""
@@ -27,6 +32,13 @@ class LayerOps(Protocol):
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """SiLU of the first half of the last dimension times the second half."""
+        ...
+
+    def round_rows(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """8-bit steps around 128 (uint8), and what a step of each row is worth (float32 [rows, 1]).
+
+        A row with NaN or infinity in it has no finite scale.
+        """
         ...
 
     def attend(
@@ -62,6 +74,13 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 
+    def round_rows(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LayerOps`."""
+        wide = value.float()
+        scales = step_sizes(wide)
+        # Unsigned with its zero in the middle: processors have no fast product of signed with signed.
+        return (wide / scales).round_().add_(ROUNDED_ZERO).to(torch.uint8), scales
+
     def attend(
         self,
         heads: Tensor,
@@ -80,3 +99,8 @@ class TorchOps:
         for group in plan.groups:
             attended[group.rows] = attend(query[group.rows], cache, layer, group, window)
         return attended.flatten(1)
+
+
+def step_sizes(rows: Tensor) -> Tensor:
+    """What one step of 8 bits is worth in each row: [rows, 1]."""
+    return (rows.abs().amax(-1, keepdim=True) / 127).clamp_(min=SMALLEST_STEP)

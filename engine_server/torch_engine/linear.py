@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from engine_server.torch_engine.layer_ops import ROUNDED_ZERO, LayerOps, TorchOps, step_sizes
+
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 PACKED_FOR_ROWS = 32
 """The number of rows a layout is chosen for: of 1, 32 and 512 the one that served all three best."""
-ZERO = 128
 TILE_ROWS = 16
 """On two cores a product of 16 rows takes about as long as reading its weights."""
-SMALLEST_SCALE = 1e-30
-"""A row of zeros has no scale of its own."""
 
 
 class Linear(Protocol):
@@ -79,22 +78,21 @@ class Int8Linear:
     A row's result does not depend on the rows beside it.
     """
 
-    __slots__ = ("_bias", "_scales", "_weight", "_zeros")
+    __slots__ = ("_bias", "_ops", "_scales", "_weight", "_zeros")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, ops: LayerOps | None = None) -> None:
+        """`ops` round the inputs; plain torch where none is given."""
         wide = weight.float()
-        self._scales = _scales(wide)[:, 0]
+        self._scales = step_sizes(wide)[:, 0]
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
         rounded = (wide / self._scales[:, None]).round().to(torch.int8)
         self._weight: Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._bias = bias
+        self._ops = ops or TorchOps()
 
     def __call__(self, value: Tensor) -> Tensor:
         """See `Linear`."""
-        wide = value.float()
-        scales = _scales(wide)
-        # Unsigned with its zero in the middle: processors have no fast product of signed with signed.
-        rounded = (wide / scales).round_().add_(ZERO).to(torch.uint8)
+        rounded, scales = self._ops.round_rows(value)
         product = self._product(rounded).mul_(scales)
         if self._bias is not None:
             product.add_(self._bias)
@@ -107,7 +105,8 @@ class Int8Linear:
     def _product(self, rounded: Tensor) -> Tensor:
         multiply = torch.ops.onednn.qlinear_pointwise.default
         weight = self._weight, self._scales, self._zeros, None
-        return cast(Tensor, multiply(rounded, 1.0, ZERO, *weight, 1.0, 0, torch.float32, "none", [], ""))
+        inputs = rounded, 1.0, ROUNDED_ZERO
+        return cast(Tensor, multiply(*inputs, *weight, 1.0, 0, torch.float32, "none", [], ""))
 
 
 class TiledLinear:
@@ -161,11 +160,6 @@ def _computes(form: type[PackedLinear] | type[Int8Linear], dtype: torch.dtype) -
         return bool((tried.plus(value, value) - 17).abs().max() < 0.1)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
-
-
-def _scales(rows: Tensor) -> Tensor:
-    """What one step of 8 bits is worth in each row: [rows, 1]."""
-    return (rows.abs().amax(-1, keepdim=True) / 127).clamp_(min=SMALLEST_SCALE)
 
 
 def _tiles(rows: Tensor) -> list[Tensor]:

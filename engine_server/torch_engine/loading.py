@@ -224,6 +224,7 @@ def _scheduler(
     step_tokens = options.max_num_batched_tokens or max(default_step_tokens(device), options.max_num_seqs)
     rules = AdmissionRules(
         max_batch_prefill_tokens=options.max_batch_prefill_tokens,
+        max_mixed_prefill_tokens=options.max_mixed_prefill_tokens or -(-step_tokens // 2),
         max_batch_total_tokens=options.max_batch_total_tokens,
         waiting_served_ratio=options.waiting_served_ratio,
         max_waiting_tokens=options.max_waiting_tokens,

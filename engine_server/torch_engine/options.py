@@ -47,6 +47,7 @@ class TorchEngineOptions:
     batch_invariant: bool = False
     enable_prefix_caching: bool = True
     max_batch_prefill_tokens: int | None = None
+    max_mixed_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 20
@@ -103,6 +104,7 @@ _POSITIVE = (
     "max_num_batched_tokens",
     "num_threads",
     "max_batch_prefill_tokens",
+    "max_mixed_prefill_tokens",
     "max_batch_total_tokens",
     "max_lora_rank",
 )

@@ -54,7 +54,8 @@ SCORED_TOKENS = 256
 class AdmissionRules:
     """When waiting sequences may join those that run. Every default means "as soon as they fit".
 
-    A step computes at most `max_batch_prefill_tokens` prompt tokens. Prompts and longest outputs of all
+    A step computes at most `max_batch_prefill_tokens` prompt tokens, and one in which sequences decode at
+    most `max_mixed_prefill_tokens`: they wait for the prompts beside them. Prompts and longest outputs of all
     running sequences together stay within `max_batch_total_tokens`. While any sequence runs, the waiting
     ones must be at least `waiting_served_ratio` times as many, or none was admitted for
     `max_waiting_tokens` steps: each admission makes those that run wait for a prefill. With
@@ -62,6 +63,7 @@ class AdmissionRules:
     """
 
     max_batch_prefill_tokens: int | None = None
+    max_mixed_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 20
@@ -113,9 +115,7 @@ class Scheduler:
         """Grant this step's tokens and allocate their blocks."""
         self._scored_budget = SCORED_TOKENS
         decodes = sum(sequence.num_pending_tokens == 1 for sequence in self.running)
-        budget = self.max_num_batched_tokens - decodes
-        if self.rules.max_batch_prefill_tokens is not None:
-            budget = min(budget, self.rules.max_batch_prefill_tokens)
+        budget = self._prefill_budget(decodes)
         granted, preempted = self._schedule_running(budget)
         self._steps_without_admission += 1
         if not preempted and self._is_worth_admitting():
@@ -173,6 +173,14 @@ class Scheduler:
         for request in late:
             del self._deadlines[request]
         return late
+
+    def _prefill_budget(self, decodes: int) -> int:
+        limits = [self.max_num_batched_tokens - decodes]
+        if self.rules.max_batch_prefill_tokens is not None:
+            limits.append(self.rules.max_batch_prefill_tokens)
+        if decodes and self.rules.max_mixed_prefill_tokens is not None:
+            limits.append(self.rules.max_mixed_prefill_tokens)
+        return min(limits)
 
     def _schedule_running(self, budget: int) -> tuple[list[Scheduled], bool]:
         granted: list[Scheduled] = []

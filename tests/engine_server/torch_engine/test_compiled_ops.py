@@ -63,6 +63,30 @@ def test_nan_fills_its_row_and_stays_there(dtype):
     assert gated[1].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 600])
+def test_rows_are_rounded_alike(rows, dtype):
+    torch.manual_seed(rows)
+    value = (torch.randn(rows, 48) * torch.logspace(-20, 20, rows)[:, None]).to(dtype)
+    value[0, 7] = 0.0
+    found, scales = ops(dtype).round_rows(value)
+    expected, expected_scales = TorchOps().round_rows(value)
+    torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0.0)
+    assert found.int().sub(expected.int()).abs().max() <= 1
+    assert found[:, :].ne(128).any(dim=1).all()
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_cannot_be_rounded_is_told_by_its_scale_and_a_row_of_zeros_stays(fault, dtype):
+    value = torch.zeros(3, 40, dtype=dtype)
+    value[0, 3], value[2, 5] = fault, -2.0
+    found, scales = ops(dtype).round_rows(value)
+    assert scales.isfinite()[:, 0].tolist() == [False, True, True]
+    assert (found[1] == 128).all()
+    assert (found[2, 5].item(), found[2, 4].item()) == (1, 128)
+
+
 @both_dtypes
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(("num_heads", "kv_heads"), [(6, 2), (4, 4), (3, 1)])

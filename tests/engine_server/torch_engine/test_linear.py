@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_server.torch_engine.compiled_ops import compiled_ops
 from engine_server.torch_engine.linear import (
     Int8Linear,
     PackedLinear,
@@ -50,9 +51,11 @@ def test_eight_bits_come_close(rows, dtype):
     assert error.std() < 0.02 * expected.std()
 
 
-def test_eight_bit_rows_do_not_depend_on_their_neighbours():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_eight_bit_rows_do_not_depend_on_their_neighbours(compiled):
     torch.manual_seed(0)
-    projection = Int8Linear(torch.randn(32, 64), None)
+    ops = compiled_ops(torch.device("cpu"), torch.float32) if compiled else None
+    projection = Int8Linear(torch.randn(32, 64), None, ops)
     value = torch.randn(5, 64)
     crowd = torch.cat((value[:2], torch.zeros(1, 64), value[2:] * 1000))
     crowd[-1, 3] = float("nan")

@@ -171,6 +171,17 @@ def test_a_prefill_limit_leaves_decodes_alone():
     assert [lengths(step) for step in run(scheduler)] == [[1, 3], [1, 3], [1, 2], [1]]
 
 
+def test_prompts_make_decodes_wait_for_a_part_of_a_step_only():
+    rules = AdmissionRules(max_mixed_prefill_tokens=3)
+    scheduler = Scheduler(BlockPool(64, 4), 4, 8, rules)
+    scheduler.add(make_request(7, 3))
+    steps = [scheduler.schedule()]
+    compute(scheduler, steps[0])
+    scheduler.add(make_request(12, 1))
+    steps += run(scheduler)
+    assert [lengths(step) for step in steps] == [[7], [1, 3], [1, 3], [6]]
+
+
 def test_a_total_limit_counts_the_longest_outputs():
     scheduler = Scheduler(BlockPool(64, 4), 4, 32, AdmissionRules(max_batch_total_tokens=20))
     first, second, third = (make_request(4, 6) for _ in range(3))
