@@ -30,17 +30,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
         [option, address] if option == "--listen" => address,
         _ => return Err("usage: engine --listen HOST:PORT|unix:PATH".into()),
     };
+    let named = |error: Box<dyn Error>| format!("{address}: {error}");
     let engine = Engine::start();
     let served = engine.clone();
     if let Some(path) = address.strip_prefix("unix:") {
-        let listener = listen_on_socket(path).await?;
+        let listener = listen_on_socket(path).await.map_err(named)?;
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 serve(stream, served.clone());
             }
         });
     } else {
-        let listener = TcpListener::bind(address).await?;
+        let listener = TcpListener::bind(address).await.map_err(|error| named(error.into()))?;
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = stream.set_nodelay(true);
@@ -55,7 +56,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Replaces the socket file of a dead server.
 async fn listen_on_socket(path: &str) -> Result<UnixListener, Box<dyn Error>> {
     if UnixStream::connect(path).await.is_ok() {
-        return Err(format!("{path} is in use").into());
+        return Err("is in use".into());
     }
     if fs::symlink_metadata(path).map_or(false, |file| file.file_type().is_socket()) {
         fs::remove_file(path)?;
