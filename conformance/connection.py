@@ -47,6 +47,9 @@ class Connection:
     def channel(self, *options: tuple[str, int | str]) -> grpc.aio.Channel:
         """A new channel with a connection of its own, and gRPC's default limits."""
         all_options = [("grpc.use_local_subchannel_pool", 1), *options]
+        if not self.is_tcp:
+            # gRPC would name the socket's path, which servers on Rust's h2 refuse.
+            all_options.append(("grpc.default_authority", "localhost"))
         if not self.tls:
             return grpc.aio.insecure_channel(self.target, options=all_options)
         if self.tls.name:

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from conformance.client import Client
+from conformance.connection import Connection
 from conformance.session import Unreachable
 from conformance.violation import Violation
 
@@ -58,7 +57,7 @@ class Process:
     async def ready(self, within: float) -> None:
         """Wait until it says who it is. Raises Unreachable when it ends or takes longer."""
         deadline = time.monotonic() + within
-        async with grpc.aio.insecure_channel(self.target) as channel:
+        async with Connection(target=self.target).channel() as channel:
             client = Client(channel, timeout=CONNECT_SECONDS)
             while not await _answers(client):
                 if self.exit_code is not None:

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"strings"
 
 	"github.com/golang/protobuf/proto"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -17,31 +16,30 @@ import (
 
 // Failures and how they travel: a gRPC status whose details hold an ErrorDetail and google.rpc's messages.
 
-const reasonPrefix = "ERROR_REASON_"
-
-var codeOf = map[pb.ErrorReason]codes.Code{
-	pb.ErrorReason_ERROR_REASON_INVALID_REQUEST:   codes.InvalidArgument,
-	pb.ErrorReason_ERROR_REASON_CONTEXT_EXCEEDED:  codes.InvalidArgument,
-	pb.ErrorReason_ERROR_REASON_UNSUPPORTED:       codes.Unimplemented,
-	pb.ErrorReason_ERROR_REASON_MODEL_NOT_FOUND:   codes.NotFound,
-	pb.ErrorReason_ERROR_REASON_DUPLICATE_ID:      codes.AlreadyExists,
-	pb.ErrorReason_ERROR_REASON_QUEUE_FULL:        codes.ResourceExhausted,
-	pb.ErrorReason_ERROR_REASON_ROLE_MISMATCH:     codes.FailedPrecondition,
-	pb.ErrorReason_ERROR_REASON_REVISION_MISMATCH: codes.FailedPrecondition,
-	pb.ErrorReason_ERROR_REASON_DRAINING:          codes.Unavailable,
-	pb.ErrorReason_ERROR_REASON_ENGINE_DEAD:       codes.Unavailable,
-	pb.ErrorReason_ERROR_REASON_CANCELLED:         codes.Canceled,
+var codeOf = map[string]codes.Code{
+	"INVALID_REQUEST":   codes.InvalidArgument,
+	"CONTEXT_EXCEEDED":  codes.InvalidArgument,
+	"UNSUPPORTED":       codes.Unimplemented,
+	"MODEL_NOT_FOUND":   codes.NotFound,
+	"DUPLICATE_ID":      codes.AlreadyExists,
+	"QUEUE_FULL":        codes.ResourceExhausted,
+	"ROLE_MISMATCH":     codes.FailedPrecondition,
+	"REVISION_MISMATCH": codes.FailedPrecondition,
+	"DRAINING":          codes.Unavailable,
+	"ENGINE_DEAD":       codes.Unavailable,
+	"CANCELLED":         codes.Canceled,
 }
 
 type failure struct {
-	reason      pb.ErrorReason
-	field, text string
-	facts       map[string]string
+	reason, field, text string
+	facts               map[string]string
 }
 
-func invalid(field, text string) error {
-	return &failure{reason: pb.ErrorReason_ERROR_REASON_INVALID_REQUEST, field: field, text: text}
+func failed(reason, field, text string) *failure {
+	return &failure{reason: reason, field: field, text: text}
 }
+
+func invalid(field, text string) *failure { return failed("INVALID_REQUEST", field, text) }
 
 func (f *failure) Error() string {
 	if f.field == "" {
@@ -51,15 +49,14 @@ func (f *failure) Error() string {
 }
 
 func (f *failure) isRetryable() bool {
-	return codeOf[f.reason] == codes.Unavailable || f.reason == pb.ErrorReason_ERROR_REASON_QUEUE_FULL
+	return codeOf[f.reason] == codes.Unavailable || f.reason == "QUEUE_FULL"
 }
 
 // GRPCStatus is what grpc-go sends for this error.
 func (f *failure) GRPCStatus() *status.Status {
-	detail := &pb.ErrorDetail{Reason: f.reason, Field: f.field, Retryable: f.isRetryable(), Metadata: f.facts}
-	reason := strings.TrimPrefix(f.reason.String(), reasonPrefix)
-	info := &errdetails.ErrorInfo{Reason: reason, Domain: "enginewire", Metadata: f.facts}
-	details := []proto.Message{detail, info}
+	reason := pb.ErrorReason(pb.ErrorReason_value["ERROR_REASON_"+f.reason])
+	detail := &pb.ErrorDetail{Reason: reason, Field: f.field, Retryable: f.isRetryable(), Metadata: f.facts}
+	details := []proto.Message{detail, &errdetails.ErrorInfo{Reason: f.reason, Domain: "enginewire", Metadata: f.facts}}
 	if f.field != "" {
 		violation := &errdetails.BadRequest_FieldViolation{Field: f.field, Description: f.Error()}
 		details = append(details, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{violation}})

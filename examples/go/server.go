@@ -32,9 +32,9 @@ func main() {
 	}
 	checks := health.NewServer()
 	setServing(checks, healthpb.HealthCheckResponse_SERVING, serviceNames...)
-	life := newLifecycle(func(isStopped bool) {
+	engine := newEngine(func(state pb.EngineState) {
 		setServing(checks, healthpb.HealthCheckResponse_NOT_SERVING, serviceNames...)
-		if isStopped {
+		if state == pb.EngineState_ENGINE_STATE_STOPPED {
 			setServing(checks, healthpb.HealthCheckResponse_NOT_SERVING, "")
 		}
 	})
@@ -42,10 +42,10 @@ func main() {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
-	pb.RegisterEngineServiceServer(server, &engineService{life: life})
-	pb.RegisterDiscoveryServiceServer(server, &discoveryService{life: life})
+	pb.RegisterEngineServiceServer(server, &engineService{engine: engine})
+	pb.RegisterDiscoveryServiceServer(server, &discoveryService{engine: engine})
 	healthpb.RegisterHealthServer(server, checks)
-	go shutDown(server, life)
+	go shutDown(server, engine)
 	fmt.Println("listening on", *address)
 	if err := server.Serve(listener); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -76,19 +76,19 @@ func setServing(checks *health.Server, status healthpb.HealthCheckResponse_Servi
 }
 
 // shutDown drains after the first signal; a second one cuts the drain short.
-func shutDown(server *grpc.Server, life *lifecycle) {
+func shutDown(server *grpc.Server, engine *engine) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	<-signals
-	life.drain(shutdownTimeout, 0)
-	for life.progress().State <= pb.DrainState_DRAIN_STATE_DRAINING {
+	engine.drain(shutdownTimeout, 0)
+	for engine.progress().State <= pb.DrainState_DRAIN_STATE_DRAINING {
 		select {
 		case <-signals:
-			life.drain(0, 0)
+			engine.drain(0, 0)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	life.cleanup(true)
+	engine.cleanup(true)
 	// Watches of health never end on their own.
 	time.AfterFunc(time.Second, server.Stop)
 	server.GracefulStop()

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/golang/protobuf/proto"
@@ -22,14 +21,15 @@ const (
 	shutdownTimeout = 30 * time.Second
 )
 
+// Of what is left out, gRPC says that it is not implemented.
 type discoveryService struct {
 	pb.UnimplementedDiscoveryServiceServer
-	life *lifecycle
+	engine *engine
 }
 
 type engineService struct {
 	pb.UnimplementedEngineServiceServer
-	life *lifecycle
+	engine *engine
 }
 
 func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoRequest) (*pb.GetEngineInfoResponse, error) {
@@ -48,8 +48,8 @@ func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoReque
 		},
 		EngineName:            "enginewire-example-go",
 		EngineVersion:         "1",
-		InstanceId:            d.life.lifetimeID,
-		EngineLifetimeId:      d.life.lifetimeID,
+		InstanceId:            d.engine.lifetimeID,
+		EngineLifetimeId:      d.engine.lifetimeID,
 		ContractRevision:      revision,
 		MinimumClientRevision: revision,
 		MaximumClientRevision: revision,
@@ -58,7 +58,7 @@ func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoReque
 }
 
 func (d *discoveryService) GetLoad(context.Context, *pb.GetLoadRequest) (*pb.GetLoadResponse, error) {
-	return &pb.GetLoadResponse{Load: d.life.load()}, nil
+	return &pb.GetLoadResponse{Load: d.engine.load()}, nil
 }
 
 func (d *discoveryService) WatchLoad(request *pb.WatchLoadRequest, stream pb.DiscoveryService_WatchLoadServer) error {
@@ -69,12 +69,8 @@ func (d *discoveryService) WatchLoad(request *pb.WatchLoadRequest, stream pb.Dis
 	if interval < 10 {
 		return invalid("min_interval_ms", fmt.Sprintf("too short, got %d, allowed from 10", interval))
 	}
-	current := func() (proto.Message, bool) { return &pb.WatchLoadResponse{Load: d.life.load()}, false }
+	current := func() (proto.Message, bool) { return &pb.WatchLoadResponse{Load: d.engine.load()}, false }
 	return watch(stream, time.Duration(interval)*time.Millisecond, current)
-}
-
-func (d *discoveryService) GetTokenizer(*pb.GetTokenizerRequest, pb.DiscoveryService_GetTokenizerServer) error {
-	return &failure{reason: pb.ErrorReason_ERROR_REASON_MODEL_NOT_FOUND, text: "this engine offers no tokenizer"}
 }
 
 func (e *engineService) Generate(generate *pb.GenerateRequest, stream pb.EngineService_GenerateServer) error {
@@ -84,8 +80,8 @@ func (e *engineService) Generate(generate *pb.GenerateRequest, stream pb.EngineS
 		return withPushback(ctx, err)
 	}
 	// Also after a deadline and a lost connection.
-	defer e.life.leave(s)
-	if err := stream.SendHeader(metadata.Pairs("enginewire-lifetime-id", e.life.lifetimeID)); err != nil {
+	defer e.engine.remove(s)
+	if err := stream.SendHeader(metadata.Pairs("enginewire-lifetime-id", e.engine.lifetimeID)); err != nil {
 		return err
 	}
 	for position := uint32(0); ; {
@@ -94,20 +90,20 @@ func (e *engineService) Generate(generate *pb.GenerateRequest, stream pb.EngineS
 			return status.FromContextError(ctx.Err()).Err()
 		case <-s.changed:
 		}
-		tokens, why := e.life.read(s)
-		if len(tokens) == 0 && why == nil {
+		tokens, why := e.engine.read(s)
+		if len(tokens) == 0 && why == 0 {
 			continue
 		}
 		output := &pb.LLMEngineOutput{TokenIds: tokens, FirstOutputPosition: position}
 		response := &pb.GenerateResponse{Output: output, RequestId: generate.RequestId}
 		if position == 0 {
-			response.EngineLifetimeId = e.life.lifetimeID
+			response.EngineLifetimeId = e.engine.lifetimeID
 		}
 		position += uint32(len(tokens))
-		if why != nil {
+		if why != 0 {
 			finish(output, why, s.promptTokens, position)
 		}
-		if err := stream.Send(response); err != nil || why != nil {
+		if err := stream.Send(response); err != nil || why != 0 {
 			return err
 		}
 	}
@@ -119,11 +115,11 @@ func (e *engineService) Abort(_ context.Context, request *pb.AbortRequest) (*pb.
 	}
 	ids := request.RequestIds
 	if request.All {
-		ids = e.life.liveIDs()
+		ids = e.engine.liveIDs()
 	}
 	response := &pb.AbortResponse{}
 	for _, id := range ids {
-		response.Results = append(response.Results, &pb.AbortResult{RequestId: id, Outcome: e.life.abort(id)})
+		response.Results = append(response.Results, &pb.AbortResult{RequestId: id, Outcome: e.engine.abort(id)})
 	}
 	return response, nil
 }
@@ -137,107 +133,56 @@ func (e *engineService) Drain(request *pb.DrainRequest, stream pb.EngineService_
 	if err != nil {
 		return err
 	}
-	e.life.drain(deadline, grace)
+	e.engine.drain(deadline, grace)
 	return watch(stream, 10*time.Millisecond, func() (proto.Message, bool) {
-		progress := e.life.progress()
+		progress := e.engine.progress()
 		return progress, progress.State > pb.DrainState_DRAIN_STATE_DRAINING
 	})
 }
 
 func (e *engineService) Cleanup(_ context.Context, request *pb.CleanupRequest) (*pb.CleanupResponse, error) {
-	return &pb.CleanupResponse{AlreadyClean: e.life.cleanup(request.AbortInFlight)}, nil
+	return &pb.CleanupResponse{AlreadyClean: e.engine.cleanup(request.AbortInFlight)}, nil
 }
 
 // accept checks the request and puts it into the engine.
 func (e *engineService) accept(ctx context.Context, generate *pb.GenerateRequest) (*sequence, error) {
-	if err := e.life.checkOpen(); err != nil {
-		return nil, err
-	}
-	if err := applyMetadata(ctx, generate); err != nil {
-		return nil, err
-	}
 	if err := check(generate); err != nil {
 		return nil, err
 	}
-	s := sequenceOf(generate.Request)
-	return s, e.life.admit(generate.RequestId, s)
+	if err := checkMetadata(ctx, generate.Request.GetRouting()); err != nil {
+		return nil, err
+	}
+	s := newSequence(generate.RequestId, generate.Request)
+	return s, e.engine.admit(s)
 }
 
-func sequenceOf(request *pb.PreprocessedRequest) *sequence {
-	stop := request.GetStopConditions()
-	room := uint32(contextLength - len(request.TokenIds))
-	s := &sequence{
-		promptHash:   hashOf(request.TokenIds),
-		promptTokens: uint32(len(request.TokenIds)),
-		maxTokens:    room,
-		minTokens:    stop.GetMinTokens(),
-		visibleStops: setOf(stop.GetStopTokenIds(), stop.GetStopTokenIdsVisible()),
-		changed:      make(chan struct{}, 1),
-	}
-	if stop != nil && stop.MaxTokens != nil && *stop.MaxTokens < room {
-		s.maxTokens = *stop.MaxTokens
-	} else if request.IsProbe {
-		s.maxTokens = 1
-	}
-	eosIDs := request.EosTokenIds
-	if len(eosIDs) == 0 {
-		eosIDs = []uint32{eos}
-	}
-	if !stop.GetIgnoreEos() {
-		s.hiddenStops = setOf(stop.GetStopTokenIdsHidden(), eosIDs)
-	}
-	return s
-}
-
-func setOf(lists ...[]uint32) map[uint32]bool {
-	set := map[uint32]bool{}
-	for _, ids := range lists {
-		for _, id := range ids {
-			set[id] = true
-		}
-	}
-	return set
-}
-
-func finish(output *pb.LLMEngineOutput, why *end, promptTokens, completionTokens uint32) {
-	output.FinishReason = why.why
-	if why.token != nil {
-		output.StopMatch = &pb.StopMatch{Match: &pb.StopMatch_TokenId{TokenId: *why.token}}
+func finish(output *pb.LLMEngineOutput, why pb.FinishReason, promptTokens, completionTokens uint32) {
+	output.FinishReason = why
+	if why == pb.FinishReason_FINISH_REASON_STOP {
+		stop := output.TokenIds[len(output.TokenIds)-1]
+		output.StopMatch = &pb.StopMatch{Match: &pb.StopMatch_TokenId{TokenId: stop}}
 	}
 	total := promptTokens + completionTokens
 	output.CompletionUsage = &pb.CompletionUsage{PromptTokens: promptTokens, CompletionTokens: completionTokens, TotalTokens: total}
 }
 
-// applyMetadata: reserved metadata keys mean what their fields mean; the two may not differ.
-func applyMetadata(ctx context.Context, generate *pb.GenerateRequest) error {
+// checkMetadata: a reserved key means what its field means. This engine has one rank and no priorities: they may say 0.
+func checkMetadata(ctx context.Context, routing *pb.RoutingHints) error {
 	sent, _ := metadata.FromIncomingContext(ctx)
-	if generate.Request == nil {
-		return nil
+	meant := map[string]string{
+		"enginewire-dp-rank":  fmt.Sprint(routing.GetDpRank()),
+		"enginewire-priority": fmt.Sprint(routing.GetPriority()),
 	}
-	routing := &pb.RoutingHints{}
-	if generate.Request.Routing != nil {
-		routing = generate.Request.Routing
+	if routing != nil && routing.RoutingKey != nil {
+		meant["enginewire-routing-key"] = *routing.RoutingKey
 	}
-	for _, text := range sent.Get("enginewire-dp-rank") {
-		rank, err := strconv.ParseUint(text, 10, 32)
-		if err != nil || (routing.DpRank != nil && *routing.DpRank != uint32(rank)) {
-			return invalid("enginewire-dp-rank", "no rank, or not what routing.dp_rank says")
-		}
-		routing.DpRank = proto.Uint32(uint32(rank))
-	}
-	for _, text := range sent.Get("enginewire-priority") {
-		priority, err := strconv.ParseInt(text, 10, 32)
-		if err != nil || (routing.Priority != nil && *routing.Priority != int32(priority)) {
-			return invalid("enginewire-priority", "no priority, or not what routing.priority says")
-		}
-		routing.Priority = proto.Int32(int32(priority))
-	}
-	for _, text := range sent.Get("enginewire-routing-key") {
-		if routing.RoutingKey != nil && *routing.RoutingKey != text {
-			return invalid("enginewire-routing-key", "not what routing.routing_key says")
+	for key, value := range meant {
+		for _, text := range sent.Get(key) {
+			if text != value {
+				return invalid(key, "the metadata says something else than routing")
+			}
 		}
 	}
-	generate.Request.Routing = routing
 	return nil
 }
 

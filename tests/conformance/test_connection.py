@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from conformance.client import Client
 from conformance.connection import Connection
+from enginewire import v1 as pb
 
 
 @pytest.mark.parametrize("unix", [False, True])
@@ -23,3 +25,22 @@ async def test_an_address_accepts_while_somebody_listens(unix: bool, tmp_path: P
     server.close()
     await server.wait_closed()
     assert not await Connection(target=target).accepts()
+
+
+async def test_a_socket_is_called_localhost(tmp_path: Path) -> None:
+    """Rust's h2 refuses the name that gRPC would make of the path."""
+    seen = bytearray()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\0\0\0\4\0\0\0\0\0")  # an empty SETTINGS frame, or gRPC sends no headers
+        while b":path" not in seen:
+            seen.extend(await reader.read(4096))
+        writer.close()
+
+    server = await asyncio.start_unix_server(listen, tmp_path / "s.sock")
+    async with Connection(target=f"unix:{tmp_path / 's.sock'}").channel() as channel:
+        exchange = await Client(channel).ask("DiscoveryService.GetLoad", pb.GetLoadRequest())
+    assert not exchange.is_ok
+    assert b"localhost" in seen
+    server.close()
+    await server.wait_closed()

@@ -12,8 +12,8 @@ from enginewire import v1 as pb
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Where each of them keeps its digest, and its revision.
-DIGESTS = ("typescript/src/service.ts", "cpp/src/service.cpp", "go/service.go")
-REVISIONS = ("typescript/src/rules.ts", "cpp/src/rules.h", "go/rules.go")
+DIGESTS = ("typescript/src/service.ts", "cpp/src/service.h", "go/service.go", "rust/src/service.rs")
+REVISIONS = ("typescript/src/rules.ts", "cpp/src/rules.h", "go/rules.go", "rust/src/rules.rs")
 
 
 @pytest.mark.parametrize("path", DIGESTS)
@@ -24,5 +24,5 @@ def test_an_example_reports_the_digest_of_the_contract(path: str) -> None:
 
 @pytest.mark.parametrize("path", REVISIONS)
 def test_an_example_reports_the_revision_of_the_contract(path: str) -> None:
-    (revision,) = re.findall(r"\b(?:revision|REVISION|kRevision)\s*= (\d+)", (EXAMPLES / path).read_text())
+    (revision,) = re.findall(r"\b(?:revision|REVISION|kRevision)(?:: u32)?\s*= (\d+)", (EXAMPLES / path).read_text())
     assert int(revision) == pb.CONTRACT_REVISION

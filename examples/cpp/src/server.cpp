@@ -15,7 +15,6 @@
 namespace {
 
 const char* const kNames[] = {"enginewire.v1.EngineService", "enginewire.v1.DiscoveryService"};
-constexpr Seconds kShutdownTimeout(30);
 
 // gRPC replaces a socket file without asking whether anybody listens on it.
 bool is_live_socket(const std::string& address) {
@@ -30,13 +29,13 @@ bool is_live_socket(const std::string& address) {
 }
 
 // Drains until a second signal or the end of the drain.
-void shut_down(Lifecycle& life, const sigset_t& signals) {
+void shut_down(Engine& engine, const sigset_t& signals) {
   const timespec tick{0, 10'000'000};
-  life.drain(kShutdownTimeout, Seconds::zero());
-  while (life.progress().state() <= enginewire::v1::DRAIN_STATE_DRAINING) {
-    if (sigtimedwait(&signals, nullptr, &tick) > 0) life.drain(Seconds::zero(), Seconds::zero());
+  engine.drain(kShutdownTimeout, Seconds::zero());
+  while (engine.progress().state() <= ew::DRAIN_STATE_DRAINING) {
+    if (sigtimedwait(&signals, nullptr, &tick) > 0) engine.drain(Seconds::zero(), Seconds::zero());
   }
-  life.cleanup(true);
+  engine.cleanup(true);
 }
 
 }  // namespace
@@ -59,18 +58,19 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
   grpc::HealthCheckServiceInterface* health = nullptr;
-  Lifecycle life([&](bool is_stopped) {
+  Engine engine([&](ew::EngineState state) {
     for (const char* name : kNames) health->SetServingStatus(name, false);
-    if (is_stopped) health->SetServingStatus("", false);
+    if (state == ew::ENGINE_STATE_STOPPED) health->SetServingStatus("", false);
   });
-  EngineRpcs engine(life);
-  Discovery discovery(life);
+  EngineRpcs engine_rpcs(engine);
+  DiscoveryRpcs discovery_rpcs(engine);
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(argv[2], grpc::InsecureServerCredentials());
-  builder.RegisterService(&engine);
-  builder.RegisterService(&discovery);
+  int port = 0;
+  builder.AddListeningPort(argv[2], grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&engine_rpcs);
+  builder.RegisterService(&discovery_rpcs);
   // Two servers must not share an address without knowing it.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
@@ -80,14 +80,19 @@ int main(int argc, char** argv) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1'000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (!server) return 1;
+  // gRPC cuts a port number that is too large, and listens there.
+  const std::string address = argv[2], asked = address.substr(address.rfind(':') + 1);
+  if (!server || (address.rfind("unix:", 0) != 0 && asked != std::to_string(port))) {
+    std::cerr << "cannot listen on " << address << "\n";
+    return 1;
+  }
   health = server->GetHealthCheckService();
   for (const char* name : kNames) health->SetServingStatus(name, true);
   std::cout << "listening on " << argv[2] << std::endl;
 
   int signal = 0;
   sigwait(&signals, &signal);
-  shut_down(life, signals);
+  shut_down(engine, signals);
   server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   return 0;
 }

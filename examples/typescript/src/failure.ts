@@ -17,48 +17,37 @@ const CODES = {
   ENGINE_DEAD: status.UNAVAILABLE,
   CANCELLED: status.CANCELLED,
 };
-export type Reason = keyof typeof CODES;
-const RETRY_AFTER = { seconds: 1n, nanos: 0 };
 
 export class Failure extends Error {
   constructor(
-    readonly reason: Reason,
+    readonly reason: keyof typeof CODES,
     readonly field: string,
-    message: string,
+    text: string,
     readonly facts: { [key: string]: string } = {},
   ) {
-    super(field ? `${field}: ${message}` : message);
+    super(field ? `${field}: ${text}` : text);
   }
 
   /** What grpc-js sends as status and trailers. */
   toServiceError(): { code: status; details: string; metadata: Metadata } {
-    const code = CODES[this.reason];
-    const retryable = code === status.UNAVAILABLE || this.reason === "QUEUE_FULL";
-    const detail = ErrorDetail.fromPartial({
-      reason: ErrorReason[`ERROR_REASON_${this.reason}`],
-      field: this.field,
-      retryable,
-      retry_after: retryable ? RETRY_AFTER : undefined,
-      metadata: this.facts,
-    });
-    const info = ErrorInfo.fromPartial({ reason: this.reason, domain: "enginewire", metadata: this.facts });
+    const { reason, field, message, facts } = this;
+    const code = CODES[reason];
+    const retryable = code === status.UNAVAILABLE || reason === "QUEUE_FULL";
+    const after = retryable ? { seconds: 1n, nanos: 0 } : undefined;
+    const name = `ERROR_REASON_${reason}` as const;
+    const detail = { reason: ErrorReason[name], field, retryable, retry_after: after, metadata: facts };
+    const violations = [{ field, description: message }];
     const details = [
-      any("enginewire.v1.ErrorDetail", ErrorDetail.encode(detail)),
-      any("google.rpc.ErrorInfo", ErrorInfo.encode(info)),
+      any("enginewire.v1.ErrorDetail", ErrorDetail.encode(ErrorDetail.fromPartial(detail))),
+      any("google.rpc.ErrorInfo", ErrorInfo.encode({ reason, domain: "enginewire", metadata: facts })),
     ];
-    if (this.field) {
-      const violation = { field: this.field, description: this.message };
-      const bad = BadRequest.fromPartial({ field_violations: [violation] });
-      details.push(any("google.rpc.BadRequest", BadRequest.encode(bad)));
-    }
+    if (field) details.push(any("google.rpc.BadRequest", BadRequest.encode({ field_violations: violations })));
+    if (after) details.push(any("google.rpc.RetryInfo", RetryInfo.encode({ retry_delay: after })));
     const metadata = new Metadata();
-    if (retryable) {
-      details.push(any("google.rpc.RetryInfo", RetryInfo.encode({ retry_delay: RETRY_AFTER })));
-      metadata.set("grpc-retry-pushback-ms", "1000");
-    }
-    const trailer = Status.encode({ code, message: this.message, details }).finish();
-    metadata.set("grpc-status-details-bin", Buffer.from(trailer));
-    return { code, details: this.message, metadata };
+    if (after) metadata.set("grpc-retry-pushback-ms", "1000");
+    const whole = Status.encode({ code, message, details }).finish();
+    metadata.set("grpc-status-details-bin", Buffer.from(whole));
+    return { code, details: message, metadata };
   }
 }
 

@@ -1,235 +1,119 @@
-// Which requests the engine may be given. Rules that are data are tables of paths below GenerateRequest.request,
-// which the generated code also uses as names.
+// Which requests the engine may be given. Paths are those below GenerateRequest.request, which the generated
+// code also uses as names. A field that no table names is a capability this engine does not have.
 
 import type { GenerateRequest } from "../gen/enginewire/v1/engine_service.js";
 import type { PreprocessedRequest } from "../gen/enginewire/v1/request.js";
 import { CONTEXT_LENGTH, VOCAB_SIZE } from "./engine.js";
-import { Failure, type Reason } from "./failure.js";
+import { Failure } from "./failure.js";
 
 export const MODEL = "hash";
 export const REVISION = 1;
-const NAME = /^[A-Za-z0-9._:-]{1,128}$/;
 
-type Range = [path: string, low: number, high: number, isAboveLow?: boolean];
-const RANGES: Range[] = [
-  ["stop_conditions.max_tokens", 1, Infinity],
-  ["sampling_options.n", 1, Infinity],
-  ["sampling_options.best_of", 1, Infinity],
-  ["sampling_options.temperature", 0, 100],
-  ["sampling_options.top_p", 0, 1, true],
-  ["sampling_options.top_k", -1, VOCAB_SIZE],
-  ["sampling_options.min_p", 0, 1],
-  ["sampling_options.presence_penalty", -2, 2],
-  ["sampling_options.frequency_penalty", -2, 2],
-  ["sampling_options.repetition_penalty", 0, 10, true],
-  ["output_options.stream_interval", 1, Infinity],
-  ["routing.dp_rank", 0, 0],
-];
+// Of a list, a text and bytes the length counts. Lists of numbers are token ids.
+const RANGES: { [path: string]: [low: number, high: number] } = {
+  token_ids: [0, Infinity],
+  eos_token_ids: [0, 256],
+  "stop_conditions.max_tokens": [1, Infinity],
+  "stop_conditions.min_tokens": [0, Infinity],
+  "stop_conditions.stop_token_ids": [0, 256],
+  "stop_conditions.stop_token_ids_visible": [0, 256],
+  "stop_conditions.stop_token_ids_hidden": [0, 256],
+  "sampling_options.n": [1, Infinity],
+  "sampling_options.temperature": [0, 100],
+  "sampling_options.top_p": [Number.MIN_VALUE, 1],
+  "sampling_options.top_k": [-1, VOCAB_SIZE],
+  "output_options.stream_interval": [1, Infinity],
+  "routing.dp_rank": [0, 0],
+  annotations: [0, 64],
+  extra_args: [0, 65536],
+};
 
-// Capabilities this engine does not have. A field that holds its neutral value asks for nothing.
-type Gate = [path: string, neutral?: number | boolean | string];
+// Fields of other capabilities, and the value with which they ask for nothing.
+const NEUTRAL: { [path: string]: number | boolean | string } = {
+  "sampling_options.n": 1,
+  "sampling_options.best_of": 1,
+  "sampling_options.presence_penalty": 0,
+  "sampling_options.frequency_penalty": 0,
+  "sampling_options.repetition_penalty": 1,
+  "sampling_options.min_p": 0,
+  "sampling_options.use_beam_search": false,
+  "sampling_options.length_penalty": 1,
+  "routing.lora_name": "",
+  "routing.priority": 0,
+  "routing.priority_jump": 0,
+};
+
 // prettier-ignore
-const GATES: Gate[] = [
-  ["multi_modal_data"], ["mm_processor_kwargs"], ["resume"],
-  ["stop_conditions.stop"], ["stop_conditions.max_thinking_tokens"],
-  ["sampling_options.n", 1], ["sampling_options.best_of", 1],
-  ["sampling_options.use_beam_search", false], ["sampling_options.length_penalty", 1],
-  ["sampling_options.presence_penalty", 0], ["sampling_options.frequency_penalty", 0],
-  ["sampling_options.repetition_penalty", 1], ["sampling_options.min_p", 0], ["sampling_options.seed"],
-  ["sampling_options.guided_decoding"], ["sampling_options.logit_bias"],
-  ["sampling_options.allowed_token_ids"], ["sampling_options.bad_words_token_ids"],
-  ["sampling_options.include_stop_str_in_output"],
-  ["output_options.logprobs"], ["output_options.prompt_logprobs"], ["output_options.logprob_token_ids"],
-  ["output_options.skip_special_tokens"], ["output_options.formatted_prompt"],
-  ["output_options.return_tokens_as_token_ids"],
-  ["routing.lora_name", ""], ["routing.priority", 0], ["routing.priority_jump", 0],
-];
-
-const TOKEN_IDS: [path: string, most: number][] = [
-  ["eos_token_ids", 256],
-  ["stop_conditions.stop_token_ids", 256],
-  ["stop_conditions.stop_token_ids_visible", 256],
-  ["stop_conditions.stop_token_ids_hidden", 256],
-  ["sampling_options.allowed_token_ids", 65536],
-  ["output_options.logprob_token_ids", 256],
-];
-
-const OPAQUE_JSON = [
-  "extra_args",
-  "mm_processor_kwargs",
-  "router_config_override.extra",
-  "agent_context.extra",
-];
+const ANYTHING = new Set([
+  "model", "stop_conditions.ignore_eos", "is_probe", "cache_salt", "bypass_prefix_cache",
+  // For routers and callers:
+  "mm_routing_info", "mdc_sum", "router_config_override", "migration_link", "router", "agent_context",
+  "request_timestamp_ms", "routing.backend_instance_id", "routing.prefill_worker_id",
+  "routing.decode_worker_id", "routing.prefill_dp_rank", "routing.expected_output_tokens",
+  "routing.allowed_worker_ids", "routing.routing_constraints", "routing.session_control",
+  "routing.routing_key",
+]);
+const CONTAINERS = new Set(["stop_conditions", "sampling_options", "output_options", "routing"]);
+const OTHER_ROLES = new Set(["prefill_result", "bootstrap_info"]);
 
 /** Throws a Failure that names the field, or returns what the engine has to compute. */
-export function check(generate: GenerateRequest): PreprocessedRequest {
-  const { request_id, client_revision, request } = generate;
-  refuse(!NAME.test(request_id), "INVALID_REQUEST", "request_id", `not a valid id, allowed ${NAME.source}`);
+export function check({ request_id, client_revision, request }: GenerateRequest): PreprocessedRequest {
+  require(/^[A-Za-z0-9._:-]{1,128}$/.test(request_id), "request_id", "not 1 to 128 of A-Z a-z 0-9 . _ : -");
   if (client_revision > REVISION) {
     const range = { minimum_client_revision: `${REVISION}`, maximum_client_revision: `${REVISION}` };
-    throw new Failure(
-      "REVISION_MISMATCH",
-      "client_revision",
-      `not served, got ${client_revision}, allowed ${REVISION}`,
-      range,
-    );
+    const text = `not served, got ${client_revision}, allowed 0..${REVISION}`;
+    throw new Failure("REVISION_MISMATCH", "client_revision", text, range);
   }
   if (!request) throw new Failure("INVALID_REQUEST", "request", "must be set");
-  refuse(request.model !== "" && request.model !== MODEL, "MODEL_NOT_FOUND", "model", "no such model here");
-  checkNumbers("", request);
-  for (const field of ["prefill_result", "bootstrap_info"] as const) {
-    refuse(
-      request[field] !== undefined && !request.is_probe,
-      "ROLE_MISMATCH",
-      field,
-      "this engine is AGGREGATED",
-    );
-  }
-  checkPrompt(request);
-  RANGES.forEach((range) => checkRange(request, range));
-  checkTokenIds(request);
-  GATES.forEach((gate) => checkGate(request, gate));
-  checkLengths(request);
-  checkBytes(request);
+  checkFields("", request);
+  const { model, token_ids, annotations, stop_conditions: stop } = request;
+  if (model !== "" && model !== MODEL) throw new Failure("MODEL_NOT_FOUND", "model", "no such model here");
+  require(token_ids.length > 0, "token_ids", "must not be empty");
+  const room = CONTEXT_LENGTH - token_ids.length;
+  if (room < 1)
+    throw new Failure("CONTEXT_EXCEEDED", "token_ids", `${token_ids.length} of at most ${CONTEXT_LENGTH - 1}`);
+  const least = stop?.min_tokens ?? 0;
+  const path = "stop_conditions.min_tokens";
+  require(least <= (stop?.max_tokens ?? Infinity), path, `above max_tokens, got ${least}`);
+  if (least > room) throw new Failure("CONTEXT_EXCEEDED", path, `got ${least}, allowed 0..${room}`);
+  const long = annotations.findIndex((text) => Buffer.byteLength(text) > 1024);
+  require(long < 0, `annotations[${long}]`, "longer than 1024 bytes");
   return request;
 }
 
-function refuse(isWrong: boolean, reason: Reason, path: string, message: string): void {
-  if (isWrong) throw new Failure(reason, path, message);
-}
-
-function at(request: PreprocessedRequest, path: string): any {
-  return path.split(".").reduce((owner: any, name) => owner?.[name], request);
-}
-
-function checkPrompt(request: PreprocessedRequest): void {
-  refuse(
-    request.prompt_embeds !== undefined,
-    "UNSUPPORTED",
-    "prompt_embeds",
-    "needs the capability prompt_embeds",
-  );
-  const count = request.token_ids.length;
-  refuse(count === 0, "INVALID_REQUEST", "token_ids", "must not be empty");
-  refuse(
-    count >= CONTEXT_LENGTH,
-    "CONTEXT_EXCEEDED",
-    "token_ids",
-    `exceeds the context, got ${count} tokens, allowed 1..${CONTEXT_LENGTH - 1}`,
-  );
-  checkIds("token_ids", request.token_ids);
-}
-
-function checkIds(path: string, ids: number[]): void {
-  const i = ids.findIndex((id) => id >= VOCAB_SIZE);
-  refuse(
-    i >= 0,
-    "INVALID_REQUEST",
-    `${path}[${i}]`,
-    `not in the vocabulary, got ${ids[i]}, allowed 0..${VOCAB_SIZE - 1}`,
-  );
-}
-
-/** Every number of every sub-message is finite. Lists of numbers are ids and need no look. */
-function checkNumbers(path: string, message: object): void {
+/** Looks at every field of `message` that is set. */
+function checkFields(owner: string, message: object): void {
   for (const [name, value] of Object.entries(message)) {
-    const here = Array.isArray(message) ? `${path}[${name}]` : path ? `${path}.${name}` : name;
-    if (typeof value === "number") refuse(!Number.isFinite(value), "INVALID_REQUEST", here, "must be finite");
-    const isPlain = value instanceof Uint8Array || (Array.isArray(value) && typeof value[0] !== "object");
-    if (typeof value === "object" && value !== null && !isPlain) checkNumbers(here, value);
+    const path = owner + name;
+    if (value === undefined || value.length === 0) continue;
+    checkFinite(path, value);
+    if (CONTAINERS.has(path)) checkFields(`${path}.`, value);
+    else if (OTHER_ROLES.has(path)) throw new Failure("ROLE_MISMATCH", path, "this engine is AGGREGATED");
+    else checkValue(path, value);
   }
 }
 
-function checkRange(request: PreprocessedRequest, [path, low, high, isAboveLow]: Range): void {
-  const value: number | undefined = at(request, path);
-  const isOutside =
-    value !== undefined && (value < low || value > high || (isAboveLow === true && value === low));
-  refuse(
-    isOutside,
-    "INVALID_REQUEST",
-    path,
-    `out of range, got ${value}, allowed ${isAboveLow ? "above " : ""}${low} to ${high}`,
-  );
-}
-
-function checkTokenIds(request: PreprocessedRequest): void {
-  for (const [path, most] of TOKEN_IDS) {
-    const ids: number[] = at(request, path) ?? [];
-    refuse(ids.length > most, "INVALID_REQUEST", path, `too many, got ${ids.length}, allowed 0..${most}`);
-    checkIds(path, ids);
+function checkValue(path: string, value: any): void {
+  const [low, high] = RANGES[path] ?? [];
+  const size = value.length ?? value;
+  if (low !== undefined && high !== undefined)
+    require(size >= low && size <= high, path, `got ${size}, allowed ${low}..${high}`);
+  if (path in RANGES && typeof value[0] === "number" && !(value instanceof Uint8Array)) {
+    const i = value.findIndex((id: number) => id >= VOCAB_SIZE);
+    require(i < 0, `${path}[${i}]`, `not in the vocabulary, got ${value[i]}, allowed 0..${VOCAB_SIZE - 1}`);
   }
-  const { logit_bias = [], bad_words_token_ids = [] } = request.sampling_options ?? {};
-  logit_bias.forEach((bias, i) => {
-    const path = `sampling_options.logit_bias[${i}].token_id`;
-    refuse(bias.token_id >= VOCAB_SIZE, "INVALID_REQUEST", path, "not in the vocabulary");
-  });
-  bad_words_token_ids.forEach((word, i) =>
-    checkIds(`sampling_options.bad_words_token_ids[${i}].token_ids`, word.token_ids),
-  );
+  const isKnown = path in NEUTRAL ? value === NEUTRAL[path] : path in RANGES || ANYTHING.has(path);
+  if (!isKnown) throw new Failure("UNSUPPORTED", path, "this engine does not advertise the capability");
 }
 
-function checkGate(request: PreprocessedRequest, [path, neutral]: Gate): void {
-  const value = at(request, path);
-  const isUnset = value === undefined || value === neutral || value.length === 0;
-  refuse(!isUnset, "UNSUPPORTED", path, "this engine does not advertise the capability");
+/** No number in `value`, however deep, is NaN or an infinity. */
+function checkFinite(path: string, value: unknown): void {
+  if (typeof value === "number") require(Number.isFinite(value), path, "must be finite");
+  if (typeof value !== "object" || value === null || value instanceof Uint8Array) return;
+  if (Array.isArray(value)) value.forEach((entry, i) => checkFinite(`${path}[${i}]`, entry));
+  else Object.entries(value).forEach(([name, inner]) => checkFinite(`${path}.${name}`, inner));
 }
 
-function checkLengths(request: PreprocessedRequest): void {
-  const { max_tokens, min_tokens = 0 } = request.stop_conditions ?? {};
-  const path = "stop_conditions.min_tokens";
-  refuse(
-    max_tokens !== undefined && min_tokens > max_tokens,
-    "INVALID_REQUEST",
-    path,
-    `above max_tokens, got ${min_tokens}, allowed 0..${max_tokens}`,
-  );
-  const room = CONTEXT_LENGTH - request.token_ids.length;
-  refuse(
-    min_tokens > room,
-    "CONTEXT_EXCEEDED",
-    path,
-    `exceeds the context, got ${min_tokens}, allowed 0..${room}`,
-  );
-}
-
-function checkBytes(request: PreprocessedRequest): void {
-  const { annotations } = request;
-  refuse(
-    annotations.length > 64,
-    "INVALID_REQUEST",
-    "annotations",
-    `too many, got ${annotations.length}, allowed 0..64`,
-  );
-  annotations.forEach((text, i) => {
-    refuse(
-      Buffer.byteLength(text) > 1024,
-      "INVALID_REQUEST",
-      `annotations[${i}]`,
-      "too long, allowed 0..1024 bytes",
-    );
-  });
-  for (const path of OPAQUE_JSON) {
-    const json: Uint8Array | undefined = at(request, path);
-    refuse((json?.length ?? 0) > 65536, "INVALID_REQUEST", path, "too long, allowed 0..65536 bytes");
-    refuse(
-      json !== undefined && json.length > 0 && !isJsonObject(json),
-      "INVALID_REQUEST",
-      path,
-      "must be a JSON object of at most 64 levels",
-    );
-  }
-}
-
-function isJsonObject(json: Uint8Array): boolean {
-  try {
-    const value: unknown = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(json));
-    return typeof value === "object" && value !== null && !Array.isArray(value) && depth(value) <= 64;
-  } catch {
-    return false;
-  }
-}
-
-function depth(value: unknown): number {
-  if (typeof value !== "object" || value === null) return 0;
-  return 1 + Object.values(value).reduce((deepest: number, inner) => Math.max(deepest, depth(inner)), 0);
+function require(isRight: boolean, path: string, text: string): void {
+  if (!isRight) throw new Failure("INVALID_REQUEST", path, text);
 }

@@ -5,31 +5,26 @@ import { HealthImplementation } from "grpc-health-check";
 import { lstatSync, rmSync } from "node:fs";
 import { connect } from "node:net";
 import { parseArgs } from "node:util";
-import { DiscoveryServiceService } from "../gen/enginewire/v1/discovery_service.js";
+import { DiscoveryServiceService, EngineState } from "../gen/enginewire/v1/discovery_service.js";
 import { DrainState, EngineServiceService } from "../gen/enginewire/v1/engine_service.js";
-import { Lifecycle } from "./lifecycle.js";
-import { discoveryService, engineService } from "./service.js";
+import { Engine } from "./engine.js";
+import { discoveryService, engineService, SHUTDOWN_TIMEOUT_MS } from "./service.js";
 
 const NAMES = ["enginewire.v1.EngineService", "enginewire.v1.DiscoveryService"];
-const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 const { values } = parseArgs({ options: { listen: { type: "string", default: "127.0.0.1:50051" } } });
-const health = new HealthImplementation({
-  "": "SERVING",
-  ...Object.fromEntries(NAMES.map((name) => [name, "SERVING"])),
-});
-const life = new Lifecycle((isStopped) => {
+const health = new HealthImplementation(Object.fromEntries(["", ...NAMES].map((name) => [name, "SERVING"])));
+const engine = new Engine((state) => {
   NAMES.forEach((name) => health.setStatus(name, "NOT_SERVING"));
-  if (isStopped) health.setStatus("", "NOT_SERVING");
+  if (state === EngineState.ENGINE_STATE_STOPPED) health.setStatus("", "NOT_SERVING");
 });
-
 const server = new Server({
   "grpc.keepalive_time_ms": 10_000,
   "grpc.keepalive_timeout_ms": 5_000,
   "grpc.max_receive_message_length": 4 << 20,
 });
-server.addService(EngineServiceService, engineService(life));
-server.addService(DiscoveryServiceService, discoveryService(life));
+server.addService(EngineServiceService, engineService(engine));
+server.addService(DiscoveryServiceService, discoveryService(engine));
 health.addToServer(server);
 await removeStaleSocket(values.listen.replace(/^unix:/, ""));
 server.bindAsync(values.listen, ServerCredentials.createInsecure(), (error) => {
@@ -50,19 +45,16 @@ async function removeStaleSocket(path: string): Promise<void> {
   if (!isAlive) rmSync(path);
 }
 
-let signals = 0;
+/** Drains after the first signal; a second one cuts the drain short. */
 async function shutDown(): Promise<void> {
-  signals += 1;
-  life.drain(signals > 1 ? 0 : SHUTDOWN_TIMEOUT_MS, 0);
-  while (life.progress().state <= DrainState.DRAIN_STATE_DRAINING)
+  engine.drain(signals++ ? 0 : SHUTDOWN_TIMEOUT_MS, 0);
+  while (engine.progress().state <= DrainState.DRAIN_STATE_DRAINING)
     await new Promise((done) => setTimeout(done, 10));
-  await life.cleanup(true);
-  // The last outputs are on their way.
-  const forced = setTimeout(() => process.exit(0), 1000);
-  server.tryShutdown(() => {
-    clearTimeout(forced);
-    process.exit(0);
-  });
+  await engine.cleanup(true);
+  // The last outputs are on their way; watches of health never end on their own.
+  setTimeout(() => process.exit(0), 1000).unref();
+  server.tryShutdown(() => process.exit(0));
 }
+let signals = 0;
 process.on("SIGTERM", shutDown);
 process.on("SIGINT", shutDown);

@@ -1,110 +1,58 @@
-// The RPCs: thin, each reads its message, asks the lifecycle, and answers.
+// The RPCs: each reads its message, asks the engine, and answers.
 
-import type { sendUnaryData, ServerUnaryCall, ServerWritableStream } from "@grpc/grpc-js";
-import { Metadata } from "@grpc/grpc-js";
+import { Metadata, type sendUnaryData, type ServerUnaryCall, type ServerWritableStream } from "@grpc/grpc-js";
 import type { Duration } from "../gen/google/protobuf/duration.js";
+import { isDeepStrictEqual } from "node:util";
 import * as discovery from "../gen/enginewire/v1/discovery_service.js";
 import * as wire from "../gen/enginewire/v1/engine_service.js";
-import { FinishReason, LLMEngineOutput } from "../gen/enginewire/v1/output.js";
-import {
-  CONTEXT_LENGTH,
-  EOS,
-  MAX_RUNNING,
-  MAX_WAITING,
-  VOCAB_SIZE,
-  type End,
-  type Sequence,
-} from "./engine.js";
+import { CompletionUsage, LLMEngineOutput } from "../gen/enginewire/v1/output.js";
+import { CONTEXT_LENGTH, EOS, MAX_RUNNING, MAX_WAITING, outputsOf, VOCAB_SIZE } from "./engine.js";
+import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
-import type { Lifecycle } from "./lifecycle.js";
 import { check, MODEL, REVISION } from "./rules.js";
 
 const SCHEMA_DIGEST = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd";
-const SHUTDOWN_TIMEOUT_MS = 30_000;
+export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
-type Unary<Request, Response> = (
-  call: ServerUnaryCall<Request, Response>,
-  reply: sendUnaryData<Response>,
-) => void;
-type Streaming<Request, Response> = (call: ServerWritableStream<Request, Response>) => void;
+type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;
 
-/** A Failure becomes the status of the call. */
-function unary<Request, Response>(
-  answer: (request: Request) => Response | Promise<Response>,
-): Unary<Request, Response> {
-  return async (call, reply) => {
-    try {
-      reply(null, await answer(call.request));
-    } catch (failure) {
-      if (!(failure instanceof Failure)) throw failure;
-      reply(failure.toServiceError());
-    }
-  };
-}
+// Of what is left out, gRPC says that it is not implemented.
+type Discovery = Omit<discovery.DiscoveryServiceServer, "getTokenizer">;
+type Service = Omit<wire.EngineServiceServer, "generateMultiplexed">;
 
-function streaming<Request, Response>(answer: Streaming<Request, Response>): Streaming<Request, Response> {
-  return (call) => {
-    try {
-      answer(call);
-    } catch (failure) {
-      if (!(failure instanceof Failure)) throw failure;
-      call.emit("error", failure.toServiceError());
-    }
-  };
-}
-
-export function discoveryService(life: Lifecycle): discovery.DiscoveryServiceServer {
+export function discoveryService(engine: Engine): Discovery {
   return {
-    getEngineInfo: unary(() => info(life)),
-    getLoad: unary(() => ({ load: life.load() })),
+    getEngineInfo: unary(() => info(engine.lifetimeId)),
+    getLoad: unary(() => ({ load: engine.load() })),
     watchLoad: streaming((call) => {
       const interval = call.request.min_interval_ms ?? 100;
       if (interval < 10)
-        throw new Failure(
-          "INVALID_REQUEST",
-          "min_interval_ms",
-          `too short, got ${interval}, allowed from 10`,
-        );
-      watch(
-        call,
-        interval,
-        () => ({ load: life.load() }),
-        discovery.WatchLoadResponse,
-        () => false,
-      );
-    }),
-    getTokenizer: streaming(() => {
-      throw new Failure("MODEL_NOT_FOUND", "", "this engine offers no tokenizer");
+        throw new Failure("INVALID_REQUEST", "min_interval_ms", `got ${interval}, allowed from 10`);
+      watch(call, interval, () => ({ load: engine.load() }));
     }),
   };
 }
 
-export function engineService(life: Lifecycle): wire.EngineServiceServer {
+export function engineService(engine: Engine): Service {
   return {
-    generate: streaming((call) => generate(life, call)),
-    generateMultiplexed: (call) => {
-      call.emit("error", new Failure("UNSUPPORTED", "", "needs the capability multiplexed").toServiceError());
-    },
+    generate: streaming((call) => generate(engine, call)),
     abort: unary(({ request_ids, all }) => {
       if (all === request_ids.length > 0)
         throw new Failure("INVALID_REQUEST", "request_ids", "exactly one of ids and all is needed");
-      const ids = all ? life.liveIds() : request_ids;
-      return { results: ids.map((id) => ({ request_id: id, outcome: life.abort(id) })) };
+      return { results: engine.abort(all ? undefined : request_ids) };
     }),
     drain: streaming((call) => {
       const { deadline, admission_grace } = call.request;
-      life.drain(
-        milliseconds("deadline", deadline, SHUTDOWN_TIMEOUT_MS),
-        milliseconds("admission_grace", admission_grace, 0),
-      );
+      const limit = deadline ? milliseconds("deadline", deadline) : SHUTDOWN_TIMEOUT_MS;
+      engine.drain(limit, admission_grace ? milliseconds("admission_grace", admission_grace) : 0);
       const isFinal = ({ state }: wire.DrainResponse) => state > wire.DrainState.DRAIN_STATE_DRAINING;
-      watch(call, 10, () => life.progress(), wire.DrainResponse, isFinal);
+      watch(call, 10, () => engine.progress(), isFinal);
     }),
-    cleanup: unary(async ({ abort_in_flight }) => ({ already_clean: await life.cleanup(abort_in_flight) })),
+    cleanup: unary(async ({ abort_in_flight }) => ({ already_clean: await engine.cleanup(abort_in_flight) })),
   };
 }
 
-function info(life: Lifecycle): discovery.GetEngineInfoResponse {
+function info(lifetimeId: string): discovery.GetEngineInfoResponse {
   return discovery.GetEngineInfoResponse.fromPartial({
     config: {
       model: MODEL,
@@ -118,8 +66,8 @@ function info(life: Lifecycle): discovery.GetEngineInfoResponse {
     },
     engine_name: "enginewire-example-typescript",
     engine_version: "1",
-    instance_id: life.lifetimeId,
-    engine_lifetime_id: life.lifetimeId,
+    instance_id: lifetimeId,
+    engine_lifetime_id: lifetimeId,
     contract_revision: REVISION,
     minimum_client_revision: REVISION,
     maximum_client_revision: REVISION,
@@ -127,115 +75,62 @@ function info(life: Lifecycle): discovery.GetEngineInfoResponse {
   });
 }
 
-function generate(
-  life: Lifecycle,
-  call: ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>,
-): void {
-  life.checkOpen();
-  applyMetadata(call.request, call.metadata);
+function generate(engine: Engine, call: GenerateCall): void {
   const request = check(call.request);
-  const stop = request.stop_conditions;
-  const room = CONTEXT_LENGTH - request.token_ids.length;
-  const eos = request.eos_token_ids.length > 0 ? request.eos_token_ids : [EOS];
-  const id = call.request.request_id;
-  const answer = new Answer(call, life.lifetimeId, request.token_ids.length);
-  const sequence: Sequence = {
-    prompt: request.token_ids,
-    maxTokens: Math.min(stop?.max_tokens ?? (request.is_probe ? 1 : room), room),
-    minTokens: stop?.min_tokens ?? 0,
-    visibleStops: new Set([...(stop?.stop_token_ids ?? []), ...(stop?.stop_token_ids_visible ?? [])]),
-    hiddenStops: new Set(stop?.ignore_eos ? [] : [...eos, ...(stop?.stop_token_ids_hidden ?? [])]),
-    generated: 0,
-    output(token, end) {
-      if (end) life.forget(id, sequence);
-      answer.add(token, end);
-    },
-  };
-  life.admit(id, sequence);
+  checkMetadata(call.metadata, request.routing ?? {});
+  const send = sender(call, engine.lifetimeId, request.token_ids.length);
+  const sequence = { id: call.request.request_id, request, outputs: outputsOf(request), send };
+  engine.admit(sequence);
   // Also the deadline and a lost connection.
-  call.on("cancelled", () => {
-    life.engine.remove(sequence);
-    life.forget(id, sequence);
-  });
+  call.on("cancelled", () => engine.remove(sequence));
   const accepted = new Metadata();
-  accepted.set("enginewire-lifetime-id", life.lifetimeId);
+  accepted.set("enginewire-lifetime-id", engine.lifetimeId);
   call.sendMetadata(accepted);
 }
 
 /** Writes outputs; while the reader lags, tokens are gathered into one. */
-class Answer {
-  private tokens: number[] = [];
-  private sent = 0;
-  private end: End | undefined;
-  private isWritable = true;
-
-  constructor(
-    private readonly call: ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>,
-    private readonly lifetimeId: string,
-    private readonly promptTokens: number,
-  ) {
-    call.on("drain", () => {
-      this.isWritable = true;
-      this.flush();
-    });
-  }
-
-  add(token: number | undefined, end: End | undefined): void {
-    if (token !== undefined) this.tokens.push(token);
-    this.end ??= end;
-    this.flush();
-  }
-
-  private flush(): void {
-    if (!this.isWritable || (this.tokens.length === 0 && !this.end)) return;
-    const output = LLMEngineOutput.fromPartial({ token_ids: this.tokens, first_output_position: this.sent });
-    const isFirst = this.sent === 0;
-    this.sent += this.tokens.length;
-    this.tokens = [];
-    if (this.end) this.finish(output, this.end);
-    const { request_id } = this.call.request;
-    this.isWritable = this.call.write({
-      output,
-      request_id,
-      engine_lifetime_id: isFirst ? this.lifetimeId : "",
-    });
-    if (this.end) this.call.end();
-  }
-
-  private finish(output: LLMEngineOutput, end: End): void {
-    output.finish_reason = FinishReason[`FINISH_REASON_${end.why}`];
-    if (end.token !== undefined) output.stop_match = { token_id: end.token };
-    const [prompt_tokens, completion_tokens] = [this.promptTokens, this.sent];
-    const total_tokens = prompt_tokens + completion_tokens;
-    output.completion_usage = {
-      prompt_tokens,
-      completion_tokens,
-      total_tokens,
-      prompt_tokens_details: undefined,
-      completion_tokens_details: undefined,
-    };
-  }
+function sender(call: GenerateCall, lifetimeId: string, prompt_tokens: number): Sequence["send"] {
+  let [token_ids, sent, isWritable]: [number[], number, boolean] = [[], 0, true];
+  let last: Output = {};
+  const flush = () => {
+    if (!isWritable || (token_ids.length === 0 && !last.end)) return;
+    const output = LLMEngineOutput.fromPartial({ token_ids, first_output_position: sent });
+    const engine_lifetime_id = sent === 0 ? lifetimeId : "";
+    sent += token_ids.length;
+    token_ids = [];
+    if (last.end) {
+      output.finish_reason = last.end;
+      if (last.stopId !== undefined) output.stop_match = { token_id: last.stopId };
+      const usage = { prompt_tokens, completion_tokens: sent, total_tokens: prompt_tokens + sent };
+      output.completion_usage = CompletionUsage.fromPartial(usage);
+    }
+    isWritable = call.write({ output, request_id: call.request.request_id, engine_lifetime_id });
+    if (last.end) call.end();
+  };
+  call.on("drain", () => {
+    isWritable = true;
+    flush();
+  });
+  return (output) => {
+    last = output;
+    if (output.token !== undefined) token_ids.push(output.token);
+    flush();
+  };
 }
 
-/** Reserved metadata keys mean what their fields mean; the two may not differ. */
-function applyMetadata({ request }: wire.GenerateRequest, metadata: Metadata): void {
-  if (!request) return;
-  const routing: { [field: string]: unknown } = (request.routing ?? {}) as {};
+/** A reserved key means what its field means. This engine has one rank and no priorities: they may say 0. */
+function checkMetadata(metadata: Metadata, routing: object): void {
   for (const field of ["dp_rank", "priority", "routing_key"]) {
-    const key = `enginewire-${field.replace("_", "-")}`;
-    const text = metadata.get(key)[0]?.toString();
-    if (text === undefined) continue;
-    const value = field === "routing_key" ? text : Number(text);
-    const isWrong = Number.isNaN(value) || (routing[field] !== undefined && routing[field] !== value);
-    if (isWrong) throw new Failure("INVALID_REQUEST", key, `no number, or not what routing.${field} says`);
-    routing[field] = value;
-    request.routing ??= routing as unknown as NonNullable<typeof request.routing>;
+    const sent = metadata.get(`enginewire-${field.replace("_", "-")}`)[0];
+    const isKey = field === "routing_key";
+    const meant = (routing as { [field: string]: unknown })[field] ?? (isKey ? sent : 0);
+    if (sent !== undefined && sent !== `${meant}`)
+      throw new Failure("INVALID_REQUEST", `routing.${field}`, "the metadata says something else");
   }
 }
 
-function milliseconds(field: string, duration: Duration | undefined, absent: number): number {
-  if (!duration) return absent;
-  const value = Number(duration.seconds) * 1000 + duration.nanos / 1e6;
+function milliseconds(field: string, { seconds, nanos }: Duration): number {
+  const value = Number(seconds) * 1000 + nanos / 1e6;
   if (value < 0) throw new Failure("INVALID_REQUEST", field, "must not be negative");
   return value;
 }
@@ -245,15 +140,13 @@ function watch<Request, Response>(
   call: ServerWritableStream<Request, Response>,
   intervalMs: number,
   current: () => Response,
-  codec: { encode(message: Response): { finish(): Uint8Array } },
-  isFinal: (message: Response) => boolean,
+  isFinal: (message: Response) => boolean = () => false,
 ): void {
-  let last: Buffer | undefined;
+  let last: Response | undefined;
   const send = () => {
     const message = current();
-    const bytes = Buffer.from(codec.encode(message).finish());
-    if (last === undefined || !bytes.equals(last)) call.write(message);
-    last = bytes;
+    if (!isDeepStrictEqual(message, last)) call.write(message);
+    last = message;
     if (!isFinal(message)) return;
     clearInterval(timer);
     call.end();
@@ -261,4 +154,29 @@ function watch<Request, Response>(
   const timer = setInterval(send, intervalMs);
   call.on("cancelled", () => clearInterval(timer));
   send();
+}
+
+function unary<Request, Response>(answer: (request: Request) => Response | Promise<Response>) {
+  return async ({ request }: ServerUnaryCall<Request, Response>, reply: sendUnaryData<Response>) => {
+    try {
+      reply(null, await answer(request));
+    } catch (failure) {
+      reply(statusOf(failure));
+    }
+  };
+}
+
+function streaming<Request, Response>(answer: (call: ServerWritableStream<Request, Response>) => void) {
+  return (call: ServerWritableStream<Request, Response>) => {
+    try {
+      answer(call);
+    } catch (failure) {
+      call.emit("error", statusOf(failure));
+    }
+  };
+}
+
+function statusOf(failure: unknown) {
+  if (failure instanceof Failure) return failure.toServiceError();
+  throw failure;
 }
