@@ -184,8 +184,14 @@ class Endpoints:
 
         Raises RequestFailed after `timeout` seconds.
         """
-        endpoint = next((e for e in self.all if e.is_usable), self.all[0])
-        return await endpoint.client.info(timeout)
+        return await self._any().client.info(timeout)
+
+    async def adapters(self, timeout: float | None = None) -> Sequence[pb.Adapter]:
+        """Those of the engine that `info` is about. Raises RequestFailed after `timeout` seconds."""
+        return await self._any().client.adapters(timeout)
+
+    def _any(self) -> Endpoint:
+        return next((e for e in self.all if e.is_usable), self.all[0])
 
     def is_alive(self, lifetime_id: str) -> bool:
         """That life of an engine has been heard of lately and did not end."""

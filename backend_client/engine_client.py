@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -44,6 +44,12 @@ MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1
 ABORT_SECONDS: Final = 2.0
+# How a server, or what guards it, refuses what is an operator's.
+KEPT_FROM_US: Final = (
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 
 
 class EngineClient:
@@ -103,6 +109,17 @@ class EngineClient:
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
         return await self._rpc.load(timeout)
+
+    async def adapters(self, timeout: float | None = None) -> Sequence[pb.Adapter]:
+        """Those that are loaded, none where nobody but an operator may ask. Raises RequestFailed."""
+        if not (await self.info(timeout)).config.capabilities.lora:
+            return []
+        try:
+            return (await self._rpc.adapters(timeout)).adapters
+        except RequestFailed as failure:
+            if failure.code not in KEPT_FROM_US:
+                raise
+            return []
 
     def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
         """The load now and after every change, until the engine ends that. Raises RequestFailed."""

@@ -22,6 +22,7 @@ MultiplexedCall = grpc.aio.StreamStreamCall[bytes, bytes]
 ENGINE: Final = "/enginewire.v1.EngineService/"
 EMBEDDING: Final = "/enginewire.v1.EmbeddingService/"
 DISCOVERY: Final = "/enginewire.v1.DiscoveryService/"
+ADMIN: Final = "/enginewire.v1.AdminService/"
 
 
 class EngineRpc:
@@ -55,6 +56,11 @@ class EngineRpc:
     async def abort(self, request: pb.AbortRequest, timeout: float | None = None) -> pb.AbortResponse:
         """Abort."""
         return await self._unary(f"{ENGINE}Abort", request, pb.AbortResponse, timeout)
+
+    async def adapters(self, timeout: float | None = None) -> pb.ListAdaptersResponse:
+        """ListAdapters."""
+        method = f"{ADMIN}ListAdapters"
+        return await self._unary(method, pb.ListAdaptersRequest(), pb.ListAdaptersResponse, timeout)
 
     async def embed(
         self, request: pb.EmbedRequest, timeout: float | None, metadata: Mapping[str, str]

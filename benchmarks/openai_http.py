@@ -1,10 +1,18 @@
-"""How many tokens per second the HTTP face streams.
+"""How many tokens per second the HTTP face streams, beside Dynamo's frontend on request.
 
-    python benchmarks/openai_http.py [--streams 100] [--tokens 512] [--json]
+    python benchmarks/openai_http.py [--streams 100] [--tokens 512] [--rounds 3]
+    python benchmarks/openai_http.py --peer dynamo --dynamo-python VENV/bin/python
 
-Engine server (mocker, as fast as it can), backend with the HTTP face, and the client are three
-processes. The client reads bare sockets and counts events, so that it shows the server's speed and not
-that of an HTTP library. A server that is slower than the engine puts several tokens into one event.
+Engine, server and client are three processes on each side: mocker and backend with the HTTP face here, a
+worker in Python and the frontend there (`dynamo_peer.py` says what VENV needs). Both sides tokenize with the
+same tokenizer, repeat the same tokens as fast as they are read, and send text that the client compares. The
+client reads bare sockets and counts events, so that it shows the server's speed and not that of an HTTP
+library. Rounds are interleaved and medians compared; the other side's processes are idle meanwhile.
+
+A server that is slower than its engine may put several tokens into one event: `tokens_per_event` says so.
+With --itl-ms both engines are slow, so that every event has one token: look at the processor time then.
+`server_us_per_token` and `engine_us_per_token` are processor time, which other programs on the machine
+disturb less than the clock. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -12,30 +20,55 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-ROUNDS = 3
-USED = re.compile(rb'"completion_tokens":(\d+)')
+from dynamo_peer import MODEL, dynamo
+
+EVENT = re.compile(rb"data: (\{.*\})")
+PROMPT = "the quick brown fox jumps over the lazy dog"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server to measure: its port, and the ids of the server and of its engine."""
+
+    name: str
+    port: int
+    processes: list[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one stream brought."""
+
+    text: str
+    events: int
+    tokens: int
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[int]:
-    """The port of an HTTP face over a mocker."""
+def enginewire(folder: Path, itl_ms: float) -> Iterator[Side]:
+    """An HTTP face over a mocker."""
     command = f"-m backend_client serve --uds {folder}/b --http-port 0 --launch".split()
-    engine = "--engine mocker --max-num-seqs 1024 --log-level error"
+    engine = f"--engine mocker --mocker-itl-ms {itl_ms} --served-model-name {MODEL}"
+    engine += " --max-num-seqs 1024 --log-level error"
     process = subprocess.Popen([sys.executable, *command, engine], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         for line in process.stderr:
             if found := re.search(r"http://\S+:(\d+)", line):
-                yield int(found[1])
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+                yield Side("enginewire", int(found[1]), [process.pid, *map(int, children.split())])
                 return
             print(line, end="", file=sys.stderr)
         raise SystemExit("the server ended")
@@ -44,11 +77,12 @@ def serving(folder: Path) -> Iterator[int]:
         process.wait()
 
 
-async def stream(port: int, tokens: int) -> tuple[int, int]:
-    """One chat completion; its events with text, and its tokens."""
+async def stream(port: int, tokens: int) -> bytes:
+    """One chat completion, as it came over the socket."""
     body = json.dumps(
         {
-            "messages": [{"role": "user", "content": "the quick brown fox jumps over the lazy dog"}],
+            "model": MODEL,
+            "messages": [{"role": "user", "content": PROMPT}],
             "max_tokens": tokens,
             "ignore_eos": True,
             "stream": True,
@@ -60,40 +94,96 @@ async def stream(port: int, tokens: int) -> tuple[int, int]:
     writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}".encode() + body)
     data = await reader.read()
     writer.close()
-    return data.count(b'"content":'), sum(map(int, USED.findall(data)))
+    return data
 
 
-async def measure(port: int, streams: int, tokens: int) -> dict[str, float]:
-    """The best of several rounds."""
-    best: dict[str, float] = {}
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        answers = await asyncio.gather(*(stream(port, tokens) for _ in range(streams)))
-        seconds = time.perf_counter() - begin
-        assert all(used == tokens for _, used in answers), answers[:3]
-        events = sum(number for number, _ in answers)
-        if streams * tokens / seconds > best.get("tokens_per_s", 0):
-            best = {
-                "tokens_per_s": round(streams * tokens / seconds),
-                "events_per_s": round(events / seconds),
-                "tokens_per_event": round(streams * tokens / events, 1),
-            }
-    return best
+def read_answer(data: bytes) -> Answer:
+    """Take the events apart, after the clock has stopped."""
+    chunks = [json.loads(event) for event in EVENT.findall(data)]
+    texts = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
+    used = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
+    return Answer("".join(filter(None, texts)), sum(map(bool, texts)), sum(used))
+
+
+def processor_seconds(process: int) -> float:
+    """What a process has used until now."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(side: Side, streams: int, tokens: int) -> tuple[dict[str, float], set[str]]:
+    """One round: figures, and the texts."""
+    before = [processor_seconds(each) for each in side.processes]
+    begin = time.perf_counter()
+    data = await asyncio.gather(*(stream(side.port, tokens) for _ in range(streams)))
+    seconds = time.perf_counter() - begin
+    after = [processor_seconds(each) for each in side.processes]
+    answers = [read_answer(each) for each in data]
+    assert all(answer.tokens == tokens for answer in answers), (side.name, data[0][:1000])
+    events = sum(answer.events for answer in answers)
+    server, engine = ((b - a) * 1e6 / (streams * tokens) for a, b in zip(before, after, strict=True))
+    figures = {
+        "tokens_per_s": streams * tokens / seconds,
+        "events_per_s": events / seconds,
+        "tokens_per_event": streams * tokens / events,
+        "server_us_per_token": server,
+        "engine_us_per_token": engine,
+    }
+    return figures, {answer.text for answer in answers}
+
+
+async def compare(sides: list[Side], arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """The medians of every side."""
+    rounds: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+    texts: set[str] = set()
+    for side in sides:
+        await measure(side, arguments.streams, 16)
+    for _ in range(arguments.rounds):
+        for side in sides:
+            figures, said = await measure(side, arguments.streams, arguments.tokens)
+            rounds[side.name].append(figures)
+            texts |= said
+    assert len(texts) == 1, "the sides said different things"
+    return {
+        name: {key: round(median(each[key] for each in measured), 2) for key in measured[0]}
+        for name, measured in rounds.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each stream")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", choices=["dynamo", "none"], default="none")
+    parser.add_argument("--dynamo-python", help="the Python of an environment that has Dynamo")
+    parser.add_argument("--dynamo-tokens-per-message", type=int, default=1, help="what its engine gathers")
+    parser.add_argument("--itl-ms", type=float, default=0.0, help="of the engines; 0 is as fast as they can")
+    parser.add_argument("--json", action="store_true", help="print nothing but the line of JSON")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ew-") as folder, serving(Path(folder)) as port:
-        results = asyncio.run(measure(port, arguments.streams, arguments.tokens))
-    if arguments.json:
-        print(json.dumps({"streams": arguments.streams, "tokens": arguments.tokens, **results}))
-    else:
-        for name, value in results.items():
-            print(f"{value:12,}  {name}")
+    if arguments.peer == "dynamo" and not arguments.dynamo_python:
+        parser.error("--peer dynamo needs --dynamo-python")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ew-")))
+        sides = [stack.enter_context(enginewire(folder, arguments.itl_ms))]
+        if arguments.peer == "dynamo":
+            per_message = arguments.dynamo_tokens_per_message
+            peer = dynamo(arguments.dynamo_python, folder, arguments.itl_ms, per_message)
+            sides.append(Side("dynamo", *stack.enter_context(peer)))
+        medians = asyncio.run(compare(sides, arguments))
+    report(medians, arguments)
+
+
+def report(medians: dict[str, dict[str, float]], arguments: argparse.Namespace) -> None:
+    """A table, unless it is not wanted, and the JSON."""
+    ours = medians["enginewire"]
+    for key in () if arguments.json else ours:
+        print(*(f"{figures[key]:12,.1f}" for figures in medians.values()), f"  {key}")
+    summary: dict[str, object] = {"streams": arguments.streams, "tokens": arguments.tokens, **ours}
+    if peer := medians.get("dynamo"):
+        summary["dynamo"] = peer
+        summary["ratio_to_dynamo"] = round(ours["tokens_per_s"] / peer["tokens_per_s"], 2)
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ from enginewire import v1 as pb
 # Tokenizing more than this takes longer than the other requests should wait.
 MAX_INLINE_CHARACTERS: Final = 16_384
 
+# The event that tells which tokens a prompt has become, as a list in JSON.
+PROMPT_IDS_EVENT: Final = "token_ids"
+
 Items = AsyncGenerator[Annotated[BackendOutput], None]
 
 
@@ -95,4 +98,4 @@ def prompt_annotations(options: pb.OutputOptions, prompt: Prompt) -> Iterator[An
     if options.formatted_prompt:
         yield Annotated(event="formatted_prompt", comment=[prompt.text])
     if options.return_tokens_as_token_ids:
-        yield Annotated(event="token_ids", comment=[json.dumps(list(prompt.token_ids))])
+        yield Annotated(event=PROMPT_IDS_EVENT, comment=[json.dumps(list(prompt.token_ids))])

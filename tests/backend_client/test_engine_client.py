@@ -306,6 +306,14 @@ async def test_an_rpc_the_engine_does_not_have_is_unsupported(hostile_engine):
     assert caught.value.reason == pb.ERROR_REASON_UNSUPPORTED
 
 
+async def test_adapters_that_only_an_operator_may_list_are_none(hostile_engine):
+    info = engine_info()
+    info.config.capabilities.lora = True
+    engine = await hostile_engine(info=info)
+    async with EngineClient(engine.target) as client:
+        assert list(await client.adapters(10)) == []
+
+
 async def test_an_engine_without_multiplexing_gets_generate_calls(hostile_engine, vocabulary):
     info = engine_info()
     info.config.capabilities.multiplexed = False

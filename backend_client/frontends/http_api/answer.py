@@ -6,7 +6,7 @@ what is special about an endpoint, and nothing about sending.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ from backend_client.frontends.http_api.asked import Asked
 from backend_client.frontends.http_api.choice import Choice
 from backend_client.frontends.http_api.endpoint import Endpoint
 from backend_client.frontends.http_api.prompt_streams import Placed
+from backend_client.frontends.http_api.shown_prompts import ShownPrompt, ShownPrompts
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
 
@@ -38,7 +39,15 @@ class Head:
 class Answer:
     """Outputs in, JSON out: `events` for a stream, `add` and `whole` for an answer in one piece."""
 
-    def __init__(self, endpoint: Endpoint, asked: Asked, head: Head, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        asked: Asked,
+        head: Head,
+        vocabulary: Vocabulary,
+        prompt_ids: Mapping[int, Sequence[int]],
+    ) -> None:
+        """`prompt_ids` are looked up when an output comes, and only if the answer shows its prompts."""
         self._endpoint = endpoint
         self._n = asked.n
         self._include_usage = asked.include_usage
@@ -50,11 +59,14 @@ class Answer:
             Choice(index, endpoint.rows(asked, vocabulary)) for index in range(asked.n * len(asked.prompts))
         ]
         self._usages: list[pb.CompletionUsage] = []
+        self._shown: ShownPrompts | None = None
+        if asked.echo or asked.is_scored:
+            self._shown = ShownPrompts(asked, prompt_ids, vocabulary, self._show)
 
     def add(self, batch: Sequence[Placed]) -> list[Choice]:
-        """Take outputs; the choices they belong to."""
+        """Take outputs; the choices they belong to. Raises RequestFailed."""
         touched: dict[int, Choice] = {}
-        for place, output in batch:
+        for place, output in batch if self._shown is None else self._shown.ready(batch):
             index = place * self._n + output.index
             choice = touched[index] = self._choices[index]
             choice.add(output)
@@ -62,8 +74,12 @@ class Answer:
                 self._usages.append(output.completion_usage)
         return list(touched.values())
 
+    def _show(self, place: int, prompt: ShownPrompt) -> None:
+        for choice in self._choices[place * self._n : (place + 1) * self._n]:
+            choice.show(prompt)
+
     def events(self, batch: Sequence[Placed]) -> bytes:
-        """Take outputs; the events they make, none while all text is withheld."""
+        """Take outputs; the events they make, none while all text is withheld. Raises RequestFailed."""
         return b"".join(
             event({**self._chunk, "choices": [self._endpoint.chunk(choice)]})
             for choice in self.add(batch)
@@ -79,7 +95,10 @@ class Answer:
     def whole(self) -> bytes:
         """Everything that was added."""
         choices = [self._endpoint.whole(choice) for choice in self._choices]
-        return orjson.dumps({**self._whole, "choices": choices, "usage": usage_fields(self._usages)})
+        beside = self._endpoint.beside(self._choices)
+        return orjson.dumps(
+            {**self._whole, "choices": choices, "usage": usage_fields(self._usages), **beside}
+        )
 
 
 def event(fields: dict[str, object]) -> bytes:

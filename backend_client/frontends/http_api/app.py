@@ -74,7 +74,7 @@ class Facts:
         self._metrics = BackendMetrics(served.backend.backend.activity, served.backend.backend.engines.all)
 
     async def models(self, request: Request) -> Response:
-        """Every name the engine answers to. Raises RequestFailed."""
+        """Every name the engine answers to, those of adapters last. Raises RequestFailed."""
         return as_json({"object": "list", "data": await self._models()})
 
     async def model(self, request: Request) -> Response:
@@ -105,9 +105,12 @@ class Facts:
         return as_json({"version": __version__})
 
     async def _models(self) -> Sequence[dict[str, object]]:
-        info = await self._served.backend.backend.engines.info(HEALTH_TIMEOUT_SECONDS)
+        engines = self._served.backend.backend.engines
+        info = await engines.info(HEALTH_TIMEOUT_SECONDS)
         config = info.config
-        names = dict.fromkeys([config.served_model_name or config.model, *config.aliases])
+        served = config.served_model_name or config.model
+        parents: dict[str, str | None] = dict.fromkeys([served, *config.aliases])
+        parents |= {each.name: served for each in await engines.adapters(HEALTH_TIMEOUT_SECONDS)}
         length = config.context_length if config.HasField("context_length") else None
         return [
             {
@@ -117,9 +120,11 @@ class Facts:
                 "created": 0,
                 "owned_by": info.engine_name,
                 "root": config.model,
+                # Of an adapter: the model that it changes.
+                "parent": parent,
                 "max_model_len": length,
             }
-            for name in names
+            for name, parent in parents.items()
         ]
 
 

@@ -6,11 +6,11 @@ Sans-IO. Knows nothing about JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from backend_client.frontends.http_api.body import Body, InvalidBody
-from backend_client.frontends.http_api.generation_fields import SCALARS
+from backend_client.frontends.http_api.generation_fields import SCALARS, assign
 from enginewire import v1 as pb
 
 # What one answer may hold in all; how many a prompt may have is the engine's to say.
@@ -24,6 +24,7 @@ PARAMS: Final[Mapping[str, str]] = {
     "chat": "messages",
     "sampling_options.guided_decoding": "response_format",
     "output_options.logprobs": "logprobs",
+    "output_options.prompt_logprobs": "prompt_logprobs",
     **{f"{message}.{field}": key for key, (_, message, field) in SCALARS.items()},
 }
 
@@ -33,7 +34,8 @@ class Asked:
     """One HTTP request. Each prompt has `n` choices; `params` overrides PARAMS.
 
     `include_usage` is about streams; a whole answer always has usage. `with_tokens` wants to know the text of
-    each token.
+    each token. `echo` wants the prompt in front of the answer, `with_prompt_logprobs` its log-probabilities
+    beside it, and `is_prompt_only` no answer at all.
     """
 
     prompts: Sequence[pb.BackendServiceGenerateRequest]
@@ -41,6 +43,9 @@ class Asked:
     include_usage: bool
     params: Mapping[str, str]
     with_tokens: bool = False
+    echo: bool = False
+    with_prompt_logprobs: bool = False
+    is_prompt_only: bool = False
 
     @property
     def model(self) -> str:
@@ -56,6 +61,11 @@ class Asked:
     def with_logprobs(self) -> bool:
         """Log-probabilities were asked for."""
         return self.prompts[0].request.output_options.HasField("logprobs")
+
+    @property
+    def is_scored(self) -> bool:
+        """The engine is to tell the log-probabilities of the prompt."""
+        return self.prompts[0].request.output_options.HasField("prompt_logprobs")
 
     def param_of(self, field: str) -> str | None:
         """The body's key for a path of the contract; None when no field is at fault."""
@@ -77,3 +87,16 @@ def asked_of(
     if options is not None and not is_stream:
         raise InvalidBody("stream_options", "only allowed when stream is true")
     return Asked(prompts, is_stream, options is not None and options.flag("include_usage"), params)
+
+
+def with_prompt_logprobs(asked: Asked, body: Body) -> Asked:
+    """Add what vLLM calls `prompt_logprobs`. Raises InvalidBody."""
+    if (number := body.integer("prompt_logprobs")) is None:
+        return asked
+    if asked.is_stream:
+        raise InvalidBody("prompt_logprobs", "not available in a stream")
+    for prompt in asked.prompts:
+        assign(prompt.request.output_options, "prompt_logprobs", number, "prompt_logprobs")
+        # The backend has to say which tokens the prompt has become.
+        prompt.request.output_options.return_tokens_as_token_ids = True
+    return replace(asked, with_prompt_logprobs=True)

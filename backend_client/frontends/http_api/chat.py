@@ -5,7 +5,9 @@ Sans-IO. Knows nothing about sending.
 
 from __future__ import annotations
 
-from backend_client.frontends.http_api.asked import Asked, asked_of
+from collections.abc import Mapping, Sequence
+
+from backend_client.frontends.http_api.asked import Asked, asked_of, with_prompt_logprobs
 from backend_client.frontends.http_api.body import Body, InvalidBody, checked
 from backend_client.frontends.http_api.choice import Choice
 from backend_client.frontends.http_api.generation_fields import assign, fill_request
@@ -24,6 +26,7 @@ class ChatEndpoint:
 
     def read(self, body: Body) -> Asked:
         """Raises InvalidBody."""
+        refuse_echo(body)
         asked = pb.BackendServiceGenerateRequest(chat=read_messages(body))
         fill_request(asked.request, body)
         params: dict[str, str] = {}
@@ -37,7 +40,7 @@ class ChatEndpoint:
             assign(asked.request.output_options, "logprobs", top or 0, "top_logprobs")
         elif top:
             raise InvalidBody("top_logprobs", "only allowed when logprobs is true")
-        return asked_of(body, [asked], params)
+        return with_prompt_logprobs(asked_of(body, [asked], params), body)
 
     def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
@@ -69,6 +72,17 @@ class ChatEndpoint:
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+
+    def beside(self, choices: Sequence[Choice]) -> Mapping[str, object]:
+        """The prompt's log-probabilities, which vLLM tells once for all choices."""
+        scores = choices[0].prompt_scores
+        return {} if scores is None else {"prompt_logprobs": scores}
+
+
+def refuse_echo(body: Body) -> None:
+    """Raise InvalidBody where a prompt has no text of its own."""
+    if body.flag("echo"):
+        raise InvalidBody("echo", "not supported")
 
 
 def read_messages(body: Body) -> pb.ChatPrompt:

@@ -6,18 +6,31 @@ the shape of the JSON.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from backend_client.annotated import BackendOutput
 from backend_client.finish_reason import openai_finish_reason
-from backend_client.frontends.http_api.logprobs import LogprobRows
+from backend_client.frontends.http_api.logprobs import LogprobRows, PromptScore
+from backend_client.frontends.http_api.shown_prompts import ShownPrompt
 
 
 class Choice:
     """The text of one choice on its way out. `is_begun` after something was taken.
 
-    `has_news` is False while an output has added nothing that can be shown.
+    `has_news` is False while an output has added nothing that can be shown. `prompt_scores` is None unless
+    the prompt's log-probabilities go beside the choice.
     """
 
-    __slots__ = ("_rows", "_texts", "finish_reason", "has_news", "index", "is_begun", "stop_reason")
+    __slots__ = (
+        "_rows",
+        "_texts",
+        "finish_reason",
+        "has_news",
+        "index",
+        "is_begun",
+        "prompt_scores",
+        "stop_reason",
+    )
 
     def __init__(self, index: int, rows: LogprobRows | None) -> None:
         self.index = index
@@ -25,8 +38,17 @@ class Choice:
         self.has_news = False
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.prompt_scores: Sequence[PromptScore | None] | None = None
         self._texts: list[str] = []
         self._rows = rows
+
+    def show(self, prompt: ShownPrompt) -> None:
+        """Begin with the prompt."""
+        self.has_news |= bool(prompt.text)
+        self._texts.append(prompt.text)
+        self.prompt_scores = prompt.scores
+        if self._rows is not None:
+            self._rows.add_rows(prompt.rows)
 
     def add(self, output: BackendOutput) -> None:
         """Take the next output."""

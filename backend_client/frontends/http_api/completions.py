@@ -5,9 +5,11 @@ Sans-IO. Knows nothing about sending.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from backend_client.frontends.http_api.asked import Asked, asked_of
+from backend_client.frontends.http_api.asked import Asked, asked_of, with_prompt_logprobs
 from backend_client.frontends.http_api.body import Body, InvalidBody, checked
 from backend_client.frontends.http_api.choice import Choice
 from backend_client.frontends.http_api.generation_fields import assign, extend, fill_request
@@ -34,11 +36,22 @@ class CompletionEndpoint:
         fill_request(common, body)
         if not common.stop_conditions.HasField("max_tokens"):
             common.stop_conditions.max_tokens = max(DEFAULT_MAX_TOKENS, common.stop_conditions.min_tokens)
+        echo = body.flag("echo")
         if (logprobs := body.integer("logprobs")) is not None:
             assign(common.output_options, "logprobs", logprobs, "logprobs")
+        is_prompt_only = echo and body.integer("max_tokens") == 0
+        if is_prompt_only:
+            # An engine generates at least one token.
+            common.stop_conditions.max_tokens = 1
+        if echo:
+            common.output_options.return_tokens_as_token_ids = True
+            if logprobs is not None:
+                common.output_options.prompt_logprobs = logprobs
         for prompt in prompts:
             prompt.request.MergeFrom(common)
-        return asked_of(body, prompts, {})
+        params = {"output_options.prompt_logprobs": "echo"} if echo else {}
+        asked = with_prompt_logprobs(asked_of(body, prompts, params), body)
+        return replace(asked, echo=echo, is_prompt_only=is_prompt_only)
 
     def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
@@ -51,13 +64,20 @@ class CompletionEndpoint:
     def whole(self, choice: Choice) -> dict[str, object]:
         """A choice that has ended."""
         text, logprobs = choice.take()
-        return {
+        fields: dict[str, object] = {
             "index": choice.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        if choice.prompt_scores is not None:
+            fields["prompt_logprobs"] = choice.prompt_scores
+        return fields
+
+    def beside(self, choices: Sequence[Choice]) -> Mapping[str, object]:
+        """Nothing."""
+        return {}
 
 
 def read_prompts(body: Body) -> list[pb.BackendServiceGenerateRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from backend_client.frontends.http_api.asked import Asked
@@ -32,4 +33,8 @@ class Endpoint(Protocol):
 
     def whole(self, choice: Choice) -> dict[str, object]:
         """A choice that has ended."""
+        ...
+
+    def beside(self, choices: Sequence[Choice]) -> Mapping[str, object]:
+        """What an answer in one piece has beside its choices."""
         ...

@@ -74,7 +74,7 @@ class GenerateRoute(PostRoute):
             async with streams:
                 # Until the first output a refusal still gets a status code of its own.
                 batch = await streams.read()
-                answer = await self._begun(asked, answer_id)
+                answer = await self._begun(asked, answer_id, streams)
                 if asked.is_stream:
                     await reply.begin_events(answer_id)
                     await _stream(answer, batch, streams, reply)
@@ -83,10 +83,11 @@ class GenerateRoute(PostRoute):
         finally:
             self._served.live.discard(streams)
 
-    async def _begun(self, asked: Asked, answer_id: str) -> Answer:
+    async def _begun(self, asked: Asked, answer_id: str, streams: PromptStreams) -> Answer:
         model = asked.model or await self._served.model_name()
         head = Head(answer_id, int(time.time()), model)
-        return Answer(self._endpoint, asked, head, self._served.backend.backend.vocabulary)
+        vocabulary = self._served.backend.backend.vocabulary
+        return Answer(self._endpoint, asked, head, vocabulary, streams.prompt_ids)
 
 
 async def _stream(answer: Answer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:

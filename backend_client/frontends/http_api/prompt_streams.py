@@ -7,6 +7,8 @@ about HTTP beyond the refusal that ends a stream.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Final, Self
@@ -17,7 +19,7 @@ from backend_client.annotated import BackendOutput
 from backend_client.failure import Failure
 from backend_client.frontends.http_api.asked import Asked
 from backend_client.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
-from backend_client.frontends.text_backend import TextBackend
+from backend_client.frontends.text_backend import PROMPT_IDS_EVENT, TextBackend
 from backend_client.prompts import InvalidPrompt
 from enginewire import v1 as pb
 
@@ -29,7 +31,10 @@ Placed = tuple[int, BackendOutput]
 
 
 class PromptStreams:
-    """Use as a context: leaving it aborts whatever still runs. One reader."""
+    """Use as a context: leaving it aborts whatever still runs. One reader.
+
+    `prompt_ids` has the tokens of each prompt, by its place, that asked for them and has an output.
+    """
 
     def __init__(self, backend: TextBackend, asked: Asked, timeout: float | None, answer_id: str) -> None:
         """`timeout` in seconds. The requests get ids that begin with `answer_id`."""
@@ -37,6 +42,7 @@ class PromptStreams:
         self._asked = asked
         self._timeout = timeout
         self._answer_id = answer_id
+        self.prompt_ids: dict[int, Sequence[int]] = {}
         self._waiting: list[Placed] = []
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -87,6 +93,8 @@ class PromptStreams:
                 async for item in items:
                     if item.error is not None:
                         raise Refused(refusal_of(item.error, self._asked.param_of))
+                    if item.event == PROMPT_IDS_EVENT:
+                        self.prompt_ids[place] = json.loads(item.comment[0])
                     if item.data is not None:
                         await self._put(place, item.data)
         except InvalidPrompt as error:

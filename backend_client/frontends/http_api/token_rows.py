@@ -6,15 +6,16 @@ alternatives. Knows nothing about sending.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from backend_client.annotated import BackendOutput
 from backend_client.frontends.http_api.asked import Asked, asked_of
-from backend_client.frontends.http_api.body import Body
-from backend_client.frontends.http_api.chat import read_messages
+from backend_client.frontends.http_api.body import Body, InvalidBody
+from backend_client.frontends.http_api.chat import read_messages, refuse_echo
 from backend_client.frontends.http_api.choice import Choice
 from backend_client.frontends.http_api.generation_fields import assign, fill_request
-from backend_client.frontends.http_api.logprobs import LogprobRows, rows_of
+from backend_client.frontends.http_api.logprobs import LogprobRows, Row, rows_of
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
 
@@ -28,6 +29,9 @@ class TokenEndpoint:
 
     def read(self, body: Body) -> Asked:
         """Raises InvalidBody."""
+        refuse_echo(body)
+        if body.get("prompt_logprobs") is not None:
+            raise InvalidBody("prompt_logprobs", "not supported")
         asked = pb.BackendServiceGenerateRequest()
         if (text := body.text("prompt")) is not None:
             asked.text = text
@@ -57,8 +61,12 @@ class TokenEndpoint:
         """A choice that has ended."""
         return self.chunk(choice)
 
+    def beside(self, choices: Sequence[Choice]) -> Mapping[str, object]:
+        """Nothing."""
+        return {}
 
-class TokenRows:
+
+class TokenRows(LogprobRows):
     """The tokens of one choice. See LogprobRows."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -71,10 +79,14 @@ class TokenRows:
         self._withheld = output.withheld
         if output.logprobs is None:
             self._tokens += [self._token(token_id) for token_id in output.token_ids]
-            return
-        for token_id, logprob, alternatives in rows_of(output):
-            top = [self._token(other) | {"logprob": value} for other, value in alternatives]
-            self._tokens.append(self._token(token_id) | {"logprob": logprob, "top": top})
+        else:
+            self.add_rows(rows_of(output))
+
+    def add_rows(self, rows: Iterable[Row]) -> None:
+        """See LogprobRows."""
+        for row in rows:
+            top = [self._token(other) | {"logprob": value} for other, value in row.alternatives]
+            self._tokens.append(self._token(row.token_id) | {"logprob": row.logprob, "top": top})
 
     def take(self) -> dict[str, object]:
         """See LogprobRows."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from backend_client.annotated import BackendOutput
+from backend_client.failure import RequestFailed
 from backend_client.frontends.http_api.answer import Answer, Head
 from backend_client.frontends.http_api.asked import MAX_CHOICES, Asked
 from backend_client.frontends.http_api.body import Body, InvalidBody
@@ -22,12 +23,14 @@ from enginewire import v1 as pb
 ENDPOINTS = [ChatEndpoint(), CompletionEndpoint()]
 OTHER_KEYS = [
     "allowed_token_ids",
+    "echo",
     "logit_bias",
     "logprobs",
     "max_completion_tokens",
     "messages",
     "model",
     "prompt",
+    "prompt_logprobs",
     "response_format",
     "seed",
     "stop",
@@ -46,6 +49,7 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 BODIES = st.dictionaries(st.sampled_from([*SCALARS, *UNSUPPORTED, *OTHER_KEYS]), VALUES, max_size=5)
+PROMPT_IDS = {0: [120, 121], 1: [121]}
 ENOUGH = {"messages": [{"role": "user", "content": "x"}], "prompt": ["x", "y"]}
 
 
@@ -54,7 +58,7 @@ def asked_for(endpoint: Endpoint, **fields: object) -> Asked:
 
 
 def answer_to(asked: Asked, vocabulary: Vocabulary) -> Answer:
-    return Answer(CompletionEndpoint(), asked, Head("id", 1, "m"), vocabulary)
+    return Answer(CompletionEndpoint(), asked, Head("id", 1, "m"), vocabulary, PROMPT_IDS)
 
 
 @given(BODIES, st.booleans())
@@ -124,6 +128,53 @@ def test_outputs_that_arrive_together_make_one_event_per_choice(vocabulary: Voca
         (0, "ad"),
         (1, "b"),
         (3, "c"),
+    ]
+
+
+def scores(*logprobs: float) -> pb.PromptLogprobs:
+    return pb.PromptLogprobs(logprobs=pb.Logprobs(token_logprobs=logprobs, token_ranks=[7] * len(logprobs)))
+
+
+def test_other_choices_wait_for_the_scores_that_come_with_the_first(vocabulary: Vocabulary) -> None:
+    asked = asked_for(CompletionEndpoint(), prompt=["xy"], stream=True, n=2, echo=True, logprobs=0)
+    answer = answer_to(asked, vocabulary)
+    row = pb.Logprobs(token_logprobs=[-1.0])
+    early = BackendOutput(token_ids=[65], text="A", index=1, logprobs=row)
+    first = BackendOutput(token_ids=[66], text="B", logprobs=row, prompt_logprobs=scores(-2.5))
+    assert answer.events([(0, early)]) == b""
+    events = [orjson.loads(event) for event in answer.events([(0, first)]).split(b"data: ")[1:]]
+    choices = {event["choices"][0]["index"]: event["choices"][0] for event in events}
+    assert {index: choice["text"] for index, choice in choices.items()} == {0: "xyB", 1: "xyA"}
+    assert choices[1]["logprobs"] == {
+        "tokens": ["x", "y", "A"],
+        "token_logprobs": [None, -2.5, -1.0],
+        "top_logprobs": [None, {}, {}],
+        "text_offset": [0, 1, 2],
+    }
+
+
+@pytest.mark.parametrize("told", [None, scores(), scores(-1.0, -2.0)])
+def test_scores_of_another_prompt_are_a_violation(
+    told: pb.PromptLogprobs | None, vocabulary: Vocabulary
+) -> None:
+    answer = answer_to(asked_for(CompletionEndpoint(), prompt_logprobs=1), vocabulary)
+    with pytest.raises(RequestFailed) as failure:
+        answer.add([(0, BackendOutput(token_ids=[65], text="A", prompt_logprobs=told))])
+    assert failure.value.failure.reason == pb.ERROR_REASON_PROTOCOL_VIOLATION
+
+
+def test_scores_have_the_token_before_its_alternatives(vocabulary: Vocabulary) -> None:
+    asked = asked_for(CompletionEndpoint(), prompt=["xy"], prompt_logprobs=2)
+    answer = answer_to(asked, vocabulary)
+    told = scores(-1e30)
+    told.logprobs.MergeFrom(pb.Logprobs(top_n=2, top_token_ids=[65, 121], top_logprobs=[-0.5, -1.0]))
+    answer.add([(0, BackendOutput(text="A", prompt_logprobs=told))])
+    assert orjson.loads(answer.whole())["choices"][0]["prompt_logprobs"] == [
+        None,
+        {
+            "121": {"logprob": -9999.0, "rank": 7, "decoded_token": "y"},
+            "65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"},
+        },
     ]
 
 

@@ -128,6 +128,8 @@ async def test_a_stop_string_is_cut_and_named(text_backend: TextBackend) -> None
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"echo": True}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format"),
     ],

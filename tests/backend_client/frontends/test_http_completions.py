@@ -77,6 +77,45 @@ async def test_logprobs_come_in_columns(text_backend: TextBackend) -> None:
     assert all(value <= 0 for value in logprobs.token_logprobs or [])
 
 
+@pytest.mark.parametrize("prompt", ["one two", PROMPT_IDS, [PROMPT_IDS, "one two"]])
+async def test_the_prompt_comes_before_an_answer_that_echoes(
+    text_backend: TextBackend, prompt: object
+) -> None:
+    async with sdk(text_backend) as client:
+        answer = await client.completions.create(model=MODEL, prompt=prompt, echo=True, n=2, max_tokens=3)
+        stream = await client.completions.create(
+            model=MODEL, prompt=prompt, echo=True, n=2, max_tokens=3, stream=True
+        )
+        texts = [""] * len(answer.choices)
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+    assert {choice.text for choice in answer.choices} == {"one twoone"}
+    assert texts == [choice.text for choice in answer.choices]
+
+
+async def test_an_echo_hides_special_tokens_unless_asked(text_backend: TextBackend) -> None:
+    async with sdk(text_backend) as client:
+        for extra, text in (({}, "xx"), ({"skip_special_tokens": False}, "<|bos|>xx")):
+            answer = await client.completions.create(
+                model=MODEL, prompt=[256, ord("x")], echo=True, max_tokens=1, extra_body=extra
+            )
+            assert answer.choices[0].text == text
+
+
+async def test_an_echo_without_tokens_is_the_prompt(text_backend: TextBackend) -> None:
+    async with sdk(text_backend) as client:
+        answer = await client.completions.create(model=MODEL, prompt="abc", echo=True, max_tokens=0)
+    assert answer.choices[0].text == "abc"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+        3,
+        0,
+        3,
+    )
+
+
 async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> None:
     async with sdk(text_backend) as client:
         stopped = await client.completions.create(
@@ -110,7 +149,12 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
         ({"logprobs": 21}, "logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
         ({"logit_bias": {"1": "a"}}, "logit_bias.1"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"suffix": "end"}, "suffix"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": ""}, "prompt"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -38,6 +39,25 @@ async def test_models_are_listed_and_found_by_name(start_backend: StartBackend) 
         assert answer.model == "echo/alias"
         with pytest.raises(NotFoundError):
             await client.models.retrieve("another")
+
+
+async def test_adapters_are_models_with_a_parent(start_backend: StartBackend, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    backend, serving = await start_backend(served_model_name=("echo", "alias"), adapter_folder=tmp_path)
+    admin = pb.AdminServiceStub(serving.channel)
+    async with sdk(backend) as client:
+        await admin.LoadAdapter(pb.LoadAdapterRequest(name="polite", source="folder"))
+        parents = {model.id: model.model_extra["parent"] async for model in client.models.list()}
+        assert parents == {"echo": None, "alias": None, "polite": "echo"}
+        assert (await client.models.retrieve("polite")).id == "polite"
+        answer = await client.completions.create(model="polite", prompt="x")
+        assert (answer.model, answer.choices[0].text) == ("polite", "politex")
+        await admin.UnloadAdapter(pb.UnloadAdapterRequest(name="polite"))
+        with pytest.raises(NotFoundError):
+            await client.models.retrieve("polite")
+        with pytest.raises(NotFoundError) as refusal:
+            await client.completions.create(model="polite", prompt="x")
+        assert refusal.value.param == "model"
 
 
 async def test_a_request_without_a_model_is_answered_by_the_served_one(http: httpx2.AsyncClient) -> None:
