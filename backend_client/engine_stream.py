@@ -56,6 +56,7 @@ class EngineStream:
         "accepted",
         "ended",
         "failure",
+        "has_cancelled",
         "is_woken",
         "request_id",
     )
@@ -71,6 +72,8 @@ class EngineStream:
         self.accepted: pb.Accepted | None = None
         self.ended = False
         self.failure: Failure | None = None
+        # An output has said that a choice was cancelled.
+        self.has_cancelled = False
         # Set by the reader when a wake-up is due, so that each frame wakes a consumer at most once.
         self.is_woken = False
         self._chunks: list[Chunk] = []
@@ -101,6 +104,7 @@ class EngineStream:
     def output(self, output: pb.LLMEngineOutput) -> None:
         """An output that is more than token ids."""
         self._last = None
+        self.has_cancelled |= output.finish_reason == pb.FINISH_REASON_CANCELLED
         token_ids = list(output.token_ids)
         self._chunks.append(Chunk(output.index, output.first_output_position, token_ids, output))
         weight = 1 + len(token_ids) + output.ByteSize() // BYTES_PER_TOKEN

@@ -118,9 +118,9 @@ class Attempts:
         if stream is None:
             stream = await self._interruption.unless_caused(self._begin_stream)
         chunks = await read_until(stream, self._asked.deadline)
-        if any(chunk.is_cancelled for chunk in chunks) and await self._is_handed_back(stream):
-            return without_cancelled(chunks)
-        return chunks
+        if not stream.has_cancelled or not any(chunk.is_cancelled for chunk in chunks):
+            return chunks
+        return without_cancelled(chunks) if await self._is_handed_back(stream) else chunks
 
     async def _is_handed_back(self, stream: EngineStream) -> bool:
         """What was cancelled can go on elsewhere: the engine did it on its own because it goes away."""
