@@ -18,7 +18,7 @@ a stop string found there wins, because it ended before the token that brought t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from backend_client.stop_conditions import (
     EosTokenDetected,
@@ -36,7 +36,8 @@ from backend_client.vocabulary import Vocabulary
 NO_LIMIT = 1 << 62
 
 
-class DecodeResult(NamedTuple):
+@dataclass(slots=True)
+class DecodeResult:
     """What one call made of its token ids.
 
     `token_ids` are the ids that count, up to and including the one that stopped: logprobs rows beyond
@@ -57,7 +58,6 @@ class Decoder:
         "_detokenizer",
         "_hidden",
         "_include_stop",
-        "_is_finished",
         "_matcher",
         "_max_tokens",
         "_min_tokens",
@@ -65,6 +65,7 @@ class Decoder:
         "_token_text",
         "_visible",
         "_watched",
+        "is_finished",
         "num_generated",
         "stop_trigger",
     )
@@ -78,12 +79,13 @@ class Decoder:
         with_tokens: bool = False,
     ) -> None:
         """`with_tokens`: fill DecodeResult.tokens."""
+        # After a stop or `finish`: further ids are dropped.
+        self.is_finished = False
         self.num_generated = 0
         self.stop_trigger: StopTrigger | None = None
         self._include_stop = conditions.include_stop_str_in_output
         self._detokenizer = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
         self._step_text = self._detokenizer.step
-        self._is_finished = False
         self._max_tokens = conditions.max_tokens or NO_LIMIT
         self._min_tokens = conditions.min_tokens
         self._token_text = vocabulary.token_text if with_tokens else None
@@ -99,11 +101,6 @@ class Decoder:
         self._watched = self._visible | self._hidden.keys()
 
     @property
-    def is_finished(self) -> bool:
-        """True after a stop or `finish`: further ids are dropped."""
-        return self._is_finished
-
-    @property
     def withheld(self) -> str:
         """Text that may still become a hidden stop string."""
         return self._matcher.withheld if self._matcher else ""
@@ -111,8 +108,9 @@ class Decoder:
     def process(self, token_ids: Sequence[int]) -> DecodeResult:
         """Take the next ids of the choice; after the end: nothing. Raises DecodeError."""
         if len(token_ids) == 1 and (text := self._take_one(token_ids[0])) is not None:
-            return DecodeResult(text, token_ids, self._tokens(token_ids), self.stop_trigger)
-        if self._is_finished:
+            tokens = self._tokens(token_ids) if self._token_text else None
+            return DecodeResult(text, token_ids, tokens, self.stop_trigger)
+        if self.is_finished:
             return DecodeResult("", [], self._tokens([]), self.stop_trigger)
         if self._is_plain(token_ids):
             text, num_kept = self._take(token_ids)
@@ -123,7 +121,7 @@ class Decoder:
 
     def finish(self) -> DecodeResult:
         """No further ids will come: flush what is held. Withheld text may turn out to be a stop."""
-        text = "" if self._is_finished else self._end(None)
+        text = "" if self.is_finished else self._end(None)
         return DecodeResult(text, [], self._tokens([]), self.stop_trigger)
 
     def _tokens(self, token_ids: Sequence[int]) -> list[str] | None:
@@ -132,7 +130,7 @@ class Decoder:
     def _take_one(self, token_id: int) -> str | None:
         """`_take` for a single plain id, the common case of a decode step; None when it is not plain."""
         count = self.num_generated + 1
-        if count >= self._max_tokens or token_id in self._watched or self._is_finished:
+        if count >= self._max_tokens or token_id in self._watched or self.is_finished:
             return None
         self.num_generated = count
         text = self._step_text(token_id)
@@ -175,7 +173,7 @@ class Decoder:
         texts = []
         for num_kept, token_id in enumerate(token_ids, 1):
             texts.append(self._step(token_id))
-            if self._is_finished:
+            if self.is_finished:
                 return "".join(texts), num_kept
         return "".join(texts), len(token_ids)
 
@@ -185,7 +183,7 @@ class Decoder:
             self.num_generated += 1
             return self._end(trigger) if armed else ""
         text, _ = self._take([token_id])
-        if self._is_finished:
+        if self.is_finished:
             return text
         if armed and token_id in self._visible:
             return text + self._end(VisibleStopTokenDetected(token_id))
@@ -195,7 +193,7 @@ class Decoder:
 
     def _end(self, trigger: StopTrigger | None) -> str:
         """Flush; a stop string that was complete already wins over `trigger`."""
-        self._is_finished = True
+        self.is_finished = True
         self.stop_trigger = trigger
         text = self._detokenizer.flush()
         if self._matcher is None:
@@ -209,7 +207,7 @@ class Decoder:
     def _stop_at_match(self) -> None:
         assert self._matcher is not None
         assert self._matcher.match is not None
-        self._is_finished = True
+        self.is_finished = True
         self.stop_trigger = sequence_trigger(self._matcher.match.stop, self._include_stop)
 
 

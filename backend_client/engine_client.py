@@ -50,6 +50,8 @@ KEPT_FROM_US: Final = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
 )
+# How long past its deadline a request may wait for the engine's own word on it.
+DEADLINE_SLACK_SECONDS: Final = 0.5
 
 
 class EngineClient:
@@ -154,9 +156,12 @@ class EngineClient:
         """
         request.client_revision = request.client_revision or pb.CONTRACT_REVISION
         config = (await self.info(timeout)).config
-        if self._wants_multiplexed and config.capabilities.multiplexed:
-            return self._multiplexed(config.limits).submit(request, timeout, metadata or {})
-        return self._generate(request, timeout, metadata or {})
+        is_multiplexed = self._wants_multiplexed and config.capabilities.multiplexed
+        submit = self._multiplexed(config.limits).submit if is_multiplexed else self._generate
+        stream = submit(request, timeout, metadata or {})
+        if timeout is not None:
+            stream.expire_after(timeout + DEADLINE_SLACK_SECONDS)
+        return stream
 
     async def embed(
         self,

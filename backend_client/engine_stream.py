@@ -7,8 +7,6 @@ other become one chunk, so a consumer that lags does less work per token. Knows 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -24,8 +22,6 @@ MAX_WAITING_TOKENS: Final = 1 << 18
 BYTES_PER_TOKEN: Final = 32
 # Log-probabilities of a long prompt are heavier than anything else and say nothing about the consumer.
 HEAVY_OUTPUTS: Final = 8
-# How long past its deadline a request may wait for the engine's own word on it.
-DEADLINE_SLACK_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -51,11 +47,13 @@ class EngineStream:
         "_last",
         "_max_waiting_tokens",
         "_on_abort",
+        "_timer",
         "_waiter",
         "_waiting_tokens",
         "accepted",
         "ended",
         "failure",
+        "has_cancelled",
         "is_woken",
         "request_id",
     )
@@ -71,6 +69,8 @@ class EngineStream:
         self.accepted: pb.Accepted | None = None
         self.ended = False
         self.failure: Failure | None = None
+        # An output has said that a choice was cancelled.
+        self.has_cancelled = False
         # Set by the reader when a wake-up is due, so that each frame wakes a consumer at most once.
         self.is_woken = False
         self._chunks: list[Chunk] = []
@@ -78,6 +78,7 @@ class EngineStream:
         self._waiting_tokens = 0
         # A bare future instead of an Event: waking is most of what a token costs.
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._on_abort = on_abort
         self._max_waiting_tokens = max_waiting_tokens
 
@@ -101,6 +102,7 @@ class EngineStream:
     def output(self, output: pb.LLMEngineOutput) -> None:
         """An output that is more than token ids."""
         self._last = None
+        self.has_cancelled |= output.finish_reason == pb.FINISH_REASON_CANCELLED
         token_ids = list(output.token_ids)
         self._chunks.append(Chunk(output.index, output.first_output_position, token_ids, output))
         weight = 1 + len(token_ids) + output.ByteSize() // BYTES_PER_TOKEN
@@ -113,6 +115,21 @@ class EngineStream:
         if not self.ended:
             self.ended = True
             self.failure = failure
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def expire_after(self, seconds: float) -> None:
+        """Give up on an engine that has not ended the stream by then."""
+        # One timer for the whole answer: one for each read would cost as much as the read.
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        code, reason = grpc.StatusCode.DEADLINE_EXCEEDED.value[0], pb.ERROR_REASON_DEADLINE_EXCEEDED
+        failure = Failure(code, reason, "the deadline passed and the engine went on")
+        # What still waits has come too late for its reader.
+        self._chunks, self._last = [], None
+        self.abort("the deadline passed", failure)
+        self.wake()
 
     def wake(self) -> None:
         """Let the consumer run."""
@@ -160,15 +177,9 @@ def life_of(stream: EngineStream) -> str:
     return stream.accepted.engine_lifetime_id if stream.accepted else ""
 
 
-async def read_until(stream: EngineStream, deadline: float | None) -> list[Chunk]:
-    """What has arrived, never nothing; `deadline` is a time of time.monotonic.
-
-    Raises RequestFailed, also for a stream that ends too early and for an engine that ignores the deadline.
-    """
-    if deadline is None or stream.ended:
-        chunks = await stream.read()
-    else:
-        chunks = await _read_before(stream, deadline + DEADLINE_SLACK_SECONDS)
+async def read_some(stream: EngineStream) -> list[Chunk]:
+    """What has arrived, never nothing. Raises RequestFailed, also for a stream that ends too early."""
+    chunks = await stream.read()
     if not chunks:
         raise failed(
             grpc.StatusCode.UNAVAILABLE,
@@ -177,16 +188,3 @@ async def read_until(stream: EngineStream, deadline: float | None) -> list[Chunk
             retryable=True,
         )
     return chunks
-
-
-async def _read_before(stream: EngineStream, deadline: float) -> list[Chunk]:
-    left = deadline - time.monotonic()
-    if left > 0:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
-                return await stream.read()
-    raise failed(
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        pb.ERROR_REASON_DEADLINE_EXCEEDED,
-        "the deadline passed and the engine went on",
-    )

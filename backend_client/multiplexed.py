@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final
 
 import grpc
@@ -158,24 +159,21 @@ class MultiplexedConnection:
 
     def _take_rows(self, frame: pb.GenerateMultiplexedResponse) -> None:
         num_rows = len(frame.handles)
-        token_ids = list(frame.token_ids)
         indexes = frame.indexes or [0] * num_rows
         positions = frame.first_output_positions
-        counts = frame.token_counts or [1] * num_rows
-        if not num_rows == len(indexes) == len(positions) == len(counts) or sum(counts) != len(token_ids):
+        runs = _runs(frame)
+        if not num_rows == len(indexes) == len(positions) == len(runs):
             raise violation("a frame whose columns differ in length")
         streams, to_wake = self._streams, self._to_wake
-        begin = 0
-        for handle, index, count, position in zip(frame.handles, indexes, counts, positions, strict=True):
+        for handle, index, position, run in zip(frame.handles, indexes, positions, runs, strict=True):
             stream = streams.get(handle)
             if stream is not None:
-                stream.tokens(index, position, token_ids[begin : begin + count])
+                stream.tokens(index, position, run)
                 if not stream.is_woken:
                     stream.is_woken = True
                     to_wake.append(stream)
             elif not self._was_used(handle):
                 raise violation(f"tokens for handle {handle}, which was never used")
-            begin += count
 
     def _take_event(self, event: pb.HandleEvent) -> None:
         handle = event.handle
@@ -264,6 +262,17 @@ class MultiplexedConnection:
         self._next_wake = now + min(WAKE_PAUSE_FACTOR * (now - began), LONGEST_WAKE_PAUSE_SECONDS)
         self._is_waking = False
         self._wake_soon()
+
+
+def _runs(frame: pb.GenerateMultiplexedResponse) -> list[list[int]]:
+    """The tokens of each row. Raises RequestFailed when they are not all the tokens."""
+    token_ids = list(frame.token_ids)
+    if not frame.token_counts:
+        return [[token_id] for token_id in token_ids]
+    ends = list(accumulate(frame.token_counts))
+    if ends[-1] != len(token_ids):
+        raise violation("a frame whose columns differ in length")
+    return [token_ids[begin:end] for begin, end in pairwise((0, *ends))]
 
 
 def _open_choices(request: pb.PreprocessedRequest) -> OpenChoices:

@@ -16,7 +16,7 @@ from typing import Final
 import grpc
 
 from backend_client.endpoints import Endpoint, Endpoints
-from backend_client.engine_stream import Chunk, EngineStream, life_of, read_until
+from backend_client.engine_stream import Chunk, EngineStream, life_of, read_some
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
 from backend_client.prefill import Prefill
@@ -117,10 +117,10 @@ class Attempts:
         stream = self._stream
         if stream is None:
             stream = await self._interruption.unless_caused(self._begin_stream)
-        chunks = await read_until(stream, self._asked.deadline)
-        if any(chunk.is_cancelled for chunk in chunks) and await self._is_handed_back(stream):
-            return without_cancelled(chunks)
-        return chunks
+        chunks = await read_some(stream)
+        if not stream.has_cancelled or not any(chunk.is_cancelled for chunk in chunks):
+            return chunks
+        return without_cancelled(chunks) if await self._is_handed_back(stream) else chunks
 
     async def _is_handed_back(self, stream: EngineStream) -> bool:
         """What was cancelled can go on elsewhere: the engine did it on its own because it goes away."""

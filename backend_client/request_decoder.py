@@ -20,6 +20,7 @@ from enginewire import v1 as pb
 MAX_UINT32 = (1 << 32) - 1
 # Beyond any engine's max_n; a decoder is made for each choice before the engine has its say.
 MAX_CHOICES = 1024
+ENDS_ON_A_TOKEN = frozenset({pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP})
 
 
 class ProtocolViolation(Exception):
@@ -135,7 +136,7 @@ class RequestDecoder:
         choice = self._receive(index, position, token_ids)
         if choice.is_finished:
             return None
-        output = BackendOutput(index=index, first_output_position=position)
+        output = BackendOutput((), None, "", index, position)
         self._decode(choice, token_ids, output, pb.FINISH_REASON_UNSPECIFIED)
         return output
 
@@ -289,14 +290,14 @@ class RequestDecoder:
         decoder = choice.decoder
         try:
             result = decoder.process(token_ids)
-            if reason != pb.FINISH_REASON_UNSPECIFIED and not decoder.is_finished:
+            if reason and not decoder.is_finished:
                 last = decoder.finish()
-                result = result._replace(text=result.text + last.text, stop_trigger=last.stop_trigger)
+                result.text += last.text
+                result.stop_trigger = last.stop_trigger
         except DecodeError as error:
             output.error_message = str(error)
             result, reason = DecodeResult("", token_ids), pb.FINISH_REASON_ERROR
-        was_cut = len(result.token_ids) < len(token_ids)
-        if was_cut and reason in (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP):
+        if reason in ENDS_ON_A_TOKEN and len(result.token_ids) < len(token_ids):
             reason = pb.FINISH_REASON_UNSPECIFIED  # it ended on a token that is not passed on
         self._emit(choice, result, output, reason)
 
@@ -307,11 +308,11 @@ class RequestDecoder:
         output: BackendOutput,
         reason: pb.FinishReason.ValueType,
     ) -> None:
-        choice.token_ids.extend(result.token_ids)
-        output.text, output.token_ids, output.tokens = result.text, result.token_ids, result.tokens
+        choice.token_ids += result.token_ids
+        output.text, output.token_ids = result.text, result.token_ids
         if result.tokens is not None:
-            output.withheld = choice.decoder.withheld
-        if result.stop_trigger is None and reason == pb.FINISH_REASON_UNSPECIFIED:
+            output.tokens, output.withheld = result.tokens, choice.decoder.withheld
+        if result.stop_trigger is None and not reason:
             return
         output.finish_reason = finish_reason(result.stop_trigger, reason)
         choice.is_finished = True

@@ -1,6 +1,7 @@
 """How much later than the engine emits a token its text is in the caller's hands.
 
-    python benchmarks/latency.py [--streams 256] [--hz 100] [--seconds 5] [--per-request] [--json]
+    python benchmarks/latency.py [--streams 256] [--hz 100] [--seconds 5] [--timeout 60] [--per-request]
+        [--json]
 
 An engine server on a Unix socket, its engine a mocker that notes when it emitted each token, and this
 process: backend, detokenizer, four stop strings, and one asyncio consumer per request, which notes when it
@@ -64,19 +65,23 @@ async def engine_process(folder: Path, streams: int, hz: float) -> AsyncIterator
         await process.wait()
 
 
-async def consume(backend: Backend, request_id: str, tokens: int, arrivals: Arrivals) -> None:
+async def consume(
+    backend: Backend, request_id: str, tokens: int, timeout: float | None, arrivals: Arrivals
+) -> None:
     request = pb.PreprocessedRequest(
         token_ids=PROMPT, stop_conditions=pb.StopConditions(max_tokens=tokens, ignore_eos=True, stop=STOPS)
     )
     stamps = arrivals[request_id] = []
-    async for item in backend.generate(request, request_id=request_id):
+    async for item in backend.generate(request, request_id=request_id, timeout=timeout):
         now = time.monotonic_ns()
         assert item.data is not None, item.error
         stamps += [now] * len(item.data.token_ids)
     assert len(stamps) == tokens, f"{request_id}: {len(stamps)} tokens instead of {tokens}"
 
 
-async def measure(streams: int, hz: float, seconds: float, multiplexed: bool) -> dict[str, float]:
+async def measure(
+    streams: int, hz: float, seconds: float, multiplexed: bool, timeout: float | None
+) -> dict[str, float]:
     arrivals: Arrivals = {}
     tokens = round(hz * (WARM_UP_SECONDS + seconds))
     with tempfile.TemporaryDirectory(prefix="ew-") as name:
@@ -92,7 +97,7 @@ async def measure(streams: int, hz: float, seconds: float, multiplexed: bool) ->
             gc.freeze()
             begin = time.process_time()
             await asyncio.gather(
-                *(consume(backend, f"s{number}", tokens, arrivals) for number in range(streams))
+                *(consume(backend, f"s{number}", tokens, timeout, arrivals) for number in range(streams))
             )
             cpu = time.process_time() - begin
         emitted = json.loads((folder / "stamps").read_text())
@@ -136,12 +141,19 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--hz", type=float, default=100.0, help="tokens per second of each stream")
     parser.add_argument("--seconds", type=float, default=5.0, help="measured, behind one of warm-up")
+    parser.add_argument("--timeout", type=float, help="seconds each request may take; none unless given")
     parser.add_argument("--per-request", action="store_true", help="a Generate call for each request")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     arguments = parser.parse_args()
     busy_before = os.getloadavg()[0]
     results = asyncio.run(
-        measure(arguments.streams, arguments.hz, arguments.seconds, not arguments.per_request)
+        measure(
+            arguments.streams,
+            arguments.hz,
+            arguments.seconds,
+            not arguments.per_request,
+            arguments.timeout,
+        )
     )
     results |= {"cores": os.cpu_count() or 0, "load_average_before": busy_before}
     rounded = {name: round(value, 3) for name, value in results.items()}

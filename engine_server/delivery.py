@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -136,18 +136,31 @@ class RequestStream:
             raise self._failure
 
 
+Row = tuple[int, int, int, int]
+"""Handle, index, position and token id of one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive tokens of one choice."""
+
+    position: int
+    token_ids: list[int]
+
+
 class Connection:
     """The outputs of all requests of one multiplexed stream, gathered into frames.
 
-    Tokens gather in runs, one per choice and frame, so a reader that lags gets longer runs.
+    A reader that lags gets several steps in one frame, where the tokens of a choice become one row.
     """
 
     def __init__(self, limits: BufferLimits, current_step: Callable[[], int]) -> None:
         self._current_step = current_step
-        self._runs: list[Run] = []
+        # Tokens of the next frame; its sinks append to it.
+        self.rows: list[Row] = []
         self._events: list[pb.HandleEvent] = []
         self._event_bytes = 0
-        # Sinks with something in this frame.
+        # Sinks with an event in this frame.
         self._touched: set[HandleSink] = set()
         self._full: deque[pb.GenerateMultiplexedResponse] = deque()
         self._lag = Lag(limits)
@@ -162,23 +175,19 @@ class Connection:
         self.live[handle] = None
         return HandleSink(self, handle)
 
-    def open_run(self, sink: HandleSink, index: int, position: int) -> TokenIds:
-        """Where the coming tokens of a choice go until the frame is taken."""
-        run = Run(sink.handle, index, position, [])
-        self._runs.append(run)
-        self._touched.add(sink)
+    def begin_rows(self) -> list[Row]:
+        """Where tokens go when there are none yet, or so many that a frame is full."""
+        if self.rows:
+            self._full.append(self._take())
         self._lag.begin()
         self._ready.set()
-        return run.token_ids
+        return self.rows
 
     def open_run_behind_event(self, sink: HandleSink, index: int, position: int) -> TokenIds:
-        """As `open_run`. Rows of a frame come before its events, so what follows an event is one itself."""
+        """Rows of a frame come before its events, so tokens that follow an event are one themselves."""
         output = pb.LLMEngineOutput(index=index, first_output_position=position)
         event = pb.HandleEvent(handle=sink.handle, output=output)
         self._events.append(event)
-        self._touched.add(sink)
-        self._lag.begin()
-        self._ready.set()
         return event.output.token_ids
 
     def output(self, sink: HandleSink, output: pb.LLMEngineOutput) -> None:
@@ -189,14 +198,14 @@ class Connection:
     def event(self, event: pb.HandleEvent) -> None:
         """Anything that is more than a token id."""
         size = event.ByteSize()
-        if size >= FRAME_EVENT_BYTES and (self._runs or self._events):
-            self._full.extend(self._take())  # a frame of its own: it may fill one
+        if size >= FRAME_EVENT_BYTES and (self.rows or self._events):
+            self._full.append(self._take())  # a frame of its own: it may fill one
         self._events.append(event)
         self._event_bytes += size
         self._lag.begin()
         self._ready.set()
         if self._event_bytes >= FRAME_EVENT_BYTES:
-            self._full.extend(self._take())
+            self._full.append(self._take())
 
     def ended(self, handle: int) -> None:
         """Nothing of this handle follows."""
@@ -211,7 +220,7 @@ class Connection:
 
     def is_slow(self, now: float) -> bool:
         """True when the reader has lagged too far behind."""
-        tokens = sum(len(run.token_ids) for run in self._runs) + sum(map(_weight_of_event, self._events))
+        tokens = len(self.rows) + sum(map(_weight_of_event, self._events))
         tokens += sum(len(frame.token_ids) + sum(map(_weight_of_event, frame.events)) for frame in self._full)
         return self._lag.is_too_far(now, tokens, max(1, len(self.live)))
 
@@ -221,10 +230,8 @@ class Connection:
             await self._ready.wait()
             self._ready.clear()
             done = self._closing and not self.live
-            while self._failure is None and (self._full or self._runs or self._events):
-                if not self._full:
-                    self._full.extend(self._take())
-                frame = self._full.popleft()
+            while self._failure is None and (self._full or self.rows or self._events):
+                frame = self._full.popleft() if self._full else self._take()
                 self._lag.taken(everything=not self._full)
                 yield frame
             if self._failure is not None:
@@ -232,52 +239,48 @@ class Connection:
             if done:
                 return
 
-    def _take(self) -> list[pb.GenerateMultiplexedResponse]:
-        """Everything gathered, as one frame or as several of bounded size."""
-        runs, events = self._runs, self._events
-        self._runs, self._events, self._event_bytes = [], [], 0
+    def _take(self) -> pb.GenerateMultiplexedResponse:
+        """Everything gathered, as one frame."""
+        rows, events = self.rows, self._events
+        self.rows, self._events, self._event_bytes = [], [], 0
         for sink in self._touched:
-            sink.forget_runs()
+            sink.forget_events()
         self._touched.clear()
-        step = self._current_step()
-        if sum(len(run.token_ids) for run in runs) <= FRAME_ROWS:
-            return [frame_of(step, runs, events)]
-        groups = list(split_runs(runs, FRAME_ROWS))
-        return [frame_of(step, group, []) for group in groups[:-1]] + [frame_of(step, groups[-1], events)]
+        return frame_of(self._current_step(), rows, events)
 
 
 def frame_of(
-    step: int, runs: Sequence[Run], events: Sequence[pb.HandleEvent]
+    step: int, rows: Sequence[Row], events: Sequence[pb.HandleEvent]
 ) -> pb.GenerateMultiplexedResponse:
-    """One frame: a row per run, then the events."""
-    indexes = [run.index for run in runs]
-    token_ids = list(chain.from_iterable([run.token_ids for run in runs]))
+    """One frame: the rows, as one for each choice, then the events."""
+    handles, indexes, positions, token_ids = zip(*rows, strict=True) if rows else ((), (), (), ())
+    counts: Sequence[int] = ()
+    if len(set(zip(handles, indexes, strict=True))) < len(rows):
+        runs = runs_of(rows)
+        handles, indexes = zip(*runs, strict=True)
+        positions = tuple(run.position for run in runs.values())
+        token_ids = tuple(chain.from_iterable(run.token_ids for run in runs.values()))
+        counts = [len(run.token_ids) for run in runs.values()]
     return pb.GenerateMultiplexedResponse(
         step=step,
-        handles=[run.handle for run in runs],
+        handles=handles,
         indexes=indexes if any(indexes) else (),
-        token_counts=[len(run.token_ids) for run in runs] if len(token_ids) > len(runs) else (),
-        first_output_positions=[run.position for run in runs],
+        token_counts=counts,
+        first_output_positions=positions,
         token_ids=token_ids,
         events=events,
     )
 
 
-def split_runs(runs: Iterable[Run], max_tokens: int) -> Iterator[list[Run]]:
-    """The same tokens in the same order, in groups of at most `max_tokens`."""
-    group: list[Run] = []
-    room = max_tokens
-    for run in runs:
-        begin = 0
-        while begin < len(run.token_ids):
-            piece = Run(run.handle, run.index, run.position + begin, run.token_ids[begin : begin + room])
-            group.append(piece)
-            begin += len(piece.token_ids)
-            room -= len(piece.token_ids)
-            if room == 0:
-                yield group
-                group, room = [], max_tokens
-    yield group
+def runs_of(rows: Iterable[Row]) -> dict[tuple[int, int], Run]:
+    """The tokens of each handle and index."""
+    runs: dict[tuple[int, int], Run] = {}
+    for handle, index, position, token_id in rows:
+        if (run := runs.get((handle, index))) is None:
+            runs[handle, index] = Run(position, [token_id])
+        else:
+            run.token_ids.append(token_id)
+    return runs
 
 
 def _weight_of_event(event: pb.HandleEvent) -> int:
@@ -289,54 +292,47 @@ def _weight(output: pb.LLMEngineOutput) -> int:
 
 
 class TokenIds(Protocol):
-    """A list of token ids, plain or inside a message."""
+    """The token ids of a message."""
 
     def append(self, token_id: int, /) -> None:
         """One more."""
 
 
-class Run:
-    """Consecutive tokens of one choice in the frame that is being gathered."""
-
-    __slots__ = ("handle", "index", "position", "token_ids")
-
-    def __init__(self, handle: int, index: int, position: int, token_ids: list[int]) -> None:
-        self.handle = handle
-        self.index = index
-        self.position = position
-        self.token_ids = token_ids
-
-
 class HandleSink:
     """The outputs of one request of a multiplexed stream."""
 
-    __slots__ = ("_behind_event", "_connection", "_runs", "handle")
+    __slots__ = ("_behind_event", "_connection", "handle")
 
     def __init__(self, connection: Connection, handle: int) -> None:
         self.handle = handle
         self._connection = connection
-        # By choice: its open run in this frame, and whether it already has an event there.
-        self._runs: dict[int, TokenIds] = {}
-        self._behind_event: set[int] = set()
+        # By choice with an event in this frame: the tokens behind it, None while there are none.
+        self._behind_event: dict[int, TokenIds | None] = {}
 
     def token(self, index: int, position: int, token_id: int) -> None:
         """One token of the next frame."""
-        token_ids = self._runs.get(index)
+        if index in self._behind_event:
+            self._token_behind_event(index, position, token_id)
+            return
+        rows = self._connection.rows
+        if not 0 < len(rows) < FRAME_ROWS:
+            rows = self._connection.begin_rows()
+        rows.append((self.handle, index, position, token_id))
+
+    def _token_behind_event(self, index: int, position: int, token_id: int) -> None:
+        token_ids = self._behind_event[index]
         if token_ids is None:
-            is_behind = index in self._behind_event
-            open_run = self._connection.open_run_behind_event if is_behind else self._connection.open_run
-            token_ids = self._runs[index] = open_run(self, index, position)
+            token_ids = self._connection.open_run_behind_event(self, index, position)
+            self._behind_event[index] = token_ids
         token_ids.append(token_id)
 
     def output(self, output: pb.LLMEngineOutput) -> None:
         """One event of the next frame."""
-        self._runs.pop(output.index, None)
-        self._behind_event.add(output.index)
+        self._behind_event[output.index] = None
         self._connection.output(self, output)
 
-    def forget_runs(self) -> None:
+    def forget_events(self) -> None:
         """The frame was taken: what comes now belongs to the next one."""
-        self._runs.clear()
         self._behind_event.clear()
 
     def fail(self, failure: EngineError) -> None:

@@ -189,7 +189,7 @@ def test_ids_after_a_stop_in_the_same_chunk_are_cut() -> None:
 def test_nothing_comes_after_a_stop() -> None:
     subject = decoder(stop=("b",))
     subject.process(spell("ab"))
-    assert subject.process(spell("cd"))[:2] == ("", [])
+    assert subject.process(spell("cd")) == DecodeResult("", [], None, HiddenStopSequenceDetected("b"))
     assert subject.finish().text == ""
     assert subject.num_generated == 2
 

@@ -12,8 +12,7 @@ import grpc
 import pytest
 
 from backend_client.backend import Backend
-from backend_client.engine_client import EngineClient
-from backend_client.engine_stream import DEADLINE_SLACK_SECONDS
+from backend_client.engine_client import DEADLINE_SLACK_SECONDS, EngineClient
 from backend_client.failure import KNOWN_REASONS, RequestFailed, failed
 from engine_server.status import CODES
 from enginewire import v1 as pb

@@ -155,3 +155,34 @@ async def test_a_consumer_that_keeps_up_is_never_given_up():
         found.tokens(0, 10 * number, list(range(10)))
         await found.read()
     assert aborts == []
+
+
+async def test_a_stream_that_expires_tells_the_engine_and_drops_what_came_too_late():
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    found = EngineStream("r1", told.set_result)
+    found.expire_after(0.0)
+    found.tokens(0, 0, [1])
+    assert await asyncio.wait_for(told, 1) == "the deadline passed"
+    with pytest.raises(RequestFailed) as caught:
+        await found.read()
+    assert caught.value.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
+
+
+async def test_a_waiting_reader_hears_that_the_stream_expired():
+    found, _ = stream()
+    reading = asyncio.create_task(found.read())
+    found.expire_after(0.0)
+    with pytest.raises(RequestFailed, match="the deadline passed"):
+        await asyncio.wait_for(reading, 1)
+
+
+async def test_a_stream_that_ended_in_time_does_not_expire():
+    found, aborts = stream()
+    found.expire_after(0.0)
+    found.tokens(0, 0, [1])
+    found.end()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [chunk.token_ids for chunk in await found.read()] == [[1]]
+    assert await found.read() == []
+    assert aborts == []

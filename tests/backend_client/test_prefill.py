@@ -166,10 +166,10 @@ async def test_a_caller_that_leaves_during_the_prefill_ends_it(start, vocabulary
 async def test_a_caller_that_leaves_while_the_hand_off_is_on_its_way_frees_it(
     start, vocabulary, socket_folder, monkeypatch
 ):
-    async def never(stream: EngineStream, deadline: float | None) -> list[Chunk]:
+    async def never(stream: EngineStream) -> list[Chunk]:
         return await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr("backend_client.prefill.read_until", never)
+    monkeypatch.setattr("backend_client.prefill.read_some", never)
     prefill, decode = await start("prefill"), await start("decode")
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         asking = asyncio.create_task(hear(backend, ask(PROMPT)))
