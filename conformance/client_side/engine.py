@@ -143,7 +143,8 @@ class ScriptedEngine:
                 turn.exchange.arrived.append(Arrived(time.monotonic(), response, response.ByteSize()))
                 yield response
             turn.exchange.code = grpc.StatusCode.OK
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # Cancelled while a message is on its way, grpc.aio drops this iterator instead of cancelling it.
             turn.exchange.code = grpc.StatusCode.CANCELLED
             turn.left.set()
             raise

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from conformance import verdict
 from conformance.client_side.context import ClientContext
 from conformance.client_side.engine import ScriptedEngine
 from conformance.client_side.registry import WAY_THROUGH, ClientCheck, client_checks
@@ -15,8 +16,6 @@ from conformance.client_side.stands import RunningStand, RunningStands, Starter
 from conformance.outcome import Outcome, Report, Status
 from conformance.requirements import requirements
 from conformance.selection import Selection
-from conformance.session import Unreachable
-from conformance.violation import NotApplicable, Violation
 
 GATE: Final = "backend"
 CONCURRENCY: Final = 8
@@ -65,15 +64,15 @@ class _Run:
         stand.measure(outcome.exchanges)
         blocked = outcome.status is not Status.PASS
         if not blocked and (reason := self._why_not(first)):
-            outcome = _outcome(first, Status.NOT_RUN, reason)
+            outcome = verdict.outcome(first, Status.NOT_RUN, reason)
         others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in checks.values()))
         return {other.key: other for other in [outcome, *others]}
 
     async def _run(self, check: ClientCheck, *, blocked: bool) -> Outcome:
         if reason := self._why_not(check):
-            return _outcome(check, Status.NOT_RUN, reason)
+            return verdict.outcome(check, Status.NOT_RUN, reason)
         if blocked:
-            return _outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
+            return verdict.outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
         async with self._slots:
             if not check.hostile:
                 return await self._judge(check, await self._stands.shared(resume=True))
@@ -88,33 +87,10 @@ class _Run:
 
     async def _judge(self, check: ClientCheck, stand: RunningStand) -> Outcome:
         context, started = ClientContext(self._stands, stand), time.monotonic()
-        try:
-            async with asyncio.timeout(context.bounds.check):
-                await check.function(context)
-            outcome = _outcome(check, Status.PASS)
-        except Violation as violation:
-            outcome = _failure(check, violation)
-        except NotApplicable as reason:
-            outcome = _outcome(check, Status.NOT_APPLICABLE, str(reason))
-        except TimeoutError:
-            outcome = _failure(check, Violation(f"no verdict within {context.bounds.check:.0f} s"))
-        except Unreachable as reason:
-            outcome = _failure(check, Violation(str(reason)))
-        except Exception as fault:  # noqa: BLE001  # a fault of one check must not end the others
-            outcome = _outcome(check, Status.ERROR, f"{type(fault).__name__}: {fault}")
+        outcome = await verdict.judged(check, check.function(context), context.bounds.check)
         exchanges = context.exchanges
         await context.close()
         return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
-
-
-def _outcome(check: ClientCheck, status: Status, message: str = "") -> Outcome:
-    return Outcome(key=check.key, requirement=requirements()[check.id], status=status, message=message)
-
-
-def _failure(check: ClientCheck, violation: Violation) -> Outcome:
-    status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
-    outcome = _outcome(check, status, str(violation))
-    return replace(outcome, expected=violation.expected, seen=violation.seen)
 
 
 def _in_order(outcomes: dict[str, Outcome]) -> tuple[Outcome, ...]:
@@ -125,9 +101,6 @@ def _in_order(outcomes: dict[str, Outcome]) -> tuple[Outcome, ...]:
             outcome for key, outcome in sorted(outcomes.items()) if outcome.requirement.id == requirement.id
         ]
         if requirement.gate == GATE and not own:
-            reason = requirement.excluded or "the kit has no check for it yet"
-            own = [
-                Outcome(key=requirement.id, requirement=requirement, status=Status.NOT_RUN, message=reason)
-            ]
+            own = [verdict.without_check(requirement)]
         found += own
     return tuple(found)
