@@ -20,7 +20,8 @@ from conformance.outcome import Outcome, Report, Status
 from conformance.registry import REFUSED, Check, Phase
 from conformance.requirements import requirements
 from conformance.selection import Selection
-from conformance.session import Session
+from conformance.session import Launcher, Session, Unreachable
+from conformance.violation import Violation
 
 ROOT: Final = "INF-01"
 CONCURRENCY: Final = 8
@@ -135,14 +136,21 @@ class Runner:
                 )
             self._is_ended = True
             return await self._judge(check, self.session)
-        server = await self.session.launcher.launch()
-        fresh = replace_target(self.session, server.target)
+        return await self._run_on_fresh(check, self.session.launcher)
+
+    async def _run_on_fresh(self, check: Check, launcher: Launcher) -> Outcome:
+        """On a server of its own; one that never serves fails the check."""
         try:
-            await fresh.open()
-            return await self._judge(check, fresh)
-        finally:
-            await fresh.close()
-            await server.stop()
+            server = await launcher.launch()
+            fresh = replace_target(self.session, server.target)
+            try:
+                await fresh.open()
+                return await self._judge(check, fresh)
+            finally:
+                await fresh.close()
+                await server.stop()
+        except Unreachable as reason:
+            return verdict.failure(check, Violation(str(reason)))
 
     async def _judge(self, check: Check, session: Session) -> Outcome:
         context, started = Context(session, check.key), time.monotonic()
