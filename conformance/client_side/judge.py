@@ -16,6 +16,8 @@ from conformance.client_side.stands import RunningStand, RunningStands, Starter
 from conformance.outcome import Outcome, Report, Status
 from conformance.requirements import requirements
 from conformance.selection import Selection
+from conformance.session import Unreachable
+from conformance.violation import Violation
 
 GATE: Final = "backend"
 CONCURRENCY: Final = 8
@@ -60,7 +62,7 @@ class _Run:
         checks = {check.key: check for check in client_checks()}
         first = checks.pop(WAY_THROUGH)
         stand = await self._stands.shared(resume=True)
-        outcome = await self._judge(first, stand)
+        outcome = await self._repeat(first)
         stand.measure(outcome.exchanges)
         blocked = outcome.status is not Status.PASS
         if not blocked and (reason := self._why_not(first)):
@@ -74,13 +76,22 @@ class _Run:
         if blocked:
             return verdict.outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
         async with self._slots:
-            if not check.hostile:
-                return await self._judge(check, await self._stands.shared(resume=True))
+            return await self._repeat(check)
+
+    async def _repeat(self, check: ClientCheck) -> Outcome:
+        return verdict.of_repetitions([await self._run_once(check) for _ in range(self._selection.repeat)])
+
+    async def _run_once(self, check: ClientCheck) -> Outcome:
+        if not check.hostile:
+            return await self._judge(check, await self._stands.shared(resume=True))
+        try:
             stand = await self._stands.fresh(ScriptedEngine())
-            try:
-                return await self._judge(check, stand)
-            finally:
-                await stand.stop()
+        except Unreachable as reason:
+            return verdict.failure(check, Violation(str(reason)))
+        try:
+            return await self._judge(check, stand)
+        finally:
+            await stand.stop()
 
     def _why_not(self, check: ClientCheck) -> str:
         return self._selection.why_not(requirements()[check.id], check)
