@@ -107,7 +107,7 @@ def _run(report: Report, speed: float) -> Run:
         not_judged=[
             f"{outcome.key} at {name}: {outcome.message}"
             for outcome in report.outcomes
-            if outcome.status is Status.NOT_APPLICABLE and not outcome.closed_gate
+            if outcome.status is Status.NOT_APPLICABLE and outcome.seconds
         ],
     )
 
