@@ -52,6 +52,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--skip", action="append", default=[], metavar="GLOBS", help="leave these ids out")
     parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="run each check N times")
     parser.add_argument("--list", action="store_true", help="list the requirements and exit")
+    parser.add_argument(
+        "--multiplexed", action="store_true", help="the engine offers GenerateMultiplexed beside Generate"
+    )
     parser.add_argument("--ready-timeout", type=float, default=60.0, metavar="S", help="until it listens")
     parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="multiplies every bound")
     parser.add_argument("--strict", action="store_true", help="a SHOULD that does not hold is a failure")
@@ -69,6 +72,13 @@ async def _judge(options: argparse.Namespace) -> Report:
         CommandStarter(options.command, options.ready_timeout),
         Selection(run=globs(options.run), skip=globs(options.skip), repeat=options.repeat),
         name=options.command,
-        invocation=f"client --command {shlex.quote(options.command)}",
+        invocation=_invocation(options),
         time_scale=options.time_scale,
+        multiplexed=options.multiplexed,
     )
+
+
+def _invocation(options: argparse.Namespace) -> str:
+    words = ["client", "--command", options.command]
+    words += ["--multiplexed"] if options.multiplexed else []
+    return shlex.join(words)

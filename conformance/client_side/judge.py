@@ -10,7 +10,6 @@ from typing import Final
 
 from conformance import verdict
 from conformance.client_side.context import ClientContext
-from conformance.client_side.engine import ScriptedEngine
 from conformance.client_side.registry import WAY_THROUGH, ClientCheck, client_checks
 from conformance.client_side.stands import RunningStand, RunningStands, Starter
 from conformance.outcome import Outcome, Report, Status
@@ -30,10 +29,14 @@ async def judge(
     name: str = "a backend",
     invocation: str = "",
     time_scale: float = 1.0,
+    multiplexed: bool = False,
 ) -> Report:
-    """Judge the backends that `starter` starts. Raises Unreachable when none of them listens."""
+    """Judge the backends that `starter` starts. Raises Unreachable when none of them listens.
+
+    `multiplexed`: their engine offers GenerateMultiplexed too.
+    """
     started = time.monotonic()
-    stands = RunningStands(starter, time_scale)
+    stands = RunningStands(starter, time_scale, multiplexed=multiplexed)
     try:
         stand = await stands.shared(resume=True)
         outcomes = await _Run(stands, selection).run()
@@ -85,7 +88,7 @@ class _Run:
         if not check.hostile:
             return await self._judge(check, await self._stands.shared(resume=True))
         try:
-            stand = await self._stands.fresh(ScriptedEngine())
+            stand = await self._stands.fresh(self._stands.engine())
         except Unreachable as reason:
             return verdict.failure(check, Violation(str(reason)))
         try:

@@ -11,8 +11,10 @@ from conformance.outcome import ExitCode
 OURS = f"{shlex.quote(sys.executable)} -m backend_client serve --target {{target}}"
 
 
-def test_our_backend_is_conformant(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["client", "--command", f"{OURS} --uds {{socket}}", "--strict"]) == ExitCode.CONFORMANT
+@pytest.mark.parametrize("engine", [[], ["--multiplexed"]], ids=["plain", "multiplexed"])
+def test_our_backend_is_conformant(engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["client", "--command", f"{OURS} --uds {{socket}}", *engine]
+    assert main([*command, "--strict"]) == ExitCode.CONFORMANT
     shown = capsys.readouterr().out
     assert "FAIL" not in shown
     assert "N/A" not in shown

@@ -9,8 +9,9 @@ from typing import cast
 import grpc
 import pytest
 
-from conformance.client_side.engine import CONTEXT, Scene, ScriptedEngine
+from conformance.client_side.engine import CONTEXT, ScriptedEngine
 from conformance.client_side.script import LENGTH, Stay, Step, say
+from conformance.client_side.turn import Scene
 from enginewire import v1 as pb
 
 
