@@ -61,6 +61,13 @@ def parse_self_test(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes (default 2)")
     parser.add_argument(
+        "--shard",
+        type=shard,
+        default=(1, 1),
+        metavar="K/N",
+        help="only every Nth mutant from the Kth on: all of them, not --quick, take more than half an hour",
+    )
+    parser.add_argument(
         "--flakes",
         type=positive,
         metavar="RUNS",
@@ -206,6 +213,14 @@ def _revision(text: str) -> int:
     if number > CONTRACT_REVISION:
         raise argparse.ArgumentTypeError(f"this kit knows revisions up to {CONTRACT_REVISION}")
     return number
+
+
+def shard(text: str) -> tuple[int, int]:
+    """`2/5`: the second of five parts."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError("the form is K/N, with K from 1 to N")
+    return int(part), int(parts)
 
 
 def scale(text: str) -> float:

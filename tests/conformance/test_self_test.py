@@ -54,3 +54,17 @@ def test_a_reference_that_nobody_reaches_fails_the_proof(
     monkeypatch.setattr(self_test, "judge", unreachable)
     assert main(["self-test", "--workers", "1", "--run", "no_such_mutant"]) == 1
     assert "nothing listens at unix:/nowhere.sock" in capsys.readouterr().out
+
+
+def test_shards_have_every_mutant_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreachable(*arguments: object, **options: object) -> Report:
+        raise Unreachable("nothing listens")
+
+    judged: list[str] = []
+    monkeypatch.setattr(self_test, "judge", unreachable)
+    monkeypatch.setattr(self_test.client_side, "judge_reference", unreachable)
+    monkeypatch.setattr(self_test, "_adversary_passes", dict)
+    monkeypatch.setattr(self_test, "kill_all", lambda names, quick: judged.extend(names) or [])
+    for part in (1, 2, 3):
+        main(["self-test", "--workers", "1", "--shard", f"{part}/3"])
+    assert sorted(judged) == sorted(mutant.name for mutant in self_test.everything_broken())
