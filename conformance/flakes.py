@@ -68,12 +68,14 @@ def judge_once(speed: float, only: Sequence[str] = ()) -> list[Run]:
 
 
 async def references(speed: float, run: Sequence[str] = ()) -> list[Report]:
-    """The kit against all that is correct: a server, a disaggregated pair, a backend."""
-    return [
+    """The kit against all that is correct: a server, a backend, and a disaggregated pair if DIS is due."""
+    reports = [
         await reached(judge(at_speed(Reference, speed), PHASES, run=run)),
-        await reached(judge(at_speed(Decode, speed), PHASES, run=run)),
         await reached(client_side.judge_reference(run)),
     ]
+    if not run or any(pattern.startswith("DIS") for pattern in run):
+        reports.append(await reached(judge(at_speed(Decode, speed), PHASES)))
+    return reports
 
 
 def at_speed(reference: type[Reference], seconds: float) -> Callable[[], Reference]:
@@ -83,11 +85,11 @@ def at_speed(reference: type[Reference], seconds: float) -> Callable[[], Referen
 
 
 @contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """So many cores have something else to do."""
+def busy(processes: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """So many cores have something else to do: the processes that keep them busy."""
     others = [subprocess.Popen(BUSY) for _ in range(processes)]  # noqa: S603  # our own words
     try:
-        yield
+        yield others
     finally:
         for other in others:
             other.kill()
