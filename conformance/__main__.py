@@ -11,6 +11,7 @@ from conformance import options as command_line
 from conformance.conclusion import conclude
 from conformance.judging import judge_as_asked
 from conformance.outcome import ExitCode
+from conformance.report.listing import show
 from conformance.requirements import requirements
 
 
@@ -19,16 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["self-test"]:
         # Only developers of the kit need it: a run against a target does not load the reference.
-        from conformance import self_test
+        from conformance import flakes, self_test
 
-        return self_test.main(command_line.parse_self_test(arguments[1:]))
+        options = command_line.parse_self_test(arguments[1:])
+        return flakes.main(options) if options.flakes else self_test.main(options)
     if arguments[:1] == ["client"]:
         from conformance.client_side import command_line as client
 
         return client.main(arguments[1:])
     options = command_line.parse(arguments)
     if options.list:
-        return _list()
+        return show(requirements().values())
     if options.explain:
         return _explain(options.explain)
     return _judge(options)
@@ -41,13 +43,6 @@ def _judge(options: argparse.Namespace) -> int:
         print(f"enginewire-conformance: {mistake}", file=sys.stderr)
         return ExitCode.USAGE
     return conclude(report, options)
-
-
-def _list() -> int:
-    for requirement in requirements().values():
-        mark = "" if requirement.checks else "  (no check)"
-        print(f"{requirement.id}  {requirement.level:6}  {requirement.profile:16}  {requirement.text}{mark}")
-    return ExitCode.CONFORMANT
 
 
 def _explain(identifier: str) -> int:

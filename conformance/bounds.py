@@ -20,6 +20,8 @@ class Bounds:
 
     ttft: float = 0.0
     itl: float = 0.0
+    least_itl: float = 0.0
+    """Of all measured requests; the others are the longest, for a machine may stall while it measures."""
     scale: float = 1.0
 
     @property
@@ -44,8 +46,8 @@ class Bounds:
         return self.answer + 10 * (prefill + self.itl * output_tokens) * self.scale
 
     def tokens_in(self, seconds: float) -> int:
-        """Tokens that one stream brings in that time, at least 1."""
-        return max(1, round(seconds / max(self.itl, 20e-6)))
+        """Tokens that one stream needs at least that time for; at least 1."""
+        return max(1, round(seconds / max(self.least_itl, 20e-6)))
 
     def describe(self) -> str:
         """One line for reports."""

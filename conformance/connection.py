@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import grpc
 
 from conformance.exchange import Metadata
+
+NARROW: Final = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+"""A window of a kilobyte that never grows: whoever reads nothing soon gets nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

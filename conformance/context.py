@@ -166,11 +166,13 @@ class Context:
         room = self._room(len(request.request.token_ids))
         return requests.change(request, max_tokens=min(tokens, room))
 
-    def lasting_request(self, **changes: requests.Value) -> pb.GenerateRequest:
+    def lasting_request(
+        self, seconds: float = LASTING_SECONDS, /, **changes: requests.Value
+    ) -> pb.GenerateRequest:
         """A request that is still running after a few calls, and whose end can be waited for."""
         request = self.long_request(**changes)
         longest = request.request.stop_conditions.max_tokens
-        return requests.change(request, max_tokens=min(self.bounds.tokens_in(LASTING_SECONDS), longest))
+        return requests.change(request, max_tokens=min(self.bounds.tokens_in(seconds), longest))
 
     async def idle(self) -> pb.Load:
         """Wait until nothing is held any more; a Violation when it takes longer than the reaction bound."""

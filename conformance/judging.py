@@ -86,7 +86,7 @@ async def judge_as_asked(options: argparse.Namespace) -> Report:
 
     Raises ValueError for a command without an address.
     """
-    launcher = CommandLauncher(options.launch, options.ready_timeout) if options.launch else None
+    launcher = _launcher(options)
     target = options.target
     try:
         target = (await launcher.launch()).target if launcher else target
@@ -100,6 +100,12 @@ async def judge_as_asked(options: argparse.Namespace) -> Report:
     finally:
         if launcher:
             await launcher.close()
+
+
+def _launcher(options: argparse.Namespace) -> CommandLauncher | None:
+    if not options.launch:
+        return None
+    return CommandLauncher(options.launch, options.ready_timeout, command_line.connection(options, ""))
 
 
 async def _run(options: argparse.Namespace, target: str, launcher: Launcher | None) -> Report:

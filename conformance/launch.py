@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +31,10 @@ CONNECT_SECONDS: Final = 1.0
 class Process:
     """A server program under test."""
 
-    def __init__(self, process: asyncio.subprocess.Process, target: str, log: Path) -> None:
-        self.target = target
+    def __init__(self, process: asyncio.subprocess.Process, connection: Connection, log: Path) -> None:
+        self.target = connection.target
         self.log = log
+        self._connection = connection
         self._process = process
 
     @property
@@ -57,8 +58,8 @@ class Process:
     async def ready(self, within: float) -> None:
         """Wait until it says who it is. Raises Unreachable when it ends or takes longer."""
         deadline = time.monotonic() + within
-        async with Connection(target=self.target).channel() as channel:
-            client = Client(channel, timeout=CONNECT_SECONDS)
+        async with self._connection.channel() as channel:
+            client = Client(channel, metadata=self._connection.metadata, timeout=CONNECT_SECONDS)
             while not await _answers(client):
                 if self.exit_code is not None:
                     raise Unreachable(f"the server ended with {self.exit_code}: {self.last_line()}")
@@ -92,10 +93,14 @@ class Process:
 
 @dataclass
 class CommandLauncher:
-    """Runs the user's command; `ready_seconds` is how long loading may take."""
+    """Runs the user's command; `ready_seconds` is how long loading may take.
+
+    `connection`: how to reach what it starts, whatever its address.
+    """
 
     command: str
     ready_seconds: float = 120.0
+    connection: Connection = field(default_factory=lambda: Connection(target=""))
 
     def __post_init__(self) -> None:
         if "{port}" not in self.command and "{socket}" not in self.command:
@@ -120,7 +125,7 @@ class CommandLauncher:
             process = await asyncio.create_subprocess_exec(
                 *shlex.split(command), stdout=output, stderr=output, start_new_session=True
             )
-        self._started.append(Process(process, target, log))
+        self._started.append(Process(process, self.connection.at(target), log))
         return self._started[-1]
 
     def free_target(self) -> str:

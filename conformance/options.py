@@ -60,11 +60,27 @@ def parse_self_test(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes (default 2)")
+    parser.add_argument(
+        "--shard",
+        type=shard,
+        default=(1, 1),
+        metavar="K/N",
+        help="only every Nth mutant from the Kth on: all of them, not --quick, take more than half an hour",
+    )
+    parser.add_argument(
+        "--flakes",
+        type=positive,
+        metavar="RUNS",
+        help="instead of mutants: judge the references so often, at five speeds in turn; --run names checks",
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="with --flakes: keep N cores busy meanwhile"
+    )
     return parser.parse_args(argv)
 
 
 def connection(options: argparse.Namespace, target: str) -> Connection:
-    """How to reach `target` under these options."""
+    """How to reach `target` under these options. Raises ValueError for a file that is not there."""
     return Connection(target=target, tls=_tls(options), metadata=tuple(options.metadata))
 
 
@@ -95,9 +111,9 @@ def selection(options: argparse.Namespace) -> Selection:
     if options.launch:
         phases.add(Phase.LAUNCH)
     return Selection(
-        profiles=_split(options.profile),
-        run=_split(options.run),
-        skip=_split(options.skip),
+        profiles=globs(options.profile),
+        run=globs(options.run),
+        skip=globs(options.skip),
         phases=frozenset(phases),
         repeat=options.repeat,
         one_by_one=options.one_by_one,
@@ -147,12 +163,12 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--skip", action="append", default=[], metavar="GLOBS", help="leave these ids out")
     group.add_argument("--declare", action="append", default=[], choices=sorted(OUTSIDE), help="holds here")
     group.add_argument("--allow-destructive", action="store_true", help="drain and clean up the target too")
-    group.add_argument("--repeat", type=_positive, default=1, metavar="N", help="run each check N times")
+    group.add_argument("--repeat", type=positive, default=1, metavar="N", help="run each check N times")
     group.add_argument("--one-by-one", action="store_true", help="never two checks at the same time")
     group.add_argument(
         "--revision", type=_revision, default=CONTRACT_REVISION, metavar="N", help="judge as of this revision"
     )
-    group.add_argument("--time-scale", type=_scale, default=1.0, metavar="X", help="multiplies every bound")
+    group.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="multiplies every bound")
     group.add_argument("--strict", action="store_true", help="a SHOULD that does not hold is a failure")
 
 
@@ -166,10 +182,14 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _tls(options: argparse.Namespace) -> Tls | None:
     if not (options.tls or options.tls_ca or options.tls_cert):
         return None
+    for path in (options.tls_ca, options.tls_cert, options.tls_key):
+        if path and not path.is_file():
+            raise ValueError(f"{path}: no such file")
     return Tls(ca=options.tls_ca, certificate=options.tls_cert, key=options.tls_key, name=options.tls_name)
 
 
-def _split(values: Sequence[str]) -> tuple[str, ...]:
+def globs(values: Sequence[str]) -> tuple[str, ...]:
+    """The parts of options that may be given again and hold several, with commas between."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
@@ -180,7 +200,8 @@ def _pair(text: str) -> Metadata:
     return (key.lower(), value)  # type: ignore[return-value]  # one pair of it
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("at least 1")
@@ -188,13 +209,22 @@ def _positive(text: str) -> int:
 
 
 def _revision(text: str) -> int:
-    number = _positive(text)
+    number = positive(text)
     if number > CONTRACT_REVISION:
         raise argparse.ArgumentTypeError(f"this kit knows revisions up to {CONTRACT_REVISION}")
     return number
 
 
-def _scale(text: str) -> float:
+def shard(text: str) -> tuple[int, int]:
+    """`2/5`: the second of five parts."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError("the form is K/N, with K from 1 to N")
+    return int(part), int(parts)
+
+
+def scale(text: str) -> float:
+    """A factor above 0."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError("above 0")

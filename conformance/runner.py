@@ -13,21 +13,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from conformance import verdict
 from conformance.context import Context
 from conformance.gates import why_closed
 from conformance.outcome import Outcome, Report, Status
 from conformance.registry import REFUSED, Check, Phase
-from conformance.requirements import Requirement, requirements
+from conformance.requirements import requirements
 from conformance.selection import Selection
-from conformance.session import Session, Unreachable
-from conformance.violation import NotApplicable, Violation
+from conformance.session import Launcher, Session, Unreachable
+from conformance.violation import Violation
 
 ROOT: Final = "INF-01"
 CONCURRENCY: Final = 8
 CLEANUP_SECONDS: Final = 10.0
-
-BROKEN: Final = frozenset({Status.FAIL, Status.BLOCKED, Status.ERROR, Status.FLAKY})
-"""A prerequisite with one of these blocks what needs it."""
 
 
 @dataclass
@@ -65,7 +63,7 @@ class Runner:
                 reason = self.selection.why_not(outcome.requirement, check)
                 if reason and outcome.status is Status.PASS:
                     # Otherwise a selection that matches nothing would look like a success.
-                    outcome = _outcome(check, Status.NOT_RUN, reason)
+                    outcome = verdict.outcome(check, Status.NOT_RUN, reason)
                 self._outcomes[ROOT] = outcome
 
     async def _run_phase(self, checks: list[Check]) -> None:
@@ -102,14 +100,14 @@ class Runner:
         """The outcome of a check that does not run, None for one that does."""
         requirement = requirements()[check.id]
         if reason := self.selection.why_not(requirement, check):
-            return _outcome(check, Status.NOT_RUN, reason)
+            return verdict.outcome(check, Status.NOT_RUN, reason)
         if self._blocker(check) == ROOT:
-            return _outcome(check, Status.BLOCKED, f"{ROOT} has to hold first")
+            return verdict.outcome(check, Status.BLOCKED, f"{ROOT} has to hold first")
         for gate in (requirement.gate, check.gate):
             if reason := why_closed(gate, self.session.info.config, self.session.declared):
-                return replace(_outcome(check, Status.NOT_APPLICABLE, reason), closed_gate=gate)
+                return replace(verdict.outcome(check, Status.NOT_APPLICABLE, reason), closed_gate=gate)
         if check.unless and not why_closed(check.unless, self.session.info.config, self.session.declared):
-            return _outcome(check, Status.NOT_APPLICABLE, f"Capabilities.{check.unless} is advertised")
+            return verdict.outcome(check, Status.NOT_APPLICABLE, f"Capabilities.{check.unless} is advertised")
         return None
 
     async def _run(self, check: Check) -> Outcome:
@@ -119,20 +117,12 @@ class Runner:
 
     async def _outcome_of(self, check: Check) -> Outcome:
         if blocker := self._blocker(check):
-            return _outcome(check, Status.BLOCKED, f"{blocker} has to hold first")
-        outcomes = [await self._run_once(check) for _ in range(self.selection.repeat)]
-        statuses = {outcome.status for outcome in outcomes}
-        worst = next((outcome for outcome in outcomes if outcome.status in BROKEN), outcomes[-1])
-        if len(statuses) == 1:
-            return worst
-        passed = sum(outcome.status is Status.PASS for outcome in outcomes)
-        return replace(
-            worst, status=Status.FLAKY, message=f"{passed} of {len(outcomes)} passed: {worst.message}"
-        )
+            return verdict.outcome(check, Status.BLOCKED, f"{blocker} has to hold first")
+        return verdict.of_repetitions([await self._run_once(check) for _ in range(self.selection.repeat)])
 
     def _blocker(self, check: Check) -> str:
         for need in _needs(check):
-            if need in self._outcomes and self._outcomes[need].status in BROKEN:
+            if need in self._outcomes and self._outcomes[need].status in verdict.BROKEN:
                 return need
         return ""
 
@@ -141,34 +131,30 @@ class Runner:
             return await self._judge(check, self.session)
         if not self.session.launcher:
             if self._is_ended:
-                return _outcome(check, Status.NOT_RUN, "an earlier check ended this server: use --launch")
+                return verdict.outcome(
+                    check, Status.NOT_RUN, "an earlier check ended this server: use --launch"
+                )
             self._is_ended = True
             return await self._judge(check, self.session)
-        server = await self.session.launcher.launch()
-        fresh = replace_target(self.session, server.target)
+        return await self._run_on_fresh(check, self.session.launcher)
+
+    async def _run_on_fresh(self, check: Check, launcher: Launcher) -> Outcome:
+        """On a server of its own; one that never serves fails the check."""
         try:
-            await fresh.open()
-            return await self._judge(check, fresh)
-        finally:
-            await fresh.close()
-            await server.stop()
+            server = await launcher.launch()
+            fresh = replace_target(self.session, server.target)
+            try:
+                await fresh.open()
+                return await self._judge(check, fresh)
+            finally:
+                await fresh.close()
+                await server.stop()
+        except Unreachable as reason:
+            return verdict.failure(check, Violation(str(reason)))
 
     async def _judge(self, check: Check, session: Session) -> Outcome:
         context, started = Context(session, check.key), time.monotonic()
-        try:
-            async with asyncio.timeout(session.bounds.check):
-                await check.function(context)
-            outcome = _outcome(check, Status.PASS)
-        except Violation as violation:
-            outcome = _failure(check, violation)
-        except NotApplicable as reason:
-            outcome = _outcome(check, Status.NOT_APPLICABLE, str(reason))
-        except TimeoutError:
-            outcome = _failure(check, Violation(f"no verdict within {session.bounds.check:.0f} s"))
-        except Unreachable as reason:
-            outcome = _failure(check, Violation(str(reason)))
-        except Exception as fault:  # noqa: BLE001  # a fault of one check must not end the others
-            outcome = _outcome(check, Status.ERROR, f"{type(fault).__name__}: {fault}")
+        outcome = await verdict.judged(check, check.function(context), session.bounds.check)
         exchanges = context.exchanges
         await _close(context)
         return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
@@ -190,7 +176,7 @@ class Runner:
         for outcome in self._outcomes.values():
             by_id.setdefault(outcome.requirement.id, []).append(self._with_negative(outcome))
         for requirement in requirements().values():
-            without = _without_check(requirement)
+            without = verdict.without_check(requirement)
             yield from sorted(by_id.get(requirement.id, [without]), key=lambda outcome: outcome.key)
 
     def _with_negative(self, outcome: Outcome) -> Outcome:
@@ -214,21 +200,6 @@ def replace_target(session: Session, target: str) -> Session:
 
 def _needs(check: Check) -> tuple[str, ...]:
     return check.needs if check.key == ROOT else (ROOT, *check.needs)
-
-
-def _outcome(check: Check, status: Status, message: str = "") -> Outcome:
-    return Outcome(key=check.key, requirement=requirements()[check.id], status=status, message=message)
-
-
-def _failure(check: Check, violation: Violation) -> Outcome:
-    status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
-    outcome = _outcome(check, status, str(violation))
-    return replace(outcome, expected=violation.expected, seen=violation.seen)
-
-
-def _without_check(requirement: Requirement) -> Outcome:
-    reason = requirement.excluded or "the kit has no check for it yet"
-    return Outcome(key=requirement.id, requirement=requirement, status=Status.NOT_RUN, message=reason)
 
 
 async def _close(context: Context) -> None:

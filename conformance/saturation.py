@@ -60,6 +60,8 @@ async def queued(
             return stream
         if load.running < len(running):
             raise NotApplicable("the slots are free again before a request can be seen to wait")
+        if timeout and time.monotonic() > stream.exchange.started_at + timeout:
+            raise NotApplicable("a deadline passes before its request can be seen to wait")
         if accepted.done() and not accepted.result():
             raise NotApplicable("a request that has to wait is refused here")
         await pause()

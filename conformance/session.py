@@ -151,4 +151,4 @@ class Session:
                 break
             ttfts.append(arrived[0].at - stream.exchange.started_at)
             itls.append((arrived[-1].at - arrived[0].at) / max(len(stream.tokens) - 1, 1))
-        return Bounds(max(ttfts), max(itls))
+        return Bounds(max(ttfts), max(itls), min(itls[1:], default=0.0))

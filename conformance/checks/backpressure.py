@@ -13,13 +13,13 @@ from typing import Final
 import grpc
 
 from conformance.bounds import pause
+from conformance.connection import NARROW
 from conformance.context import Context
 from conformance.registry import SHAPE, WHOLE, Phase, check
 from conformance.stream import Stream
 from conformance.violation import NotApplicable, expect, expect_equal
 from enginewire import v1 as pb
 
-NARROW: Final = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 FEWEST: Final = 128
 """Fewer tokens than this may all be on their way before the window is full."""
 

@@ -12,6 +12,7 @@ import grpc
 from conformance.context import LASTING_SECONDS, Context
 from conformance.registry import SHAPE, WHOLE, Phase, check
 from conformance.saturation import MOST_SLOTS, queued, saturated
+from conformance.stopwatch import Stopwatch
 from conformance.stream import Stream
 from conformance.violation import NotApplicable, Violation, expect, expect_equal
 
@@ -164,9 +165,9 @@ async def _have_begun(ctx: Context, streams: list[Stream]) -> None:
 
 
 async def _prompt(ctx: Context, name: str, call: Callable[[], Awaitable[object]]) -> None:
-    started = time.monotonic()
-    await call()
-    took, bound = time.monotonic() - started, ctx.bounds.reaction
+    async with Stopwatch() as watch:
+        await call()
+    took, bound = watch.seconds, ctx.bounds.reaction
     message = f"{name} is slow while the engine is busy"
     expect(took <= bound, message, expected=f"at most {bound:.1f} s", seen=f"{took:.1f} s")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conformance.adapters import loaded
+from conformance.connection import NARROW
 from conformance.context import REFUSALS, Context, require_refusal
 from conformance.kv_view import Picture, Subscription, hashes, sources, subscribe
 from conformance.registry import SHAPE, Phase, check, negative
@@ -115,11 +116,9 @@ async def events_are_replayed(ctx: Context) -> None:
 
 @check("KVE-07", phase=Phase.LOAD, needs=(*SHAPE, "KVE-03"), alone=True)
 async def slow_subscribers_slow_nobody(ctx: Context) -> None:
-    """Long prompts while nothing gets through to a subscriber."""
-    proxy, client = await ctx.proxy()
-    slow = await subscribe(ctx, client=client)
+    """Long prompts while a subscriber reads nothing, on a connection that lives."""
+    slow = await subscribe(ctx, client=ctx.connect(None, *NARROW))
     await slow.until(lambda: bool(slow.events), ctx.bounds.answer)
-    proxy.pause()
     for _ in range(SLOW_REQUESTS):
         await ctx.generate(await _asking(ctx, token_ids=_long_prompt(ctx)))
     slow.close()

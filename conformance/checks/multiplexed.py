@@ -10,8 +10,8 @@ from typing import Final
 import grpc
 
 from conformance.bounds import pause
-from conformance.checks.backpressure import NARROW
 from conformance.client import Client
+from conformance.connection import NARROW
 from conformance.context import REFUSALS, Context
 from conformance.multiplexed import NAME, Handle, Multiplexed
 from conformance.registry import SHAPE, WHOLE, Phase, check, negative

@@ -7,9 +7,9 @@ import grpc
 from conformance.client_side.alphabet import UNKNOWN, VOCAB_SIZE, ids
 from conformance.client_side.answer import DECODE_ERROR, Answer
 from conformance.client_side.context import ClientContext
-from conformance.client_side.engine import LIFE, Scene, ScriptedEngine, Turn
 from conformance.client_side.registry import client_check
 from conformance.client_side.script import DIED, LENGTH, Fail, Say, Stay, say, spoken
+from conformance.client_side.turn import LIFE, Scene, Turn
 from conformance.session import Unreachable
 from conformance.violation import NotApplicable, expect, expect_equal
 from enginewire import v1 as pb
@@ -46,9 +46,14 @@ async def undecodable_ids_are_a_decode_error(ctx: ClientContext) -> None:
 @client_check("CLI-10")
 async def an_end_without_terminal_is_an_error(ctx: ClientContext) -> None:
     """The engine ends with OK in the middle, and nobody can resume there."""
-    other = await ctx.on(await ctx.stands.shared(resume=False))
-    answer = await other.start(other.play(say("ab"))).failed()
-    expect_equal(answer.reason, "STREAM_INCOMPLETE", "the reason is another one")
+    # On an engine of its own: where requests share a stream, all of them end with it.
+    stand = await ctx.stands.fresh(ctx.stands.engine(resume=False))
+    try:
+        other = await ctx.on(stand)
+        answer = await other.start(other.play(say("ab"))).failed()
+        expect_equal(answer.reason, "STREAM_INCOMPLETE", "the reason is another one")
+    finally:
+        await stand.stop()
 
 
 @client_check("CLI-13", "with-resume")
@@ -92,7 +97,7 @@ async def an_unknown_reason_is_an_error(ctx: ClientContext) -> None:
 async def an_engine_of_another_revision_is_refused(ctx: ClientContext) -> None:
     """It may end, or never serve, or refuse every request; what it may not do is use the engine."""
     newer = pb.CONTRACT_REVISION + 1
-    engine = ScriptedEngine(revisions=(newer, newer + 1))
+    engine = ctx.stands.engine(revisions=(newer, newer + 1))
     try:
         stand = await ctx.stands.fresh(engine)
     except Unreachable:

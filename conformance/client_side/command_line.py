@@ -8,10 +8,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from conformance.client_side.judge import judge
+from conformance.client_side.judge import GATE, judge
 from conformance.client_side.stands import CommandStarter
 from conformance.conclusion import add_options, check_options, conclude
+from conformance.options import globs, positive, scale
 from conformance.outcome import ExitCode, Report
+from conformance.report.listing import show
+from conformance.requirements import requirements
 from conformance.selection import Selection
 from conformance.session import Unreachable
 
@@ -19,6 +22,8 @@ from conformance.session import Unreachable
 def main(argv: Sequence[str]) -> int:
     """Run the subcommand; returns its exit code."""
     options = parse(argv)
+    if options.list:
+        return show([each for each in requirements().values() if each.gate == GATE])
     try:
         report = asyncio.run(_judge(options))
     except Unreachable as reason:
@@ -39,32 +44,41 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--command",
-        required=True,
         metavar="COMMAND",
         help="starts the backend; {target} is the engine's address, {listen} (host:port), {port} or {socket} "
         "where BackendService has to listen",
     )
     parser.add_argument("--run", action="append", default=[], metavar="GLOBS", help="only these ids")
     parser.add_argument("--skip", action="append", default=[], metavar="GLOBS", help="leave these ids out")
+    parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="run each check N times")
+    parser.add_argument("--list", action="store_true", help="list the requirements and exit")
+    parser.add_argument(
+        "--multiplexed", action="store_true", help="the engine offers GenerateMultiplexed beside Generate"
+    )
     parser.add_argument("--ready-timeout", type=float, default=60.0, metavar="S", help="until it listens")
-    parser.add_argument("--time-scale", type=float, default=1.0, metavar="X", help="multiplies every bound")
+    parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="multiplies every bound")
     parser.add_argument("--strict", action="store_true", help="a SHOULD that does not hold is a failure")
     parser.add_argument("--trace", action="store_true", help="show every call of what is unexpected")
     add_options(parser)
     options = parser.parse_args(argv)
     check_options(parser, options)
+    if not (options.command or options.list):
+        parser.error("one of --command and --list is needed")
     return options
 
 
 async def _judge(options: argparse.Namespace) -> Report:
     return await judge(
         CommandStarter(options.command, options.ready_timeout),
-        Selection(run=_split(options.run), skip=_split(options.skip)),
+        Selection(run=globs(options.run), skip=globs(options.skip), repeat=options.repeat),
         name=options.command,
-        invocation=f"client --command {shlex.quote(options.command)}",
+        invocation=_invocation(options),
         time_scale=options.time_scale,
+        multiplexed=options.multiplexed,
     )
 
 
-def _split(values: Sequence[str]) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+def _invocation(options: argparse.Namespace) -> str:
+    words = ["client", "--command", options.command]
+    words += ["--multiplexed"] if options.multiplexed else []
+    return shlex.join(words)

@@ -15,8 +15,9 @@ from conformance import requests
 from conformance.bounds import Bounds
 from conformance.client import Client
 from conformance.client_side.answer import Answer
-from conformance.client_side.engine import Scene, ScriptedEngine, Turn
+from conformance.client_side.engine import OWN, ScriptedEngine
 from conformance.client_side.script import Step
+from conformance.client_side.turn import Scene, Turn
 from conformance.exchange import Exchange
 from conformance.violation import expect
 from enginewire import v1 as pb
@@ -40,6 +41,9 @@ class Stand(Protocol):
 
 class Stands(Protocol):
     """Where stands come from."""
+
+    def engine(self, *, resume: bool = True, revisions: tuple[int, int] = OWN) -> ScriptedEngine:
+        """An engine as all of this run are, for a stand of one's own."""
 
     async def shared(self, *, resume: bool) -> Stand:
         """The backend in front of an engine that can, or cannot, resume; the same for all checks."""

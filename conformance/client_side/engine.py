@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -17,65 +17,44 @@ from google.protobuf.message import Message
 
 from conformance import health_types
 from conformance.client_side import alphabet
+from conformance.client_side.multiplexed_engine import NAME as MULTIPLEXED, play_multiplexed
 from conformance.client_side.script import CANCELLED, Fail, Hold, Say, Speaker, Stay, Step
-from conformance.exchange import DETAILS_KEY, Arrived, Exchange
+from conformance.client_side.turn import LIFE, Scene, Scripted, Turn
+from conformance.exchange import DETAILS_KEY, Exchange
 from conformance.methods import methods
 from enginewire import v1 as pb
 from enginewire.v1 import revision
 
 MODEL: Final = "scripted"
-LIFE: Final = "life-%d"
-"""Each attempt of a request meets another life of the engine."""
-LOAD_SECONDS: Final = 0.05
+OWN: Final = (pb.CONTRACT_REVISION, pb.CONTRACT_REVISION)
+"""The revisions of this contract alone."""
+GENERATE: Final = "EngineService.Generate"
+UNKNOWN_PROMPT: Final = Fail(
+    grpc.StatusCode.INVALID_ARGUMENT,
+    pb.ERROR_REASON_INVALID_REQUEST,
+    field="token_ids",
+    message="token_ids: no prompt of this kit",
+)
 
 CONTEXT = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One Generate of the backend, as the engine saw it."""
-
-    request: pb.GenerateRequest
-    exchange: Exchange
-    lifetime_id: str
-    seconds_left: float | None
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    """The backend cancelled the call or aborted the request."""
-    said: int = 0
-
-    @property
-    def part(self) -> pb.PreprocessedRequest:
-        """What it asks for."""
-        return self.request.request
-
-
-@dataclass(slots=True, eq=False)
-class Scene:
-    """A prompt and what the engine answers to it: a script per attempt, the last one for all further ones."""
-
-    prompt: list[int]
-    scripts: Sequence[Sequence[Step]]
-    turns: list[Turn] = field(default_factory=list)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def begin(self, turn: Turn) -> Sequence[Step]:
-        """The script of the next attempt."""
-        self.turns.append(turn)
-        self.arrived.set()
-        return self.scripts[min(len(self.turns), len(self.scripts)) - 1]
-
-
 class ScriptedEngine:
-    """A server for one backend. `revisions`: oldest and newest client revision it says it accepts."""
+    """A server for one backend. `revisions`: oldest and newest client revision it says it accepts.
+
+    `multiplexed`: it offers GenerateMultiplexed beside Generate, and plays the same scripts there.
+    """
 
     def __init__(
         self,
         *,
         resume: bool = True,
-        revisions: tuple[int, int] = (pb.CONTRACT_REVISION, pb.CONTRACT_REVISION),
+        multiplexed: bool = False,
+        revisions: tuple[int, int] = OWN,
     ) -> None:
         self.target = ""
         self.turns: list[Turn] = []
+        self.multiplexed = multiplexed
         self._resume = resume
         self._revisions = revisions
         self._scenes: dict[tuple[int, ...], Scene] = {}
@@ -134,35 +113,49 @@ class ScriptedEngine:
 
     async def generate(self, request: pb.GenerateRequest, context: CONTEXT) -> AsyncIterator[Message]:
         """Generate: plays the script of the prompt."""
-        scene = self._scenes.get(tuple(request.request.token_ids))
-        if scene is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "token_ids: no prompt of this kit")
-        turn = self._turn(request, context, len(scene.turns) + 1)
+        turn = self.turn(request, context.time_remaining(), GENERATE)
         try:
-            async for response in self._play(scene.begin(turn), turn, context):
-                turn.exchange.arrived.append(Arrived(time.monotonic(), response, response.ByteSize()))
-                yield response
+            script = self.script(turn)
+            if not isinstance(script[0], Fail):
+                await context.send_initial_metadata(())
+            async for output in self.outputs(turn, script, Speaker(turn.part)):
+                yield turn.arrive(self._response(turn, output))
             turn.exchange.code = grpc.StatusCode.OK
+        except Scripted as failure:
+            details = ((DETAILS_KEY, failure.step.detail.SerializeToString()),)
+            await context.abort(failure.step.code, failure.step.message, details)
         except (asyncio.CancelledError, GeneratorExit):
             # Cancelled while a message is on its way, grpc.aio drops this iterator instead of cancelling it.
-            turn.exchange.code = grpc.StatusCode.CANCELLED
-            turn.left.set()
+            turn.leave()
             raise
         finally:
             turn.exchange.ended_at = time.monotonic()
 
-    async def _play(self, script: Sequence[Step], turn: Turn, context: CONTEXT) -> AsyncIterator[Message]:
-        speaker = Speaker(turn.part)
-        if not isinstance(script[0], Fail):
-            await context.send_initial_metadata(())
+    def turn(self, request: pb.GenerateRequest, seconds_left: float | None, method: str) -> Turn:
+        """A request of the backend, kept from now on."""
+        exchange = Exchange(f"{method} (of the backend)", request, started_at=time.monotonic())
+        turn = Turn(request, exchange, seconds_left)
+        self.turns.append(turn)
+        return turn
+
+    def script(self, turn: Turn) -> Sequence[Step]:
+        """What is due for this attempt."""
+        scene = self._scenes.get(tuple(turn.part.token_ids))
+        return scene.begin(turn) if scene else [UNKNOWN_PROMPT]
+
+    async def outputs(
+        self, turn: Turn, script: Sequence[Step], speaker: Speaker
+    ) -> AsyncIterator[pb.LLMEngineOutput]:
+        """Everything that a script says. Raises Scripted where it ends with a status."""
         for step in script:
             if isinstance(step, Fail):
-                await self._fail(step, turn, context)
-            elif isinstance(step, Say):
-                yield self._response(turn, speaker.output(step))
+                turn.exchange.code, turn.exchange.text = step.code, step.message
+                raise Scripted(step)
+            if isinstance(step, Say):
+                yield speaker.output(step)
                 turn.said += 1
             elif await self._left(step, turn):
-                yield self._response(turn, speaker.output(Say(finish=CANCELLED)))
+                yield speaker.output(Say(finish=CANCELLED))
                 return
 
     async def _left(self, step: Hold | Stay, turn: Turn) -> bool:
@@ -177,23 +170,12 @@ class ScriptedEngine:
                 wait.cancel()
         return turn.left.is_set()
 
-    async def _fail(self, step: Fail, turn: Turn, context: CONTEXT) -> None:
-        turn.exchange.code, turn.exchange.text = step.code, step.message
-        details = ((DETAILS_KEY, step.detail.SerializeToString()),)
-        await context.abort(step.code, step.message, details)
-
     def _response(self, turn: Turn, output: pb.LLMEngineOutput) -> pb.GenerateResponse:
         return pb.GenerateResponse(
             output=output,
             request_id=turn.request.request_id,
             engine_lifetime_id="" if turn.said else turn.lifetime_id,
         )
-
-    def _turn(self, request: pb.GenerateRequest, context: CONTEXT, number: int) -> Turn:
-        exchange = Exchange("EngineService.Generate (of the backend)", request, started_at=time.monotonic())
-        turn = Turn(request, exchange, LIFE % number, context.time_remaining())
-        self.turns.append(turn)
-        return turn
 
     def _config(self) -> pb.EngineConfig:
         return pb.EngineConfig(
@@ -207,6 +189,7 @@ class ScriptedEngine:
                 multiple_choices=True,
                 logprobs=True,
                 resume=self._resume,
+                multiplexed=self.multiplexed,
                 tokenizer=True,
                 default_sampling=pb.SamplingDefaults(temperature=1.0, top_p=1.0, repetition_penalty=1.0),
             ),
@@ -225,7 +208,15 @@ class _Methods(grpc.GenericRpcHandler):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         by_path = {method.path: method for method in methods().values()}
         method = by_path.get(handler_call_details.method)
-        if method is None or method.name not in ANSWERS:
+        if method is None:
+            return None
+        if method.name == MULTIPLEXED and self._engine.multiplexed:
+            return grpc.stream_stream_rpc_method_handler(
+                partial(play_multiplexed, self._engine),
+                request_deserializer=pb.GenerateMultiplexedRequest.FromString,
+                response_serializer=pb.GenerateMultiplexedResponse.SerializeToString,
+            )
+        if method.name not in ANSWERS:
             return None
 
         async def answer(request: Any, context: CONTEXT) -> AsyncIterator[Message]:
@@ -287,7 +278,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "DiscoveryService.WatchLoad": _watch,
     "DiscoveryService.GetTokenizer": _tokenizer,
     "EngineService.Abort": _abort,
-    "EngineService.Generate": _generate,
+    GENERATE: _generate,
     health_types.CHECK: _health,
     health_types.WATCH: _watch_health,
 }

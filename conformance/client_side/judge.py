@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from conformance import verdict
 from conformance.client_side.context import ClientContext
-from conformance.client_side.engine import ScriptedEngine
 from conformance.client_side.registry import WAY_THROUGH, ClientCheck, client_checks
 from conformance.client_side.stands import RunningStand, RunningStands, Starter
 from conformance.outcome import Outcome, Report, Status
 from conformance.requirements import requirements
 from conformance.selection import Selection
 from conformance.session import Unreachable
-from conformance.violation import NotApplicable, Violation
+from conformance.violation import Violation
 
 GATE: Final = "backend"
 CONCURRENCY: Final = 8
@@ -29,10 +29,14 @@ async def judge(
     name: str = "a backend",
     invocation: str = "",
     time_scale: float = 1.0,
+    multiplexed: bool = False,
 ) -> Report:
-    """Judge the backends that `starter` starts. Raises Unreachable when none of them listens."""
+    """Judge the backends that `starter` starts. Raises Unreachable when none of them listens.
+
+    `multiplexed`: their engine offers GenerateMultiplexed too.
+    """
     started = time.monotonic()
-    stands = RunningStands(starter, time_scale)
+    stands = RunningStands(starter, time_scale, multiplexed=multiplexed)
     try:
         stand = await stands.shared(resume=True)
         outcomes = await _Run(stands, selection).run()
@@ -61,60 +65,46 @@ class _Run:
         checks = {check.key: check for check in client_checks()}
         first = checks.pop(WAY_THROUGH)
         stand = await self._stands.shared(resume=True)
-        outcome = await self._judge(first, stand)
+        outcome = await self._repeat(first)
         stand.measure(outcome.exchanges)
         blocked = outcome.status is not Status.PASS
         if not blocked and (reason := self._why_not(first)):
-            outcome = _outcome(first, Status.NOT_RUN, reason)
+            outcome = verdict.outcome(first, Status.NOT_RUN, reason)
         others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in checks.values()))
         return {other.key: other for other in [outcome, *others]}
 
     async def _run(self, check: ClientCheck, *, blocked: bool) -> Outcome:
         if reason := self._why_not(check):
-            return _outcome(check, Status.NOT_RUN, reason)
+            return verdict.outcome(check, Status.NOT_RUN, reason)
         if blocked:
-            return _outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
+            return verdict.outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
         async with self._slots:
-            if not check.hostile:
-                return await self._judge(check, await self._stands.shared(resume=True))
-            stand = await self._stands.fresh(ScriptedEngine())
-            try:
-                return await self._judge(check, stand)
-            finally:
-                await stand.stop()
+            return await self._repeat(check)
+
+    async def _repeat(self, check: ClientCheck) -> Outcome:
+        return verdict.of_repetitions([await self._run_once(check) for _ in range(self._selection.repeat)])
+
+    async def _run_once(self, check: ClientCheck) -> Outcome:
+        if not check.hostile:
+            return await self._judge(check, await self._stands.shared(resume=True))
+        try:
+            stand = await self._stands.fresh(self._stands.engine())
+        except Unreachable as reason:
+            return verdict.failure(check, Violation(str(reason)))
+        try:
+            return await self._judge(check, stand)
+        finally:
+            await stand.stop()
 
     def _why_not(self, check: ClientCheck) -> str:
         return self._selection.why_not(requirements()[check.id], check)
 
     async def _judge(self, check: ClientCheck, stand: RunningStand) -> Outcome:
         context, started = ClientContext(self._stands, stand), time.monotonic()
-        try:
-            async with asyncio.timeout(context.bounds.check):
-                await check.function(context)
-            outcome = _outcome(check, Status.PASS)
-        except Violation as violation:
-            outcome = _failure(check, violation)
-        except NotApplicable as reason:
-            outcome = _outcome(check, Status.NOT_APPLICABLE, str(reason))
-        except TimeoutError:
-            outcome = _failure(check, Violation(f"no verdict within {context.bounds.check:.0f} s"))
-        except Unreachable as reason:
-            outcome = _failure(check, Violation(str(reason)))
-        except Exception as fault:  # noqa: BLE001  # a fault of one check must not end the others
-            outcome = _outcome(check, Status.ERROR, f"{type(fault).__name__}: {fault}")
+        outcome = await verdict.judged(check, check.function(context), context.bounds.check)
         exchanges = context.exchanges
         await context.close()
         return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
-
-
-def _outcome(check: ClientCheck, status: Status, message: str = "") -> Outcome:
-    return Outcome(key=check.key, requirement=requirements()[check.id], status=status, message=message)
-
-
-def _failure(check: ClientCheck, violation: Violation) -> Outcome:
-    status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
-    outcome = _outcome(check, status, str(violation))
-    return replace(outcome, expected=violation.expected, seen=violation.seen)
 
 
 def _in_order(outcomes: dict[str, Outcome]) -> tuple[Outcome, ...]:
@@ -125,9 +115,6 @@ def _in_order(outcomes: dict[str, Outcome]) -> tuple[Outcome, ...]:
             outcome for key, outcome in sorted(outcomes.items()) if outcome.requirement.id == requirement.id
         ]
         if requirement.gate == GATE and not own:
-            reason = requirement.excluded or "the kit has no check for it yet"
-            own = [
-                Outcome(key=requirement.id, requirement=requirement, status=Status.NOT_RUN, message=reason)
-            ]
+            own = [verdict.without_check(requirement)]
         found += own
     return tuple(found)

@@ -42,11 +42,11 @@ async def _drain(call: EngineCall) -> None:
 
 @client_mutant("stop_is_not_told", kills=("CLI-06", "CLI-08"))
 class StopIsNotTold(Deaf):
-    def leave(self, call: EngineCall) -> None:
-        if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # we are inside a task
-            call.cancel()
-        else:
+    def leave(self, call: EngineCall, request: Request) -> None:
+        if request.is_finished:
             self.forget(call)
+        else:
+            call.cancel()
 
 
 @client_mutant("caller_leaving_is_not_told", kills="CLI-12")
@@ -77,7 +77,7 @@ class CallerLeavingIsNotTold(Deaf):
                 call.cancel()
                 return
 
-    def leave(self, call: EngineCall) -> None:
+    def leave(self, call: EngineCall, request: Request) -> None:
         pass
 
 

@@ -138,7 +138,7 @@ class ReferenceBackend:
                     raise
                 await asyncio.sleep(BACKOFF_SECONDS)
             finally:
-                self.leave(call)
+                self.leave(call, request)
 
     def call(self, asked: pb.BackendServiceGenerateRequest, request: Request, context: CONTEXT) -> EngineCall:
         """Send the request, or what is left of it."""
@@ -240,7 +240,7 @@ class ReferenceBackend:
             return False
         return not request.has_delivered or self.info.config.capabilities.resume
 
-    def leave(self, call: EngineCall) -> None:
+    def leave(self, call: EngineCall, request: Request) -> None:
         """Tell the engine that nobody waits any more."""
         call.cancel()
 

@@ -102,6 +102,11 @@ class Speaker:
             if choice.finished:
                 self.finished.add(choice.index)
 
+    @property
+    def is_finished(self) -> bool:
+        """Every choice had its terminal."""
+        return len(self.finished) >= max(1, self.request.sampling_options.n)
+
     def output(self, step: Say) -> pb.LLMEngineOutput:
         """The output of a step."""
         count = self.counts.get(step.index, 0)
@@ -125,7 +130,7 @@ class Speaker:
             output.stop_match.token_id = step.stop_token
         if step.error:
             output.error_message = step.error
-        if step.usage or len(self.finished) == max(1, self.request.sampling_options.n):
+        if step.usage or self.is_finished:
             output.completion_usage.CopyFrom(step.usage or self._usage())
 
     def _usage(self) -> pb.CompletionUsage:

@@ -5,6 +5,8 @@ Runs in one process and loop with whatever else proves the kit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from conformance.adversaries import Adversary
 from conformance.client_side.judge import judge
 from conformance.client_side.mutants import ClientMutant
@@ -14,9 +16,9 @@ from conformance.outcome import Report, Status
 from conformance.selection import Selection
 
 
-async def judge_reference() -> Report:
-    """The kit against the reference backend."""
-    return await judge(InProcessStarter(ReferenceBackend), Selection())
+async def judge_reference(run: Sequence[str] = ()) -> Report:
+    """The kit against the reference backend; `run`: only these checks."""
+    return await judge(InProcessStarter(ReferenceBackend), Selection(run=run))
 
 
 async def judge_mutant(mutant: ClientMutant) -> Report:

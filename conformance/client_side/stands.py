@@ -16,7 +16,7 @@ import grpc
 
 from conformance.bounds import Bounds
 from conformance.client import Client
-from conformance.client_side.engine import ScriptedEngine
+from conformance.client_side.engine import OWN, ScriptedEngine
 from conformance.client_side.reference_failure import Failed
 from conformance.exchange import Exchange
 from conformance.in_process import InProcess, Served
@@ -113,15 +113,20 @@ class RunningStand:
 class RunningStands:
     """The stands of one run."""
 
-    def __init__(self, starter: Starter, time_scale: float) -> None:
+    def __init__(self, starter: Starter, time_scale: float, *, multiplexed: bool = False) -> None:
         self._starter = starter
         self._scale = time_scale
+        self._multiplexed = multiplexed
         self._shared: dict[bool, asyncio.Task[RunningStand]] = {}
+
+    def engine(self, *, resume: bool = True, revisions: tuple[int, int] = OWN) -> ScriptedEngine:
+        """See Stands."""
+        return ScriptedEngine(resume=resume, multiplexed=self._multiplexed, revisions=revisions)
 
     async def shared(self, *, resume: bool) -> RunningStand:
         """See Stands. Raises Unreachable."""
         if resume not in self._shared:
-            self._shared[resume] = asyncio.create_task(self.fresh(ScriptedEngine(resume=resume)))
+            self._shared[resume] = asyncio.create_task(self.fresh(self.engine(resume=resume)))
         return await asyncio.shield(self._shared[resume])
 
     async def fresh(self, engine: ScriptedEngine) -> RunningStand:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from conformance import health_types
 from conformance.mutants import mutant
+from conformance.mutants.concurrency import UNHURRIED
 from conformance.reference.refusal import Refusal
 from conformance.reference.server import Reference
 from enginewire import v1 as pb
@@ -58,6 +59,8 @@ class ReadyTooEarly(Reference):
 
 @mutant("health_blocked_by_gpu_thread", kills=("HLT-02", "CON-05"))
 class HealthBlockedByGpuThread(Reference):
+    settings = UNHURRIED
+
     async def check_health(self, service: str) -> int:
         while self.load().running >= self.settings.max_num_seqs:  # noqa: ASYNC110  # no event says it
             await asyncio.sleep(self.settings.step_seconds)

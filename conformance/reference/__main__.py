@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 from dataclasses import replace
+from pathlib import Path
+
+import grpc
 
 from conformance.reference.server import Reference
 from conformance.reference.signals import AddressError
@@ -29,13 +32,20 @@ def main() -> int:
     parser.add_argument("target", help="host:port or unix:/path")
     parser.add_argument("--mutant", default="", help="the broken server to be instead")
     parser.add_argument("--load-seconds", type=float, default=0.2, metavar="S", help="to pretend to load")
+    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="speak TLS with this certificate")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
     options = parser.parse_args()
+    if bool(options.tls_cert) != bool(options.tls_key):
+        parser.error("--tls-cert and --tls-key belong together")
     return asyncio.run(_serve(options))
 
 
 async def _serve(options: argparse.Namespace) -> int:
     server = _server(options.mutant)
     server.settings = replace(server.settings, start_seconds=options.load_seconds)
+    if options.tls_cert:
+        pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())
+        server.credentials = grpc.ssl_server_credentials([pair])
     return await serve(server, options.target)
 
 

@@ -33,11 +33,17 @@ GENERIC = {"EngineService", "DiscoveryService", "Health"}
 class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metrics):
     """The reference server. Mutants are subclasses of it."""
 
+    credentials: grpc.ServerCredentials | None = None
+    """With them it speaks TLS."""
+
     async def serve(self, target: str) -> grpc.aio.Server:
         """Listen at `host:port` or `unix:/path` and start the engine; returns the running server."""
         server = grpc.aio.server(options=self.server_options())
         server.add_generic_rpc_handlers(self.handlers())
-        server.add_insecure_port(target)
+        if self.credentials:
+            server.add_secure_port(target, self.credentials)
+        else:
+            server.add_insecure_port(target)
         await self.open_parts()
         await server.start()
         self._tasks = [asyncio.ensure_future(self.start()), asyncio.ensure_future(self.run())]

@@ -4,9 +4,11 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from conformance.__main__ import main
 from conformance.connection import Connection
 from conformance.context import Context
 from conformance.in_process import InProcess, InProcessLauncher
@@ -15,9 +17,12 @@ from conformance.reference.server import Reference
 from conformance.registry import Phase
 from conformance.runner import Runner
 from conformance.selection import Selection
-from conformance.session import Session
+from conformance.session import Session, Unreachable
 from enginewire import v1 as pb
 from tests.conformance.judging import made_up, statuses
+
+CERTIFICATE = Path(__file__).with_name("certificate")
+"""Of 127.0.0.1, signed by itself; nothing but this test trusts it."""
 
 COMMAND = f"{sys.executable} -m conformance.reference unix:{{socket}}"
 
@@ -61,3 +66,28 @@ async def test_a_check_starts_and_signals_a_program_of_which_nothing_is_left(ses
     assert statuses(report)["LIF-02"] is Status.PASS, report.unexpected
     await asyncio.sleep(0)
     assert left[0].exit_code is not None
+
+
+async def test_a_fresh_server_that_never_serves_fails_its_check_and_no_other(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def launch() -> InProcess:
+        raise Unreachable("the server was not ready within 1 s")
+
+    async def passes(ctx: Context) -> None:
+        await ctx.client.info()
+
+    monkeypatch.setattr(session.launcher, "launch", launch)
+    checks = [made_up("DRN-01", passes, phase=Phase.DESTRUCTIVE), made_up("STR-01", passes)]
+    report = await Runner(session, checks, Selection(phases=frozenset(Phase))).run()
+    seen = {outcome.key: (outcome.status, outcome.message) for outcome in report.outcomes}
+    assert seen["DRN-01"] == (Status.FAIL, "the server was not ready within 1 s")
+    assert seen["STR-01"] == (Status.PASS, "")
+
+
+def test_a_server_that_speaks_tls_is_launched_and_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    serve = f"{sys.executable} -m conformance.reference 127.0.0.1:{{port}}"
+    command = f"{serve} --tls-cert {CERTIFICATE}/server.pem --tls-key {CERTIFICATE}/server.key"
+    asked = ["--launch", command, "--tls-ca", f"{CERTIFICATE}/server.pem", "--run", "STR-01,DRN-04"]
+    assert main([*asked, "--ready-timeout", "30"]) == 0, capsys.readouterr()
+    assert "2 PASS" in capsys.readouterr().out

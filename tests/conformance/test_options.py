@@ -5,7 +5,8 @@ import shlex
 import pytest
 
 from conformance import options
-from conformance.outcome import Report, Status
+from conformance.__main__ import main
+from conformance.outcome import ExitCode, Report, Status
 from conformance.report.reproduction import grpcurl_line, kit_line
 from tests.conformance.reports import exchange, outcome, report
 
@@ -55,3 +56,14 @@ def test_what_grpcurl_cannot_send_has_no_line() -> None:
 def test_a_request_is_quoted_for_a_shell() -> None:
     words = shlex.split(grpcurl_line(asked("--target", "host:1"), exchange("it's $(reboot)")))
     assert words[words.index("-d") + 1] == '{"request_id": "it\'s $(reboot)"}'
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0", "-1/3", ""])
+def test_a_shard_is_one_of_several(text: str) -> None:
+    assert options.parse_self_test(["--shard", "3/3"]).shard == (3, 3)
+    with pytest.raises(SystemExit, match="2"):
+        options.parse_self_test([f"--shard={text}"])
+
+
+def test_a_certificate_that_is_not_there_is_a_usage_error() -> None:
+    assert main(["--target", "127.0.0.1:1", "--tls-ca", "no/such.pem"]) == ExitCode.USAGE

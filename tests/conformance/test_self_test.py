@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from conformance import self_test
 from conformance.__main__ import main
 from conformance.mutants import Mutant
 from conformance.mutants.limits import MinGtMaxOk, OneTooMany
+from conformance.outcome import Report
 from conformance.reference.server import Reference
 from conformance.self_test import kill
+from conformance.session import Unreachable
 
 
 async def test_a_mutant_is_killed_by_its_check_and_no_other() -> None:
@@ -31,3 +34,37 @@ def test_the_summary_ends_the_output(capsys: pytest.CaptureFixture[str]) -> None
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["mutants"], summary["exact_kills"]) == (1, 1)
     assert summary["kills"] == {"total_wrong": ["USE-03"]}
+
+
+async def test_a_mutant_that_nobody_reaches_is_a_fault_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreachable(*arguments: object, **options: object) -> Report:
+        raise Unreachable("nothing listens at unix:/nowhere.sock")
+
+    monkeypatch.setattr(self_test, "judge", unreachable)
+    done = await kill(Mutant("one_too_many", ("LIM-01",), OneTooMany))
+    assert (done.is_killed, done.faults) == (False, ("nothing listens at unix:/nowhere.sock",))
+
+
+def test_a_reference_that_nobody_reaches_fails_the_proof(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def unreachable(*arguments: object, **options: object) -> Report:
+        raise Unreachable("nothing listens at unix:/nowhere.sock")
+
+    monkeypatch.setattr(self_test, "judge", unreachable)
+    assert main(["self-test", "--workers", "1", "--run", "no_such_mutant"]) == 1
+    assert "nothing listens at unix:/nowhere.sock" in capsys.readouterr().out
+
+
+def test_shards_have_every_mutant_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreachable(*arguments: object, **options: object) -> Report:
+        raise Unreachable("nothing listens")
+
+    judged: list[str] = []
+    monkeypatch.setattr(self_test, "judge", unreachable)
+    monkeypatch.setattr(self_test.client_side, "judge_reference", unreachable)
+    monkeypatch.setattr(self_test, "_adversary_passes", dict)
+    monkeypatch.setattr(self_test, "kill_all", lambda names, quick: judged.extend(names) or [])
+    for part in (1, 2, 3):
+        main(["self-test", "--workers", "1", "--shard", f"{part}/3"])
+    assert sorted(judged) == sorted(mutant.name for mutant in self_test.everything_broken())

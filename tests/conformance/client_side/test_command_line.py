@@ -11,8 +11,10 @@ from conformance.outcome import ExitCode
 OURS = f"{shlex.quote(sys.executable)} -m backend_client serve --target {{target}}"
 
 
-def test_our_backend_is_conformant(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["client", "--command", f"{OURS} --uds {{socket}}", "--strict"]) == ExitCode.CONFORMANT
+@pytest.mark.parametrize("engine", [[], ["--multiplexed"]], ids=["plain", "multiplexed"])
+def test_our_backend_is_conformant(engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["client", "--command", f"{OURS} --uds {{socket}}", *engine]
+    assert main([*command, "--strict"]) == ExitCode.CONFORMANT
     shown = capsys.readouterr().out
     assert "FAIL" not in shown
     assert "N/A" not in shown
@@ -39,3 +41,15 @@ def test_a_command_without_both_addresses_is_a_usage_error(command: str) -> None
 def test_a_selection_that_matches_nothing_is_no_success() -> None:
     command = f"{OURS} --uds {{socket}}"
     assert main(["client", "--command", command, "--run", "NOPE-*"]) == ExitCode.NOTHING_RAN
+
+
+def test_the_list_has_the_requirements_of_backends_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["client", "--list"]) == ExitCode.CONFORMANT
+    ids = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert "CLI-01" in ids
+    assert {name[:3] for name in ids} == {"CLI"}
+
+
+def test_without_a_command_there_is_nothing_to_judge() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["client"])

@@ -4,7 +4,7 @@ import pytest
 
 from conformance.client_side.judge import judge
 from conformance.client_side.mutants import ClientMutant, client_mutants
-from conformance.client_side.reference_backend import ReferenceBackend
+from conformance.client_side.reference_backend import ReferenceBackend, Request
 from conformance.client_side.registry import client_checks
 from conformance.client_side.self_test import judge_mutant, judge_reference, passes_of
 from conformance.client_side.stands import InProcessStarter, RunningStands
@@ -12,6 +12,7 @@ from conformance.outcome import ExitCode, Status
 from conformance.requirements import requirements
 from conformance.selection import Selection
 from conformance.self_test import kill
+from enginewire import v1 as pb
 
 
 async def test_the_reference_backend_passes_everything() -> None:
@@ -25,6 +26,19 @@ async def test_a_broken_backend_fails_exactly_its_checks(name: str) -> None:
     mutant = next(mutant for mutant in client_mutants() if mutant.name == name)
     done = await kill(mutant)
     assert done.is_exact, done
+
+
+async def test_what_a_backend_does_only_now_and_then_is_flaky() -> None:
+    class Forgetful(ReferenceBackend):
+        asked = 0
+
+        def usage(self, request: Request) -> pb.CompletionUsage:
+            Forgetful.asked += 1
+            return super().usage(request) if Forgetful.asked % 2 else pb.CompletionUsage()
+
+    report = await judge(InProcessStarter(Forgetful), Selection(run=["CLI-24"], skip=["*/*"], repeat=2))
+    flaky = [outcome.key for outcome in report.outcomes if outcome.status is Status.FLAKY]
+    assert flaky == ["CLI-24"]
 
 
 async def test_a_backend_that_is_not_broken_stays_alive() -> None:

@@ -1,0 +1,42 @@
+"""What broken backends do when gRPC drops a call of theirs, in front of a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from conformance.client_side.engine import ScriptedEngine
+from conformance.client_side.mutants_engine import StopIsNotTold
+from conformance.client_side.reference_backend import CONTEXT, Request
+from conformance.client_side.reference_text import ReferenceChoice
+from conformance.client_side.script import Stay, say
+from conformance.client_side.stands import SCRIPTED
+from conformance.in_process import InProcess
+from enginewire import v1 as pb
+
+
+class Context:
+    """Of a call without a deadline."""
+
+    def time_remaining(self) -> float | None:
+        """None: no deadline."""
+        return None
+
+
+async def test_a_backend_that_hides_stops_still_leaves_for_a_caller_that_is_gone() -> None:
+    engine = ScriptedEngine()
+    await engine.start(SCRIPTED)
+    backend = StopIsNotTold(engine.target)
+    server = await InProcess(backend).start()
+    try:
+        scene = engine.play([1, 2, 3], [[say("a"), Stay()]])
+        part = pb.PreprocessedRequest(token_ids=scene.prompt)
+        request = Request(part, [ReferenceChoice(0, backend.vocabulary, part, frozenset())])
+        asked = pb.BackendServiceGenerateRequest(request_id="a", request=part)
+        answer = backend.answer(asked, request, cast(CONTEXT, Context()))
+        await anext(answer)
+        await answer.aclose()  # type: ignore[attr-defined]  # a generator
+        await asyncio.wait_for(scene.turns[0].left.wait(), 10)
+    finally:
+        await server.stop()
+        await engine.stop()
