@@ -24,5 +24,6 @@ def test_an_example_reports_the_digest_of_the_contract(path: str) -> None:
 
 @pytest.mark.parametrize("path", REVISIONS)
 def test_an_example_reports_the_revision_of_the_contract(path: str) -> None:
-    (revision,) = re.findall(r"\b(?:revision|REVISION|kRevision)(?:: u32)?\s*= (\d+)", (EXAMPLES / path).read_text())
+    code = (EXAMPLES / path).read_text()
+    (revision,) = re.findall(r"\b(?:revision|REVISION|kRevision)(?:: u32)?\s*= (\d+)", code)
     assert int(revision) == pb.CONTRACT_REVISION
