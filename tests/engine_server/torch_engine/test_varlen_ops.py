@@ -52,10 +52,13 @@ def test_preempted_sequences_and_shared_prefixes_equal_transformers(family, load
     asked = prompts((9, 17, 20, 14))
     for _ in range(2):  # the second time prompts are cached
         contexts = [engine.add(greedy(prompt, 12)) for prompt in asked]
+        engine.step()
+        engine.preempt_one()
         engine.run()
         for context, prompt in zip(contexts, asked, strict=True):
             assert engine.answers[context].tokens[0] == expected(family, prompt, 12)
-    assert engine.core.scheduler.num_preemptions > 0
+    scheduler = engine.core.scheduler
+    assert scheduler.num_preemptions > (0 if scheduler.window else 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
