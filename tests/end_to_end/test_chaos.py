@@ -90,10 +90,16 @@ async def test_a_frozen_engine_is_left(folder: Path, vocabulary: Vocabulary) -> 
     async with engines(folder, 2) as slots, replaying([s.target for s in slots], vocabulary) as backend:
         await backend.engines.all[1].client.wait_ready(20)
         truth = await oracle(backend)
-        tasks = [asyncio.create_task(hear(backend, request)) for request in requests()]
-        await asyncio.sleep(0.1)
-        assert slots[0].process is not None
-        slots[0].process.send_signal(signal.SIGSTOP)
+        all_heard = [Heard() for _ in requests()]
+        tasks = [
+            asyncio.create_task(hear_slowly(backend, request, heard))
+            for request, heard in zip(requests(), all_heard, strict=True)
+        ]
+        await until_true(lambda: sum(bool(heard.outputs) for heard in all_heard) >= 4)
+        busy = [endpoint.in_flight for endpoint in backend.engines.all]
+        process = slots[busy.index(max(busy))].process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(20):
             heard = await asyncio.gather(*tasks)
     assert [answer_of(each) for each in heard] == truth

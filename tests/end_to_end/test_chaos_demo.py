@@ -82,7 +82,8 @@ async def test_json_goes_on_inside_its_grammar_when_the_engine_is_killed(folder:
                 assert migrations(heard)
                 check_same(heard, true)
                 assert '"said"' in heard.text(0)
-                await slot.start()
+                if request is asked[0]:
+                    await slot.start()
 
 
 def following(schema: str, backend: str, seed: int) -> pb.PreprocessedRequest:

@@ -57,11 +57,21 @@ def gateway(folder: Path, worker_url: str) -> Iterator[str]:
         process.wait()
 
 
+def answers(url: str) -> bool:
+    """It lists its model a little before it has the tokenizer."""
+    models = httpx2.get(f"{url}/models")
+    if models.status_code != 200:
+        return False
+    question = {"role": "user", "content": "Hello"}
+    asked = {"model": models.json()["data"][0]["id"], "messages": [question], "max_tokens": 1}
+    return httpx2.post(f"{url}/chat/completions", json=asked, timeout=PATIENCE_SECONDS).status_code != 503
+
+
 def until_it_has_a_model(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx2.TransportError):
-            if httpx2.get(f"{url}/models").status_code == 200:
+            if answers(url):
                 return
         time.sleep(0.1)
     raise AssertionError(log.read_text(errors="replace")[-8000:])
