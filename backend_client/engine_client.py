@@ -40,6 +40,8 @@ CHANNEL_OPTIONS: Final = (
     # gRPC would share connections between channels; a dead one shall not outlive its client.
     ("grpc.use_local_subchannel_pool", 1),
 )
+# gRPC would name the socket's path, which servers on Rust's h2 refuse.
+SOCKET_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
 MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1
@@ -60,7 +62,8 @@ class EngineClient:
     def __init__(self, target: str, *, multiplexed: bool = True) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate."""
         self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        options = (*CHANNEL_OPTIONS, *(SOCKET_OPTIONS if target.startswith("unix") else ()))
+        self._channel = grpc.aio.insecure_channel(target, options=options)
         self._rpc = EngineRpc(self._channel)
         self._wants_multiplexed = multiplexed
         self._connection: MultiplexedConnection | None = None

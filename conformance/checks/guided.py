@@ -78,6 +78,9 @@ async def an_alternative_is_chosen(ctx: Context) -> None:
 @check("GDE-04")
 async def invalid_guides_are_refused(ctx: Context) -> None:
     """No regex, no JSON, no schema, no alternatives; and the server serves on."""
+    # The first guide may have to wait for a compiler that starts: as long as a generation may take.
+    first = next(mode for mode in GUIDES if mode in ctx.capabilities.guided_modes)
+    await ctx.generate(ctx.request(guided_decoding=GUIDES[first], max_tokens=ROOM))
     for mode, guides in INVALID_GUIDES.items():
         for guide in guides if mode in ctx.capabilities.guided_modes else ():
             exchange = await ctx.rejects({"guided_decoding": guide}, field="")

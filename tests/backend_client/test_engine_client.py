@@ -332,3 +332,22 @@ async def test_a_closed_client_leaves_no_task_behind(hostile_engine, vocabulary)
     assert (await task).failure.reason == pb.ERROR_REASON_CANCELLED
     await engine.stop()
     await until_true(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_a_socket_is_called_localhost(tmp_path: Path) -> None:
+    """Rust's h2 refuses the name that gRPC would make of the path."""
+    seen = bytearray()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\0\0\0\4\0\0\0\0\0")  # an empty SETTINGS frame, or gRPC sends no headers
+        while b":path" not in seen:
+            seen.extend(await reader.read(4096))
+        writer.close()
+
+    server = await asyncio.start_unix_server(listen, tmp_path / "s.sock")
+    async with EngineClient(f"unix:{tmp_path / 's.sock'}") as client:
+        with pytest.raises(RequestFailed):
+            await client.info(5)
+    assert b"localhost" in seen
+    server.close()
+    await server.wait_closed()
