@@ -61,6 +61,7 @@ class Decoder:
         "_matcher",
         "_max_tokens",
         "_min_tokens",
+        "_most_plain",
         "_step_text",
         "_token_text",
         "_visible",
@@ -89,6 +90,8 @@ class Decoder:
         self._max_tokens = conditions.max_tokens or NO_LIMIT
         self._min_tokens = conditions.min_tokens
         self._token_text = vocabulary.token_text if with_tokens else None
+        # What `take_one` cannot give is never asked of it.
+        self._most_plain = 0 if with_tokens else self._max_tokens
         self._matcher: StopMatcher | None = None
         if conditions.stop:
             self._matcher = StopMatcher(conditions.stop, visible=conditions.include_stop_str_in_output)
@@ -105,32 +108,14 @@ class Decoder:
         """Text that may still become a hidden stop string."""
         return self._matcher.withheld if self._matcher else ""
 
-    def process(self, token_ids: Sequence[int]) -> DecodeResult:
-        """Take the next ids of the choice; after the end: nothing. Raises DecodeError."""
-        if len(token_ids) == 1 and (text := self._take_one(token_ids[0])) is not None:
-            tokens = self._tokens(token_ids) if self._token_text else None
-            return DecodeResult(text, token_ids, tokens, self.stop_trigger)
-        if self.is_finished:
-            return DecodeResult("", [], self._tokens([]), self.stop_trigger)
-        if self._is_plain(token_ids):
-            text, num_kept = self._take(token_ids)
-        else:
-            text, num_kept = self._walk(token_ids)
-        kept = token_ids if num_kept == len(token_ids) else token_ids[:num_kept]
-        return DecodeResult(text, kept, self._tokens(kept), self.stop_trigger)
+    def take_one(self, token_id: int) -> str | None:
+        """`process` for a single plain id, the common case of a decode step: only its text.
 
-    def finish(self) -> DecodeResult:
-        """No further ids will come: flush what is held. Withheld text may turn out to be a stop."""
-        text = "" if self.is_finished else self._end(None)
-        return DecodeResult(text, [], self._tokens([]), self.stop_trigger)
-
-    def _tokens(self, token_ids: Sequence[int]) -> list[str] | None:
-        return None if self._token_text is None else [self._token_text(token_id) for token_id in token_ids]
-
-    def _take_one(self, token_id: int) -> str | None:
-        """`_take` for a single plain id, the common case of a decode step; None when it is not plain."""
+        None, and nothing taken, for an id that is not plain, and where `tokens` are asked for. Raises
+        DecodeError.
+        """
         count = self.num_generated + 1
-        if count >= self._max_tokens or token_id in self._watched or self.is_finished:
+        if count >= self._most_plain or token_id in self._watched or self.is_finished:
             return None
         self.num_generated = count
         text = self._step_text(token_id)
@@ -142,6 +127,31 @@ class Decoder:
         if matcher.match is not None:
             self._stop_at_match()
         return text
+
+    def process(self, token_ids: Sequence[int]) -> DecodeResult:
+        """Take the next ids of the choice; after the end: nothing. Raises DecodeError."""
+        if len(token_ids) == 1 and (text := self.take_one(token_ids[0])) is not None:
+            return self.result(text, token_ids)
+        if self.is_finished:
+            return DecodeResult("", [], self._tokens([]), self.stop_trigger)
+        if self._is_plain(token_ids):
+            text, num_kept = self._take(token_ids)
+        else:
+            text, num_kept = self._walk(token_ids)
+        kept = token_ids if num_kept == len(token_ids) else token_ids[:num_kept]
+        return DecodeResult(text, kept, self._tokens(kept), self.stop_trigger)
+
+    def result(self, text: str, token_ids: Sequence[int]) -> DecodeResult:
+        """What `take_one` gave, whole."""
+        return DecodeResult(text, token_ids, None, self.stop_trigger)
+
+    def finish(self) -> DecodeResult:
+        """No further ids will come: flush what is held. Withheld text may turn out to be a stop."""
+        text = "" if self.is_finished else self._end(None)
+        return DecodeResult(text, [], self._tokens([]), self.stop_trigger)
+
+    def _tokens(self, token_ids: Sequence[int]) -> list[str] | None:
+        return None if self._token_text is None else [self._token_text(token_id) for token_id in token_ids]
 
     def _is_plain(self, token_ids: Sequence[int]) -> bool:
         """No id of these can stop by itself, and all are on the same side of the floor."""

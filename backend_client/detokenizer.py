@@ -1,9 +1,9 @@
 """Turns token ids into text, piece by piece.
 
-Holds one detokenizer per family of tokenizers and the vocabulary that picks among them. Knows
-nothing about stop conditions, requests or the wire. For every id sequence the pieces together with
-the flush are what `tokenizer.decode` gives for the whole sequence; a piece never ends inside a
-character, and what was returned is never taken back.
+Holds what every detokenizer is, those of byte-fallback tokenizers and those of the rest; `byte_level` has
+the largest family, and `vocabulary` picks among them. Knows nothing about stop conditions, requests or the
+wire. For every id sequence the pieces together with the flush are what `tokenizer.decode` gives for the
+whole sequence; a piece never ends inside a character, and what was returned is never taken back.
 """
 
 from __future__ import annotations
@@ -11,23 +11,12 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Collection, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-ins: a byte is its own Latin-1 character, or the next from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class DecodeError(Exception):
@@ -67,90 +56,6 @@ class TokenTable(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """`token_text` as UTF-8, and the bytes themselves of a part of a character where they are known."""
         ...
-
-
-class ByteLevelTable:
-    """The bytes of each id of a byte-level BPE vocabulary.
-
-    `texts[id]` is the text of a token that is whole UTF-8 on its own, "" for one that is not shown,
-    None for a fragment; `fragments` has the bytes of those.
-    """
-
-    __slots__ = ("fragments", "texts")
-
-    def __init__(self, pieces: Sequence[str | None], hidden: Collection[str]) -> None:
-        self.texts: list[str | None] = []
-        self.fragments: dict[int, bytes] = {}
-        for token_id, piece in enumerate(pieces):
-            data = b"" if piece is None or piece in hidden else piece_bytes(piece)
-            text = decode_whole(data)
-            self.texts.append(text)
-            if text is None:
-                self.fragments[token_id] = data
-
-    def detokenizer(self) -> Detokenizer:
-        """See TokenTable."""
-        return ByteLevelDetokenizer(self)
-
-    def token_text(self, token_id: int) -> str:
-        """See TokenTable."""
-        if (data := self.fragments.get(token_id)) is not None:
-            return data.decode(errors="replace")
-        return (self.texts[token_id] or "") if token_id < len(self.texts) else ""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """See TokenTable."""
-        return self.fragments.get(token_id) or self.token_text(token_id).encode()
-
-
-class ByteLevelDetokenizer:
-    """Byte-level BPE: a table look-up, and up to three bytes of an unfinished character."""
-
-    __slots__ = ("_pending", "_table", "_texts")
-
-    def __init__(self, table: ByteLevelTable) -> None:
-        self._table = table
-        self._texts = table.texts
-        self._pending = b""
-
-    def step(self, token_id: int) -> str:
-        """See Detokenizer."""
-        if not self._pending:
-            try:
-                text = self._texts[token_id]
-            except IndexError:
-                return ""
-            if text is not None:
-                return text
-        return self._join(token_id)
-
-    def feed(self, token_ids: Sequence[int]) -> list[str]:
-        """See Detokenizer."""
-        if not self._pending:
-            try:
-                pieces = [self._texts[token_id] for token_id in token_ids]
-            except IndexError:
-                pieces = [None]
-            if None not in pieces:
-                return cast(list[str], pieces)
-        return [self.step(token_id) for token_id in token_ids]
-
-    def flush(self) -> str:
-        """See Detokenizer."""
-        text, _ = codecs.utf_8_decode(self._pending, "replace", True)
-        self._pending = b""
-        return text
-
-    def _join(self, token_id: int) -> str:
-        """The token begins, continues or follows an unfinished character."""
-        data = self._table.fragments.get(token_id)
-        if data is None:
-            text = self._texts[token_id] if token_id < len(self._texts) else ""
-            data = (text or "").encode()
-        data = self._pending + data
-        text, consumed = codecs.utf_8_decode(data, "replace", False)
-        self._pending = data[consumed:]
-        return text
 
 
 class ByteFallbackTable:
@@ -323,22 +228,6 @@ class WindowDetokenizer:
             del self._ids[: -self.CONTEXT]
             self._shown = len(decode(self._tokenizer, self._ids)) - num_held
         return gained
-
-
-def piece_bytes(piece: str) -> bytes:
-    """The bytes a byte-level vocabulary entry stands for; an entry with other characters is itself."""
-    try:
-        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
-    except KeyError:
-        return piece.encode()
-
-
-def decode_whole(data: bytes) -> str | None:
-    """The text of `data`, or None when it is not whole UTF-8."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:

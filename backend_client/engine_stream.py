@@ -177,9 +177,8 @@ def life_of(stream: EngineStream) -> str:
     return stream.accepted.engine_lifetime_id if stream.accepted else ""
 
 
-async def read_some(stream: EngineStream) -> list[Chunk]:
-    """What has arrived, never nothing. Raises RequestFailed, also for a stream that ends too early."""
-    chunks = await stream.read()
+def some(chunks: list[Chunk]) -> list[Chunk]:
+    """What was read before the answer was complete. Raises RequestFailed for nothing: it ended too early."""
     if not chunks:
         raise failed(
             grpc.StatusCode.UNAVAILABLE,

@@ -14,7 +14,7 @@ from typing import Final
 import grpc
 
 from backend_client.endpoints import Endpoint, Endpoints
-from backend_client.engine_stream import Chunk, EngineStream, life_of, read_some
+from backend_client.engine_stream import Chunk, EngineStream, life_of, some
 from backend_client.failure import Failure, RequestFailed, failed, violation
 from backend_client.prefix_affinity import prefix_chain
 from enginewire import v1 as pb
@@ -100,7 +100,7 @@ class Prefill:
         call = pb.GenerateRequest(request_id=self._request_id, request=request)
         self._stream = await endpoint.client.submit(call, timeout=left, metadata=self._metadata)
         endpoint.in_flight += 1
-        chunks = await read_some(self._stream)
+        chunks = some(await self._stream.read())
         is_cancelled = any(chunk.is_cancelled for chunk in chunks)
         is_handed_back = is_cancelled and await endpoint.has_handed_back(life_of(self._stream))
         result = result_of(chunks, is_handed_back=is_handed_back)

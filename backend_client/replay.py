@@ -16,7 +16,7 @@ from typing import Final
 import grpc
 
 from backend_client.endpoints import Endpoint, Endpoints
-from backend_client.engine_stream import Chunk, EngineStream, life_of, read_some
+from backend_client.engine_stream import Chunk, EngineStream, life_of, some
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
 from backend_client.prefill import Prefill
@@ -117,7 +117,7 @@ class Attempts:
         stream = self._stream
         if stream is None:
             stream = await self._interruption.unless_caused(self._begin_stream)
-        chunks = await read_some(stream)
+        chunks = some(await stream.read())
         if not stream.has_cancelled or not any(chunk.is_cancelled for chunk in chunks):
             return chunks
         return without_cancelled(chunks) if await self._is_handed_back(stream) else chunks

@@ -136,7 +136,7 @@ class RequestDecoder:
         choice = self._receive(index, position, token_ids)
         if choice.is_finished:
             return None
-        output = BackendOutput((), None, "", index, position)
+        output = BackendOutput(token_ids, None, "", index, position)
         self._decode(choice, token_ids, output, pb.FINISH_REASON_UNSPECIFIED)
         return output
 
@@ -289,7 +289,13 @@ class RequestDecoder:
     ) -> None:
         decoder = choice.decoder
         try:
-            result = decoder.process(token_ids)
+            text = decoder.take_one(token_ids[0]) if len(token_ids) == 1 else None
+            if text is not None and not reason and not decoder.is_finished:
+                # Most outputs by far: one id more, and nothing beside its text.
+                choice.token_ids.append(token_ids[0])
+                output.text, output.token_ids = text, token_ids
+                return
+            result = decoder.process(token_ids) if text is None else decoder.result(text, token_ids)
             if reason and not decoder.is_finished:
                 last = decoder.finish()
                 result.text += last.text

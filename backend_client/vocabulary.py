@@ -13,10 +13,10 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer
 
+from backend_client.byte_level import ByteLevelTable
 from backend_client.detokenizer import (
     BYTE_TOKEN,
     ByteFallbackTable,
-    ByteLevelTable,
     Detokenizer,
     TokenTable,
     WindowTable,

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from backend_client.backend import Backend
 from backend_client.engine_client import EngineClient
 from backend_client.vocabulary import Vocabulary
-from enginewire import v1 as pb
+from enginewire import event_loop, v1 as pb
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     arguments = parser.parse_args()
     busy_before = os.getloadavg()[0]
-    results = asyncio.run(
+    results = event_loop.run(
         measure(
             arguments.streams,
             arguments.hz,

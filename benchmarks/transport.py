@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from backend_client.backend import Backend
 from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
 from backend_client.vocabulary import Vocabulary
-from enginewire import v1 as pb
+from enginewire import event_loop, v1 as pb
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]
@@ -204,9 +204,9 @@ def main() -> None:
     parser.add_argument("--serve-floor", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_floor:
-        asyncio.run(serve_floor(arguments.serve_floor))
+        event_loop.run(serve_floor(arguments.serve_floor))
         return
-    best = asyncio.run(run(arguments.streams, arguments.tokens, arguments.rounds))
+    best = event_loop.run(run(arguments.streams, arguments.tokens, arguments.rounds))
     for name, rate in best.items():
         print(f"{name:<12} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
     if arguments.json:

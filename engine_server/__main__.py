@@ -6,7 +6,6 @@ got stuck, 98 the address is in use, 128 + signal when a second signal ended the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -14,6 +13,7 @@ import threading
 from collections.abc import Sequence
 
 from engine_server.config import load_options
+from enginewire import event_loop
 
 EXIT_USAGE = 2
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _leave_busy_threads(exit_code)
         return exit_code
 
-    return asyncio.run(serve())
+    return event_loop.run(serve())
 
 
 def _leave_busy_threads(exit_code: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import logging
 import secrets
 import signal
@@ -151,6 +152,8 @@ class EngineServer:
         if (error := starting.exception()) is not None:
             raise EngineStartFailed(str(error)) from error
         config = starting.result()
+        # All of this stays: looking through it for garbage would only hold up a step.
+        gc.freeze()
         log.info("ready: %s, %d KV blocks, %s", config.model, config.total_kv_blocks, self.target)
         return True
 

@@ -28,7 +28,7 @@ from backend_client.relaunch import Launch
 from backend_client.retry import RetryPolicy
 from backend_client.sidecar import SidecarDied
 from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer
-from enginewire import v1 as pb
+from enginewire import event_loop, v1 as pb
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
@@ -87,7 +87,7 @@ def run_until_signal(command: Coroutine[None, None, int]) -> int:
                 raise
             return EXIT_SIGNAL + received[0]
 
-    return asyncio.run(run())
+    return event_loop.run(run())
 
 
 def received_signals() -> asyncio.Queue[signal.Signals]:

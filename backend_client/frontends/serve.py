@@ -6,6 +6,7 @@ Knows nothing about what a face speaks.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -48,6 +49,8 @@ async def serve(backend: TextBackend, options: ServeOptions) -> int:
             faces.append(await stack.enter_async_context(smg_face(backend, options)))
         for face in faces:
             print(f"listening on {face.address}", file=sys.stderr, flush=True)
+        # All of this stays: looking through it for garbage would only hold up an answer.
+        gc.freeze()
         await signals.get()
         return await _drain(faces, options.shutdown_timeout, signals)
 

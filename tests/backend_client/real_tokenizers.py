@@ -29,7 +29,7 @@ from tokenizers import (
     trainers,
 )
 
-from backend_client.detokenizer import BYTE_OF_CHARACTER
+from backend_client.byte_level import BYTE_OF_CHARACTER
 
 DATA = Path(mistral_common.__file__).parent / "data"
 TEKKEN = DATA / "tekken_240911.json"

@@ -1,4 +1,5 @@
 import pytest
+from hypothesis import given, strategies as st
 
 from backend_client.annotated import BackendOutput
 from backend_client.request_decoder import MAX_CHOICES, ProtocolViolation, RequestDecoder
@@ -17,10 +18,17 @@ def spell(text: str) -> list[int]:
     return [BYTE_LEVEL.token_to_id(character) for character in text]
 
 
-def request(n: int = 1, *, stop: tuple[str, ...] = (), max_tokens: int | None = None) -> RequestDecoder:
+def request(
+    n: int = 1, *, stop: tuple[str, ...] = (), max_tokens: int | None = None, with_tokens: bool = False
+) -> RequestDecoder:
     conditions = StopConditions(stop=stop, max_tokens=max_tokens, eos_token_ids=frozenset({EOS}))
     return RequestDecoder(
-        VOCABULARY, conditions, num_choices=n, num_prompt_tokens=5, vocab_size=VOCABULARY.size
+        VOCABULARY,
+        conditions,
+        num_choices=n,
+        num_prompt_tokens=5,
+        vocab_size=VOCABULARY.size,
+        with_tokens=with_tokens,
     )
 
 
@@ -51,6 +59,31 @@ def test_rows_and_outputs_give_the_same() -> None:
         row = rows.process_tokens(0, position, spell(character))
         assert row == messages.process(output(character, position))
     assert rows.is_finished
+
+
+@given(
+    st.text("abcd", max_size=12),
+    st.lists(st.text("abcd", min_size=1, max_size=3), max_size=3),
+    st.none() | st.integers(1, 12),
+    st.booleans(),
+)
+def test_ids_one_by_one_and_all_at_once_give_the_same(
+    text: str, stop: list[str], max_tokens: int | None, with_tokens: bool
+) -> None:
+    one_by_one, at_once = (
+        request(stop=tuple(stop), max_tokens=max_tokens, with_tokens=with_tokens) for _ in range(2)
+    )
+    ids = spell(text)
+    rows = [one_by_one.process_tokens(0, place, [token_id]) for place, token_id in enumerate(ids)]
+    parts = [row for row in rows if row is not None]
+    whole = at_once.process_tokens(0, 0, ids)
+    assert whole is not None
+    assert "".join(part.text for part in parts) == whole.text
+    assert [token_id for part in parts for token_id in part.token_ids] == list(whole.token_ids)
+    assert [token for part in parts for token in part.tokens or ()] == list(whole.tokens or ())
+    endings = [(part.finish_reason, part.stop_reason) for part in parts if part.finish_reason]
+    assert endings == [(whole.finish_reason, whole.stop_reason)] * at_once.is_finished
+    assert one_by_one.resume() == at_once.resume()
 
 
 @pytest.mark.parametrize("n", [0, MAX_CHOICES + 1])

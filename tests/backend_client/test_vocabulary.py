@@ -27,7 +27,7 @@ def test_a_sequence_of_only_a_byte_level_decoder_gets_the_table() -> None:
 
 
 def test_a_table_that_disagrees_with_the_tokenizer_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backend_client.detokenizer.BYTE_OF_CHARACTER", {chr(i): 65 for i in range(700)})
+    monkeypatch.setattr("backend_client.byte_level.BYTE_OF_CHARACTER", {chr(i): 65 for i in range(700)})
     assert Vocabulary(toy.byte_level()).kind is TableKind.WINDOW
 
 

@@ -1,0 +1,36 @@
+"""Which loop the programs run on, with and without uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+import uvloop
+
+from enginewire import event_loop
+
+
+async def running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_programs_run_on_uvloop_where_it_is_installed():
+    assert isinstance(event_loop.run(running_loop()), uvloop.Loop)
+
+
+def test_programs_run_on_asyncio_without_uvloop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert not isinstance(event_loop.run(running_loop()), uvloop.Loop)
+
+
+def test_a_program_gives_its_result_and_its_error():
+    async def fails() -> None:
+        raise LookupError("lost")
+
+    async def gives() -> int:
+        return 3
+
+    assert event_loop.run(gives()) == 3
+    with pytest.raises(LookupError, match="lost"):
+        event_loop.run(fails())
