@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -20,6 +19,7 @@ from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
 from backend_client.engine_stream import Chunk
 from backend_client.failure import RequestFailed
+from backend_client.inline_decoder import Inline, InlineDecoder, RequestTracker
 from backend_client.replay import Asked, Attempts
 from backend_client.request_decoder import ProtocolViolation, RequestDecoder
 from backend_client.retry import RetryBudget, RetryPolicy
@@ -28,15 +28,6 @@ from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
 
 NS_PER_SECOND: Final = 1_000_000_000
-
-
-@dataclass(slots=True)
-class RequestTracker:
-    """What one request cost in this process. Times in nanoseconds of time.perf_counter_ns."""
-
-    detokenize_ns: int = 0
-    num_tokens: int = 0
-    engine_lifetime_id: str = ""
 
 
 class Backend:
@@ -77,6 +68,7 @@ class Backend:
         metadata: Mapping[str, str] | None = None,
         with_tokens: bool = False,
         tracker: RequestTracker | None = None,
+        inline: Inline | None = None,
     ) -> AsyncIterator[Annotated[BackendOutput]]:
         """Outputs until every choice has ended, or a last item with an error.
 
@@ -84,6 +76,10 @@ class Backend:
         one withheld comes first. An event `migrated` says that another engine goes on from here; its comment
         is how many were tried before. Closing the iterator aborts the request. `timeout` in seconds covers
         everything; `with_tokens` fills BackendOutput.tokens.
+
+        With `inline`, outputs of nothing but text and tokens that arrive while the next item is awaited are
+        given to it instead, at once, and only the others are yielded: callers save the switch to their task
+        for each token. What it raises is raised here.
         """
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -97,10 +93,11 @@ class Backend:
             self._prefill,
         )
         live = self.activity.begin(attempts, request)
+        inlined: InlineDecoder | None = None
         try:
             while not attempts.is_finished:
                 try:
-                    chunks = await attempts.read()
+                    chunks = await attempts.read(inlined.take if inlined else None)
                 except RequestFailed as failure:
                     goes_on = attempts.recover(failure)
                     live.retry(is_continued=goes_on)
@@ -112,6 +109,10 @@ class Backend:
                         yield Annotated(output)
                     if violation is not None:
                         raise violation
+                    if inlined is not None and inlined.error is not None:
+                        raise inlined.error
+                    if inlined is None and inline is not None:
+                        inlined = InlineDecoder(attempts.decoder, live, tracker, inline)
                 if goes_on:
                     yield Annotated(event="migrated", comment=[str(attempts.number)])
             attempts.succeed()

@@ -39,6 +39,10 @@ class Chunk:
         return self.output is not None and self.output.finish_reason == pb.FINISH_REASON_CANCELLED
 
 
+Take = Callable[[int, int, list[int]], bool]
+"""Takes plain tokens: index, position, ids. False when the consumer has to run then. Must not raise."""
+
+
 class EngineStream:
     """Outputs of one request, in engine order. One consumer."""
 
@@ -47,6 +51,7 @@ class EngineStream:
         "_last",
         "_max_waiting_tokens",
         "_on_abort",
+        "_take",
         "_timer",
         "_waiter",
         "_waiting_tokens",
@@ -75,6 +80,8 @@ class EngineStream:
         self.is_woken = False
         self._chunks: list[Chunk] = []
         self._last: Chunk | None = None
+        # Set while the consumer waits, if it wants to be given plain tokens without being woken.
+        self._take: Take | None = None
         self._waiting_tokens = 0
         # A bare future instead of an Event: waking is most of what a token costs.
         self._waiter: asyncio.Future[None] | None = None
@@ -82,8 +89,13 @@ class EngineStream:
         self._on_abort = on_abort
         self._max_waiting_tokens = max_waiting_tokens
 
-    def tokens(self, index: int, position: int, token_ids: list[int]) -> None:
-        """Tokens of one choice. The list becomes the stream's own."""
+    def tokens(self, index: int, position: int, token_ids: list[int]) -> bool:
+        """Tokens of one choice; True when the consumer has to run. The list becomes the stream's own."""
+        if self._take is not None and not self._chunks:
+            if self._take(index, position, token_ids):
+                return False
+            # It was taken all the same: there is only something to see.
+            token_ids, position = [], position + len(token_ids)
         last = self._last
         if (
             last is not None
@@ -98,6 +110,7 @@ class EngineStream:
         self._waiting_tokens += len(token_ids)
         if self._waiting_tokens > self._max_waiting_tokens:
             self._give_up()
+        return True
 
     def output(self, output: pb.LLMEngineOutput) -> None:
         """An output that is more than token ids."""
@@ -137,10 +150,11 @@ class EngineStream:
         if (waiter := self._waiter) is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def read(self) -> list[Chunk]:
+    async def read(self, take: Take | None = None) -> list[Chunk]:
         """Everything that has arrived, at least one chunk; [] at the end.
 
-        Raises RequestFailed once everything before the failure was taken.
+        Plain tokens that arrive meanwhile go to `take` until something else arrives or it wants to be seen
+        to. Raises RequestFailed once everything before the failure was taken.
         """
         while not self._chunks:
             if self.failure is not None:
@@ -148,7 +162,11 @@ class EngineStream:
             if self.ended:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._take = take
+            try:
+                await self._waiter
+            finally:
+                self._take = None
         chunks, self._chunks, self._last = self._chunks, [], None
         self._waiting_tokens = 0
         return chunks

@@ -168,8 +168,7 @@ class MultiplexedConnection:
         for handle, index, position, run in zip(frame.handles, indexes, positions, runs, strict=True):
             stream = streams.get(handle)
             if stream is not None:
-                stream.tokens(index, position, run)
-                if not stream.is_woken:
+                if stream.tokens(index, position, run) and not stream.is_woken:
                     stream.is_woken = True
                     to_wake.append(stream)
             elif not self._was_used(handle):

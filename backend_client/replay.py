@@ -16,7 +16,7 @@ from typing import Final
 import grpc
 
 from backend_client.endpoints import Endpoint, Endpoints
-from backend_client.engine_stream import Chunk, EngineStream, life_of, some
+from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
 from backend_client.prefill import Prefill
@@ -109,15 +109,15 @@ class Attempts:
         assert self._decoder is not None, "something was read"
         return self._decoder
 
-    async def read(self) -> list[Chunk]:
-        """What has arrived, never nothing; sends the request when that is due.
+    async def read(self, take: Take | None = None) -> list[Chunk]:
+        """What has arrived, never nothing; sends the request when that is due. `take` as in EngineStream.
 
         Raises RequestFailed, also for a stream that ends too early or never.
         """
         stream = self._stream
         if stream is None:
             stream = await self._interruption.unless_caused(self._begin_stream)
-        chunks = some(await stream.read())
+        chunks = some(await stream.read(take))
         if not stream.has_cancelled or not any(chunk.is_cancelled for chunk in chunks):
             return chunks
         return without_cancelled(chunks) if await self._is_handed_back(stream) else chunks

@@ -1,11 +1,12 @@
 """How much later than the engine emits a token its text is in the caller's hands.
 
     python benchmarks/latency.py [--streams 256] [--hz 100] [--seconds 5] [--timeout 60] [--per-request]
-        [--json]
+        [--inline] [--json]
 
 An engine server on a Unix socket, its engine a mocker that notes when it emitted each token, and this
-process: backend, detokenizer, four stop strings, and one asyncio consumer per request, which notes when it
-got each text. Both processes read the same clock. What lies between is everything of ours.
+process: backend, detokenizer, four stop strings, and one consumer per request, which notes when it got each
+text: an asyncio task, or with --inline a function that the backend calls. Both processes read the same
+clock. What lies between is everything of ours.
 
 All streams get their tokens in the same step, so the consumers of one step run one after the other: the
 first one's latency is the way, and from it to the last one's is the work of a step.
@@ -29,6 +30,7 @@ from pathlib import Path
 from stamping import STAMPS_VARIABLE, STEP_VARIABLE
 from tokenizers import Tokenizer
 
+from backend_client.annotated import Annotated, BackendOutput
 from backend_client.backend import Backend
 from backend_client.engine_client import EngineClient
 from backend_client.vocabulary import Vocabulary
@@ -66,21 +68,27 @@ async def engine_process(folder: Path, streams: int, hz: float) -> AsyncIterator
 
 
 async def consume(
-    backend: Backend, request_id: str, tokens: int, timeout: float | None, arrivals: Arrivals
+    backend: Backend, request_id: str, tokens: int, timeout: float | None, inline: bool, arrivals: Arrivals
 ) -> None:
     request = pb.PreprocessedRequest(
         token_ids=PROMPT, stop_conditions=pb.StopConditions(max_tokens=tokens, ignore_eos=True, stop=STOPS)
     )
     stamps = arrivals[request_id] = []
-    async for item in backend.generate(request, request_id=request_id, timeout=timeout):
-        now = time.monotonic_ns()
+
+    def note(item: Annotated[BackendOutput]) -> None:
         assert item.data is not None, item.error
-        stamps += [now] * len(item.data.token_ids)
+        stamps.extend([time.monotonic_ns()] * len(item.data.token_ids))
+
+    outputs = backend.generate(
+        request, request_id=request_id, timeout=timeout, inline=note if inline else None
+    )
+    async for item in outputs:
+        note(item)
     assert len(stamps) == tokens, f"{request_id}: {len(stamps)} tokens instead of {tokens}"
 
 
 async def measure(
-    streams: int, hz: float, seconds: float, multiplexed: bool, timeout: float | None
+    streams: int, hz: float, seconds: float, multiplexed: bool, timeout: float | None, inline: bool
 ) -> dict[str, float]:
     arrivals: Arrivals = {}
     tokens = round(hz * (WARM_UP_SECONDS + seconds))
@@ -97,7 +105,10 @@ async def measure(
             gc.freeze()
             begin = time.process_time()
             await asyncio.gather(
-                *(consume(backend, f"s{number}", tokens, timeout, arrivals) for number in range(streams))
+                *(
+                    consume(backend, f"s{number}", tokens, timeout, inline, arrivals)
+                    for number in range(streams)
+                )
             )
             cpu = time.process_time() - begin
         emitted = json.loads((folder / "stamps").read_text())
@@ -143,6 +154,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="measured, behind one of warm-up")
     parser.add_argument("--timeout", type=float, help="seconds each request may take; none unless given")
     parser.add_argument("--per-request", action="store_true", help="a Generate call for each request")
+    parser.add_argument("--inline", action="store_true", help="consumers are functions, not tasks")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     arguments = parser.parse_args()
     busy_before = os.getloadavg()[0]
@@ -153,6 +165,7 @@ def main() -> None:
             arguments.seconds,
             not arguments.per_request,
             arguments.timeout,
+            arguments.inline,
         )
     )
     results |= {"cores": os.cpu_count() or 0, "load_average_before": busy_before}

@@ -17,12 +17,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
-from backend_client.backend import RequestTracker
 from backend_client.config import ServeOptions
 from backend_client.failure import DETAILS_KEY, RequestFailed, failed
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
 from backend_client.frontends.text_backend import TextBackend
+from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import InvalidPrompt
 from enginewire import v1 as pb
 

@@ -12,8 +12,9 @@ from contextlib import aclosing
 from typing import Final, cast
 
 from backend_client.annotated import Annotated, BackendOutput
-from backend_client.backend import Backend, RequestTracker
+from backend_client.backend import Backend
 from backend_client.embedding import Embeddings
+from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import Prompt, characters_of, encode_inputs, preprocess
 from backend_client.tokenizer import BackendTokenizer
 from enginewire import v1 as pb

@@ -26,6 +26,7 @@ class Heard:
     """What a caller got from one request."""
 
     items: list[Annotated[BackendOutput]] = field(default_factory=list)
+    num_inline: int = 0
 
     @property
     def outputs(self) -> list[BackendOutput]:
@@ -69,9 +70,16 @@ class Heard:
         return usage.prompt_tokens, usage.completion_tokens
 
 
-async def hear(backend: Backend, request: pb.PreprocessedRequest, **options: object) -> Heard:
-    """Everything, to the end."""
+async def hear(
+    backend: Backend, request: pb.PreprocessedRequest, *, is_inline: bool = False, **options: object
+) -> Heard:
+    """Everything, to the end, in the order in which it came."""
     heard = Heard()
-    async for item in backend.generate(request, **options):
+
+    def take(item: Annotated[BackendOutput]) -> None:
+        heard.items.append(item)
+        heard.num_inline += 1
+
+    async for item in backend.generate(request, inline=take if is_inline else None, **options):
         heard.items.append(item)
     return heard

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from backend_client import engine_client, multiplexed
-from backend_client.backend import Backend, RequestTracker, decode
+from backend_client.backend import Backend, decode
 from backend_client.engine_client import EngineClient
 from backend_client.engine_stream import Chunk, EngineStream
+from backend_client.inline_decoder import RequestTracker
 from backend_client.request_decoder import RequestDecoder
 from backend_client.stop_conditions import StopConditions
 from backend_client.vocabulary import Vocabulary
@@ -267,16 +269,19 @@ def summary(heard: Heard) -> list[object]:
     return [*found, heard.usage()]
 
 
-async def test_generate_and_multiplexed_say_the_same_to_64_requests(engine_server, connect):
+async def test_generate_and_multiplexed_inline_or_not_say_the_same_to_64_requests(engine_server, connect):
     serving = await engine_server(max_num_seqs=256)
     source = random.Random(7)
     requests = [any_request(source) for _ in range(64)]
     all_summaries = []
-    for is_multiplexed in (True, False):
+    for is_multiplexed, is_inline in itertools.product((True, False), repeat=2):
         backend = await connect(serving, is_multiplexed)
-        heard = await asyncio.gather(*[hear(backend, request, with_tokens=True) for request in requests])
+        heard = await asyncio.gather(
+            *[hear(backend, request, is_inline=is_inline, with_tokens=True) for request in requests]
+        )
+        assert is_inline == any(one.num_inline for one in heard)
         all_summaries.append([summary(one) for one in heard])
-    assert all_summaries[0] == all_summaries[1]
+    assert all(one == all_summaries[0] for one in all_summaries[1:])
     assert {reason for one in all_summaries[0] for reason in one[1].values()} >= {
         pb.FINISH_REASON_EOS,
         pb.FINISH_REASON_LENGTH,

@@ -110,6 +110,42 @@ async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end():
     assert await reading == []
 
 
+async def test_plain_tokens_go_to_whoever_takes_them_while_the_consumer_waits():
+    found, _ = stream()
+    taken: list[tuple[int, int, list[int]]] = []
+
+    def take(index: int, position: int, token_ids: list[int]) -> bool:
+        taken.append((index, position, token_ids))
+        return position < 2
+
+    found.tokens(0, 0, [1])
+    assert [chunk.token_ids for chunk in await found.read(take)] == [[1]]
+    reading = asyncio.create_task(found.read(take))
+    await asyncio.sleep(0)
+    assert not found.tokens(0, 1, [2])
+    assert found.tokens(0, 2, [3, 4])
+    # The consumer has to look now, and what follows waits for it.
+    assert found.tokens(0, 4, [5])
+    found.wake()
+    chunks = await reading
+    assert taken == [(0, 1, [2]), (0, 2, [3, 4])]
+    assert [(chunk.first_output_position, chunk.token_ids) for chunk in chunks] == [(4, [5])]
+
+
+async def test_nothing_is_taken_behind_what_the_consumer_has_not_seen():
+    found, _ = stream()
+    taken: list[int] = []
+    reading = asyncio.create_task(found.read(lambda index, position, ids: taken.append(position) is None))
+    await asyncio.sleep(0)
+    found.output(pb.LLMEngineOutput(token_ids=[1], engine_data=b"x"))
+    assert found.tokens(0, 1, [2])
+    found.wake()
+    assert [chunk.token_ids for chunk in await reading] == [[1], [2]]
+    # Nobody waits now.
+    assert found.tokens(0, 2, [3])
+    assert taken == []
+
+
 async def test_an_abort_is_told_once_and_ends_the_stream():
     found, aborts = stream()
     found.abort("left")

@@ -77,10 +77,13 @@ async def test_a_lost_answer_goes_on_where_it_was(socket_folder, vocabulary) -> 
     assert second.generate.request_id.startswith("mine.2-")
 
 
-async def test_a_stop_string_across_the_cut_is_found_and_not_shown(socket_folder, vocabulary) -> None:
+@pytest.mark.parametrize("is_inline", [False, True])
+async def test_a_stop_string_across_the_cut_is_found_and_not_shown(
+    socket_folder, vocabulary, is_inline: bool
+) -> None:
     request = ask(stop_conditions=pb.StopConditions(stop=["on"]))
-    engine = Lives([tokens(b"po"), LOST], [tokens(b"ng", 2), 5.0])
-    heard = await heard_of(socket_folder, vocabulary, engine, request)
+    engine = Lives([tokens(b"p"), 0.01, tokens(b"o", 1), LOST], [tokens(b"n", 2), 0.01, tokens(b"g", 3), 5.0])
+    heard = await heard_of(socket_folder, vocabulary, engine, request, is_inline=is_inline)
     assert heard.text() == "p"
     assert heard.finishes() == {0: pb.FINISH_REASON_STOP}
     assert heard.usage() == (len(PROMPT), 3)

@@ -1,0 +1,58 @@
+"""Plain tokens decoded in the very pass over the engine's frame, for callers that want no task woken.
+
+Knows nothing about how a request is sent, ends or goes on: whatever is more than text and tokens is left to
+the request's own coroutine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backend_client.activity import LiveRequest
+from backend_client.annotated import Annotated, BackendOutput
+from backend_client.request_decoder import RequestDecoder
+
+Inline = Callable[[Annotated[BackendOutput]], None]
+"""Gets an output at once. Quick, because all other requests of the frame wait for it."""
+
+
+@dataclass(slots=True)
+class RequestTracker:
+    """What one request cost in this process. Times in nanoseconds of time.perf_counter_ns."""
+
+    detokenize_ns: int = 0
+    num_tokens: int = 0
+    engine_lifetime_id: str = ""
+
+
+class InlineDecoder:
+    """Stands in for a consumer while it waits."""
+
+    __slots__ = ("_decoder", "_inline", "_live", "_tracker", "error")
+
+    def __init__(
+        self, decoder: RequestDecoder, live: LiveRequest, tracker: RequestTracker, inline: Inline
+    ) -> None:
+        # What the caller's function, or an engine that broke the contract, has raised.
+        self.error: Exception | None = None
+        self._decoder = decoder
+        self._live = live
+        self._tracker = tracker
+        self._inline = inline
+
+    def take(self, index: int, position: int, token_ids: list[int]) -> bool:
+        """Decode and hand on; False when that was the last of it, or went wrong."""
+        begin = time.perf_counter_ns()
+        try:
+            output = self._decoder.process_tokens(index, position, token_ids)
+            self._tracker.num_tokens += len(token_ids)
+            self._tracker.detokenize_ns += time.perf_counter_ns() - begin
+            if output is not None:
+                self._live.add((output,))
+                self._inline(Annotated(output))
+        except Exception as error:  # noqa: BLE001  # no request may break the frame of all others
+            self.error = error
+            return False
+        return not self._decoder.is_finished

@@ -1,0 +1,66 @@
+"""Consumers without a task to wake: same answers, and nothing of theirs breaks anybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backend_client.annotated import Annotated, BackendOutput
+from enginewire import v1 as pb
+from tests.backend_client.asking import ask, hear
+from tests.backend_client.hostile import tokens
+from tests.backend_client.test_replay import Lives, backend_on
+
+PAUSE = 0.01
+
+
+def plain_text(text: bytes) -> list[object]:
+    """One frame for each byte, so that the consumer waits in between."""
+    script: list[object] = []
+    for position, byte in enumerate(text):
+        script += [tokens(bytes([byte]), position), PAUSE]
+    return script
+
+
+@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+async def test_all_but_the_first_and_the_last_output_come_inline(
+    socket_folder, vocabulary, multiplexed: bool
+) -> None:
+    engine = Lives([*plain_text(b"answer"), 5.0])
+    async with backend_on(socket_folder, vocabulary, engine, multiplexed=multiplexed) as backend:
+        heard = await hear(backend, ask(max_tokens=6), is_inline=True)
+    assert heard.text() == "answer"
+    assert heard.finishes() == {0: pb.FINISH_REASON_LENGTH}
+    # The first one begins the answer; the last one, which ends it here, is plain too.
+    assert heard.num_inline == 5
+
+
+async def test_what_the_function_raises_ends_its_own_request_only(socket_folder, vocabulary) -> None:
+    engine = Lives([*plain_text(b"first"), 5.0], [*plain_text(b"other"), 5.0])
+
+    def fail(item: Annotated[BackendOutput]) -> None:
+        raise ZeroDivisionError
+
+    async def failing() -> None:
+        async for _ in backend.generate(ask(max_tokens=5), inline=fail):
+            pass
+
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        task = asyncio.create_task(failing())
+        await asyncio.sleep(0)
+        heard = await hear(backend, ask(max_tokens=5), is_inline=True)
+        with pytest.raises(ZeroDivisionError):
+            await task
+        assert backend.activity.live == []
+    assert heard.text() == "other"
+    assert len(engine.aborted) == 2
+
+
+async def test_a_broken_contract_is_an_error_as_ever(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"a"), PAUSE, tokens(b"b", 7), 5.0])
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        heard = await hear(backend, ask(), is_inline=True)
+    assert heard.text() == "a"
+    assert heard.failure is not None
+    assert heard.failure.reason == pb.ERROR_REASON_PROTOCOL_VIOLATION
