@@ -11,6 +11,7 @@ from enginewire import v1 as pb
 from tests.backend_client.asking import ask, hear
 from tests.backend_client.hostile import tokens
 from tests.backend_client.test_replay import Lives, backend_on
+from tests.engine_server.serving import until_true
 
 PAUSE = 0.01
 
@@ -37,7 +38,7 @@ async def test_all_but_the_first_and_the_last_output_come_inline(
 
 
 async def test_what_the_function_raises_ends_its_own_request_only(socket_folder, vocabulary) -> None:
-    engine = Lives([*plain_text(b"first"), 5.0], [*plain_text(b"other"), 5.0])
+    engine = Lives([*plain_text(b"other"), 5.0], [*plain_text(b"other"), 5.0])
 
     def fail(item: Annotated[BackendOutput]) -> None:
         raise ZeroDivisionError
@@ -53,8 +54,8 @@ async def test_what_the_function_raises_ends_its_own_request_only(socket_folder,
         with pytest.raises(ZeroDivisionError):
             await task
         assert backend.activity.live == []
+        await until_true(lambda: len(engine.aborted) == 2)
     assert heard.text() == "other"
-    assert len(engine.aborted) == 2
 
 
 async def test_a_broken_contract_is_an_error_as_ever(socket_folder, vocabulary) -> None:
