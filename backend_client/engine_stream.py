@@ -89,13 +89,17 @@ class EngineStream:
         self._on_abort = on_abort
         self._max_waiting_tokens = max_waiting_tokens
 
-    def tokens(self, index: int, position: int, token_ids: list[int]) -> bool:
-        """Tokens of one choice; True when the consumer has to run. The list becomes the stream's own."""
-        if self._take is not None and not self._chunks:
+    def tokens(self, index: int, position: int, token_ids: list[int], *, at_once: bool = False) -> bool:
+        """Tokens of one choice; True when `wake` is due. The list becomes the stream's own.
+
+        `at_once`: those that can be taken without waking the consumer shall not wait.
+        """
+        if at_once and self._take is not None and not self._chunks:
             if self._take(index, position, token_ids):
                 return False
             # It was taken all the same: there is only something to see.
             token_ids, position = [], position + len(token_ids)
+            self._take = None
         last = self._last
         if (
             last is not None
@@ -145,10 +149,26 @@ class EngineStream:
         self.wake()
 
     def wake(self) -> None:
-        """Let the consumer run."""
+        """Let the consumer run, unless it has left all that waits to its `take`."""
         self.is_woken = False
+        if self._take is not None and self._hand_out(self._take) and not self.ended:
+            return
         if (waiter := self._waiter) is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _hand_out(self, take: Take) -> bool:
+        """Give plain tokens to whoever takes them; False when something is left for the consumer."""
+        chunks, self._chunks, self._last = self._chunks, [], None
+        self._waiting_tokens = 0
+        for place, chunk in enumerate(chunks):
+            if chunk.output is None:
+                if take(chunk.index, chunk.first_output_position, chunk.token_ids):
+                    continue
+                chunk.first_output_position += len(chunk.token_ids)
+                chunk.token_ids = []
+            self._chunks, self._take = chunks[place:], None
+            return False
+        return True
 
     async def read(self, take: Take | None = None) -> list[Chunk]:
         """Everything that has arrived, at least one chunk; [] at the end.

@@ -151,13 +151,18 @@ class MultiplexedConnection:
 
     def _take(self, frame: pb.GenerateMultiplexedResponse) -> None:
         """Hand out a frame. Raises RequestFailed when the engine has lost track of what belongs to whom."""
+        began = time.monotonic()
+        # Under load, what is taken inline waits for the next round as well, and then comes as longer runs.
+        at_once = began >= self._next_wake and not self._is_waking and self._wake_timer is None
         if frame.handles:
-            self._take_rows(frame)
+            self._take_rows(frame, at_once=at_once)
         for event in frame.events:
             self._take_event(event)
+        if at_once and not self._to_wake:
+            self._pause_after(began)
         self._wake_soon()
 
-    def _take_rows(self, frame: pb.GenerateMultiplexedResponse) -> None:
+    def _take_rows(self, frame: pb.GenerateMultiplexedResponse, *, at_once: bool) -> None:
         num_rows = len(frame.handles)
         indexes = frame.indexes or [0] * num_rows
         positions = frame.first_output_positions
@@ -168,7 +173,7 @@ class MultiplexedConnection:
         for handle, index, position, run in zip(frame.handles, indexes, positions, runs, strict=True):
             stream = streams.get(handle)
             if stream is not None:
-                if stream.tokens(index, position, run) and not stream.is_woken:
+                if stream.tokens(index, position, run, at_once=at_once) and not stream.is_woken:
                     stream.is_woken = True
                     to_wake.append(stream)
             elif not self._was_used(handle):
@@ -256,9 +261,13 @@ class MultiplexedConnection:
         else:
             self._loop.call_soon(self._end_round, began)
 
-    def _end_round(self, began: float) -> None:
+    def _pause_after(self, began: float) -> None:
+        """Whatever has gone on since `began` is not repeated before a pause that is longer than it was."""
         now = time.monotonic()
         self._next_wake = now + min(WAKE_PAUSE_FACTOR * (now - began), LONGEST_WAKE_PAUSE_SECONDS)
+
+    def _end_round(self, began: float) -> None:
+        self._pause_after(began)
         self._is_waking = False
         self._wake_soon()
 

@@ -6,9 +6,9 @@ Without a file it trains a byte-level BPE tokenizer on the standard library's ow
 is the best of several rounds over the same ids, so that other load on the machine shows less.
 
 With --json it also measures the whole way, as `transport.py` does: engine server in another process, 256
-multiplexed streams, detokenized, four stop strings, one asyncio consumer per request. The last line has
-`ratio_table_to_decode_stream` (English), `ratio_1000_stops_to_4` (one id a step) and
-`end_to_end_tokens_per_s_asyncio_256`.
+multiplexed streams, detokenized, four stop strings, one consumer per request: an asyncio task, or a function
+called inline. The last line has `ratio_table_to_decode_stream` (English), its like for Japanese,
+`ratio_1000_stops_to_4` (one id a step), `end_to_end_tokens_per_s_asyncio_256` and `…_inline_256`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transport import end_to_end, measure as tokens_per_second, server_process
+from transport import end_to_end, inline, measure as tokens_per_second, server_process
 
 from backend_client.decoder import Decoder
 from backend_client.stop_conditions import StopConditions
@@ -116,26 +116,34 @@ def measure(tokenizer: Tokenizer, vocabulary: Vocabulary, english: str) -> dict[
     return nanoseconds_per_token(rows, len(ids))
 
 
-async def measure_end_to_end() -> float:
-    """Tokens per second, the best of several rounds."""
+async def measure_end_to_end() -> dict[str, float]:
+    """Tokens per second of both kinds of consumers, the best of several rounds."""
+    paths = {"asyncio": end_to_end, "inline": inline}
+    best = dict.fromkeys(paths, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         async with server_process(Path(folder), STREAMS) as (engine, _):
-            rates = [
-                await tokens_per_second(end_to_end, engine, STREAMS, END_TO_END_TOKENS)
-                for _ in range(END_TO_END_ROUNDS)
-            ]
-    return max(rates)
+            for _ in range(END_TO_END_ROUNDS):
+                for name, path in paths.items():
+                    rate = await tokens_per_second(path, engine, STREAMS, END_TO_END_TOKENS)
+                    best[name] = max(best[name], rate)
+    return best
 
 
 def figures(results: dict[str, float], kind: str) -> dict[str, float]:
     """What the project promises, as ratios of one run where it can be."""
     stops = [results[f"Decoder, {number} stops, 1 ids a step"] for number in (1000, 4)]
+    table_ratios = {
+        language: round(results[f"DecodeStream, {language}"] / results[f"{kind} table, {language}"], 2)
+        for language in ("English", "Japanese")
+    }
     return {
-        "ratio_table_to_decode_stream": round(
-            results["DecodeStream, English"] / results[f"{kind} table, English"], 2
-        ),
+        "ratio_table_to_decode_stream": table_ratios["English"],
+        "ratio_table_to_decode_stream_japanese": table_ratios["Japanese"],
         "ratio_1000_stops_to_4": round(stops[0] / stops[1], 2),
-        "end_to_end_tokens_per_s_asyncio_256": round(event_loop.run(measure_end_to_end())),
+        **{
+            f"end_to_end_tokens_per_s_{name}_{STREAMS}": round(rate)
+            for name, rate in event_loop.run(measure_end_to_end()).items()
+        },
     }
 
 

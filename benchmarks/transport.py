@@ -27,6 +27,7 @@ from pathlib import Path
 import grpc
 from tokenizers import Tokenizer
 
+from backend_client.annotated import Annotated, BackendOutput
 from backend_client.backend import Backend
 from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
 from backend_client.vocabulary import Vocabulary
@@ -106,7 +107,16 @@ async def multiplexed(target: str, streams: int, tokens: int) -> int:
 
 
 async def end_to_end(target: str, streams: int, tokens: int) -> int:
-    """Consume text: detokenized, with stop strings, one consumer per request."""
+    """Consume text: detokenized, with stop strings, one asyncio consumer per request."""
+    return await _texts(target, streams, tokens, is_inline=False)
+
+
+async def inline(target: str, streams: int, tokens: int) -> int:
+    """The same, with functions for consumers, which no task has to be woken for."""
+    return await _texts(target, streams, tokens, is_inline=True)
+
+
+async def _texts(target: str, streams: int, tokens: int, *, is_inline: bool) -> int:
     async with EngineClient(target) as client:
         await client.wait_ready(10)
         files = await client.tokenizer_files()
@@ -116,9 +126,14 @@ async def end_to_end(target: str, streams: int, tokens: int) -> int:
             asked = request(number, tokens).request
             asked.stop_conditions.stop.extend(STOPS)
             count = 0
-            async for item in backend.generate(asked):
+
+            def take(item: Annotated[BackendOutput]) -> None:
+                nonlocal count
                 assert item.data is not None, item.error
                 count += len(item.data.token_ids)
+
+            async for item in backend.generate(asked, inline=take if is_inline else None):
+                take(item)
             return count
 
         return sum(await asyncio.gather(*(consume(number) for number in range(streams))))
@@ -183,6 +198,7 @@ async def run(streams: int, tokens: int, rounds: int) -> dict[str, float]:
         "coalesced": (coalesced, max(20, tokens // 5)),
         "multiplexed": (multiplexed, tokens),
         "end to end": (end_to_end, tokens),
+        "inline": (inline, tokens),
     }
     best = dict.fromkeys(paths, 0.0)
     with tempfile.TemporaryDirectory() as folder:
@@ -219,6 +235,7 @@ def main() -> None:
                     "ratio_multiplexed_to_coalesced": round(best["multiplexed"] / best["coalesced"], 2),
                     "ratio_multiplexed_to_floor": round(best["multiplexed"] / best["floor"], 2),
                     "ratio_end_to_end_to_floor": round(best["end to end"] / best["floor"], 2),
+                    "ratio_inline_to_floor": round(best["inline"] / best["floor"], 2),
                 }
             )
         )

@@ -110,7 +110,7 @@ async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end():
     assert await reading == []
 
 
-async def test_plain_tokens_go_to_whoever_takes_them_while_the_consumer_waits():
+async def test_plain_tokens_go_at_once_to_whoever_takes_them_while_the_consumer_waits():
     found, _ = stream()
     taken: list[tuple[int, int, list[int]]] = []
 
@@ -122,14 +122,60 @@ async def test_plain_tokens_go_to_whoever_takes_them_while_the_consumer_waits():
     assert [chunk.token_ids for chunk in await found.read(take)] == [[1]]
     reading = asyncio.create_task(found.read(take))
     await asyncio.sleep(0)
-    assert not found.tokens(0, 1, [2])
-    assert found.tokens(0, 2, [3, 4])
+    assert not found.tokens(0, 1, [2], at_once=True)
+    assert found.tokens(0, 2, [3, 4], at_once=True)
     # The consumer has to look now, and what follows waits for it.
-    assert found.tokens(0, 4, [5])
+    assert found.tokens(0, 4, [5], at_once=True)
     found.wake()
     chunks = await reading
     assert taken == [(0, 1, [2]), (0, 2, [3, 4])]
     assert [(chunk.first_output_position, chunk.token_ids) for chunk in chunks] == [(4, [5])]
+
+
+async def test_what_may_wait_is_taken_in_longer_runs_when_the_consumer_would_be_woken():
+    found, _ = stream()
+    taken: list[tuple[int, list[int]]] = []
+    reading = asyncio.create_task(
+        found.read(lambda index, position, ids: taken.append((position, ids)) is None)
+    )
+    await asyncio.sleep(0)
+    assert found.tokens(0, 0, [1])
+    assert found.tokens(0, 1, [2])
+    found.wake()
+    assert taken == [(0, [1, 2])]
+    found.tokens(0, 2, [3])
+    found.output(pb.LLMEngineOutput(first_output_position=3, token_ids=[4], engine_data=b"x"))
+    found.tokens(0, 4, [5])
+    found.wake()
+    chunks = await reading
+    assert taken == [(0, [1, 2]), (2, [3])]
+    assert [chunk.token_ids for chunk in chunks] == [[4], [5]]
+
+
+async def test_a_taker_that_has_enough_lets_the_consumer_run_and_keeps_the_order():
+    found, _ = stream()
+    reading = asyncio.create_task(found.read(lambda index, position, ids: False))
+    await asyncio.sleep(0)
+    found.tokens(0, 0, [1, 2])
+    found.tokens(1, 0, [7])
+    found.wake()
+    found.tokens(0, 2, [3])
+    chunks = await reading
+    assert [(c.index, c.first_output_position, c.token_ids) for c in chunks] == [
+        (0, 2, []),
+        (1, 0, [7]),
+        (0, 2, [3]),
+    ]
+
+
+async def test_the_end_wakes_a_consumer_whose_tokens_were_taken():
+    found, _ = stream()
+    reading = asyncio.create_task(found.read(lambda index, position, ids: True))
+    await asyncio.sleep(0)
+    found.tokens(0, 0, [1])
+    found.end()
+    found.wake()
+    assert await asyncio.wait_for(reading, 1) == []
 
 
 async def test_nothing_is_taken_behind_what_the_consumer_has_not_seen():
@@ -138,11 +184,11 @@ async def test_nothing_is_taken_behind_what_the_consumer_has_not_seen():
     reading = asyncio.create_task(found.read(lambda index, position, ids: taken.append(position) is None))
     await asyncio.sleep(0)
     found.output(pb.LLMEngineOutput(token_ids=[1], engine_data=b"x"))
-    assert found.tokens(0, 1, [2])
+    assert found.tokens(0, 1, [2], at_once=True)
     found.wake()
     assert [chunk.token_ids for chunk in await reading] == [[1], [2]]
     # Nobody waits now.
-    assert found.tokens(0, 2, [3])
+    assert found.tokens(0, 2, [3], at_once=True)
     assert taken == []
 
 
