@@ -110,6 +110,54 @@ async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end():
     assert await reading == []
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(["output", "at once", "may wait"])),
+        max_size=30,
+    ),
+    st.lists(st.booleans(), max_size=30),
+    st.lists(st.sampled_from(["nothing", "wake", "run"]), min_size=1, max_size=30),
+)
+def test_whoever_takes_them_every_token_arrives_once_and_in_order(steps, answers, betweens):
+    async def run() -> None:
+        found, _ = stream()
+        got: dict[int, list[int]] = {}
+        fed: dict[int, int] = {}
+        left = list(answers)
+
+        def took(index: int, position: int, token_ids: list[int]) -> bool:
+            have = got.setdefault(index, [])
+            assert position == len(have)
+            have += token_ids
+            return left.pop() if left else True
+
+        async def consume() -> None:
+            while chunks := await found.read(took):
+                take(chunks, got)
+
+        consuming = asyncio.create_task(consume())
+        for place, (index, count, how) in enumerate(steps):
+            position = fed.get(index, 0)
+            fed[index] = position + count
+            ids = list(range(position, position + count))
+            if how == "output":
+                message = pb.LLMEngineOutput(index=index, first_output_position=position, token_ids=ids)
+                found.output(message)
+            else:
+                found.tokens(index, position, ids, at_once=how == "at once")
+            between = betweens[place % len(betweens)]
+            if between != "nothing":
+                found.wake()
+            if between == "run":
+                await asyncio.sleep(0)
+        found.end()
+        found.wake()
+        await asyncio.wait_for(consuming, 1)
+        assert {i: ids for i, ids in got.items() if ids} == {i: list(range(n)) for i, n in fed.items() if n}
+
+    asyncio.run(run())
+
+
 async def test_plain_tokens_go_at_once_to_whoever_takes_them_while_the_consumer_waits():
     found, _ = stream()
     taken: list[tuple[int, int, list[int]]] = []
@@ -154,13 +202,16 @@ async def test_what_may_wait_is_taken_in_longer_runs_when_the_consumer_would_be_
 
 async def test_a_taker_that_has_enough_lets_the_consumer_run_and_keeps_the_order():
     found, _ = stream()
-    reading = asyncio.create_task(found.read(lambda index, position, ids: False))
+    asked: list[int] = []
+    reading = asyncio.create_task(found.read(lambda index, position, ids: asked.append(position) is not None))
     await asyncio.sleep(0)
     found.tokens(0, 0, [1, 2])
     found.tokens(1, 0, [7])
     found.wake()
     found.tokens(0, 2, [3])
+    found.wake()
     chunks = await reading
+    assert asked == [0]
     assert [(c.index, c.first_output_position, c.token_ids) for c in chunks] == [
         (0, 2, []),
         (1, 0, [7]),
