@@ -13,7 +13,7 @@ import pytest
 from backend_client.backend import Backend
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_client import EngineClient
-from backend_client.engine_stream import Chunk, EngineStream
+from backend_client.engine_stream import Chunk, EngineStream, Take
 from backend_client.failure import RequestFailed
 from backend_client.prefill import prompt_part, result_of
 from backend_client.retry import RetryPolicy
@@ -166,10 +166,10 @@ async def test_a_caller_that_leaves_during_the_prefill_ends_it(start, vocabulary
 async def test_a_caller_that_leaves_while_the_hand_off_is_on_its_way_frees_it(
     start, vocabulary, socket_folder, monkeypatch
 ):
-    async def never(stream: EngineStream) -> list[Chunk]:
+    async def never(stream: EngineStream, take: Take | None = None) -> list[Chunk]:
         return await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr("backend_client.prefill.read_some", never)
+    monkeypatch.setattr(EngineStream, "read", never)
     prefill, decode = await start("prefill"), await start("decode")
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         asking = asyncio.create_task(hear(backend, ask(PROMPT)))

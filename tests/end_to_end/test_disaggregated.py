@@ -19,7 +19,7 @@ from backend_client.annotated import BackendOutput
 from backend_client.backend import Backend
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
-from backend_client.engine_stream import read_some
+from backend_client.engine_stream import some
 from backend_client.failure import RequestFailed
 from backend_client.retry import RetryPolicy
 from backend_client.tokenizer import BackendTokenizer
@@ -197,7 +197,7 @@ async def answer_of(client: EngineClient, request_id: str, request: pb.Preproces
     stream = await client.submit(pb.GenerateRequest(request_id=request_id, request=request))
     found = []
     while not stream.ended:
-        found += await read_some(stream)
+        found += some(await stream.read())
     return found
 
 
