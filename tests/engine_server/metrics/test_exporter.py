@@ -71,7 +71,7 @@ async def test_what_is_exported_is_what_was_asked_and_answered(engine_server):
 
 async def test_an_embedding_is_a_request_that_stops(engine_server):
     serving = await engine_server(metrics_port=0)
-    request = pb.PreprocessedEmbeddingRequest(token_ids=[pb.TokenIds(token_ids=[1, 2, 3])])
+    request = pb.PreprocessedEmbeddingRequest(token_ids=[{"token_ids": [1, 2, 3]}])
     await serving.embedding.Embed(pb.EmbedRequest(request_id="e", request=request))
     found = await scrape(serving.server.metrics.url)
     assert found("vllm:request_success_total", finished_reason="stop") == 1
