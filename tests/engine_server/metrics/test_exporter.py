@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from urllib.error import URLError
 
 import pytest
 from prometheus_client import Counter
@@ -108,6 +109,15 @@ async def test_a_port_in_use_ends_the_server_before_anything_is_loaded(engine_se
     assert await EngineServer(make_engine(options), options).run() == EXIT_ADDRESS
     assert "--metrics-port" in caplog.text
     assert not options.uds.exists()
+
+
+async def test_a_server_that_cannot_listen_leaves_no_metrics_behind(engine_server):
+    taken = (await engine_server()).server.options.uds
+    options = ServerOptions(engine="mocker", uds=taken, metrics_port=0)
+    server = EngineServer(make_engine(options), options)
+    assert await server.run() == EXIT_ADDRESS
+    with pytest.raises(URLError):
+        await scrape(server.metrics.url)
 
 
 def test_without_the_library_the_option_ends_the_command_with_one_line(monkeypatch, capsys):
