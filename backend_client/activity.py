@@ -8,31 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 from backend_client.annotated import BackendOutput
 from backend_client.failure import Failure
-from backend_client.histogram import (
+from backend_client.replay import Attempts
+from backend_client.request_decoder import MAX_CHOICES
+from enginewire import v1 as pb
+from enginewire.histogram import (
     BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,
     REQUEST_SECONDS,
     TOKENS,
     Histogram,
 )
-from backend_client.replay import Attempts
-from backend_client.request_decoder import MAX_CHOICES
-from enginewire import v1 as pb
-
-# vLLM's words, which dashboards know.
-FINISHED: Final[Mapping[pb.FinishReason.ValueType, str]] = {
-    pb.FINISH_REASON_EOS: "stop",
-    pb.FINISH_REASON_STOP: "stop",
-    pb.FINISH_REASON_LENGTH: "length",
-    pb.FINISH_REASON_CANCELLED: "abort",
-    pb.FINISH_REASON_CONTENT_FILTER: "content_filter",
-    pb.FINISH_REASON_ERROR: "error",
-}
+from enginewire.metric_labels import FINISHED
 
 
 class Totals:

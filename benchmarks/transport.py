@@ -1,6 +1,6 @@
 """Tokens per second of every path between an engine process and a consumer, in one run.
 
-    python benchmarks/transport.py [--streams 256] [--tokens 400] [--json]
+    python benchmarks/transport.py [--streams 256] [--tokens 400] [--metrics] [--json]
 
 floor         raw grpc.aio: constant bytes, no parsing, one message per token, one stream per request
 per-request   Generate, one call per request, one token per message (logprobs=0 makes every token a message)
@@ -152,7 +152,7 @@ async def measure(path: Measured, target: str, streams: int, tokens: int) -> flo
 
 
 @contextlib.asynccontextmanager
-async def server_process(folder: Path, streams: int) -> AsyncIterator[tuple[str, str]]:
+async def server_process(folder: Path, streams: int, *metrics: str) -> AsyncIterator[tuple[str, str]]:
     """A process with the engine server and one with the floor; yields their targets."""
     engine = folder / "engine.sock"
     floor_socket = folder / "floor.sock"
@@ -160,6 +160,7 @@ async def server_process(folder: Path, streams: int) -> AsyncIterator[tuple[str,
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "engine_server", "--engine", "mocker", "--uds", str(engine),
             "--max-num-seqs", str(streams), "--max-num-queued-reqs", "4096", "--log-level", "error",
+            *metrics,
         ),
         await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve-floor", str(floor_socket)),
     ]  # fmt: skip
@@ -189,8 +190,8 @@ async def serve_floor(path: str) -> None:
     await server.wait_for_termination()
 
 
-async def run(streams: int, tokens: int, rounds: int) -> dict[str, float]:
-    """Every path, `rounds` times in turn; the best of each."""
+async def run(streams: int, tokens: int, rounds: int, *metrics: str) -> dict[str, float]:
+    """Every path, `rounds` times in turn; the best of each. `metrics` are options of the server."""
     paths: dict[str, tuple[Measured, int]] = {
         # The slow paths get fewer tokens so that each round takes about as long.
         "floor": (floor, max(20, tokens // 10)),
@@ -202,7 +203,7 @@ async def run(streams: int, tokens: int, rounds: int) -> dict[str, float]:
     }
     best = dict.fromkeys(paths, 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        async with server_process(Path(folder), streams) as (engine, floor_target):
+        async with server_process(Path(folder), streams, *metrics) as (engine, floor_target):
             for _ in range(rounds):
                 for name, (path, count) in paths.items():
                     target = floor_target if name == "floor" else engine
@@ -216,13 +217,15 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--metrics", action="store_true", help="the engine server counts for Prometheus")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve-floor", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_floor:
         event_loop.run(serve_floor(arguments.serve_floor))
         return
-    best = event_loop.run(run(arguments.streams, arguments.tokens, arguments.rounds))
+    metrics = ("--metrics-port", "0") if arguments.metrics else ()
+    best = event_loop.run(run(arguments.streams, arguments.tokens, arguments.rounds, *metrics))
     for name, rate in best.items():
         print(f"{name:<12} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
     if arguments.json:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from engine_server.config import load_options
 from enginewire import event_loop
@@ -21,6 +22,9 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sidecar; returns the exit code."""
     options = load_options(argv)
+    if options.metrics_port is not None and find_spec("prometheus_client") is None:
+        print("--metrics-port needs prometheus_client: pip install 'enginewire[metrics]'", file=sys.stderr)
+        return EXIT_USAGE
     # Past this line the command is really going to serve: now the heavy imports may come.
     from engine_server.engines import EngineUnavailable, make_engine
     from engine_server.logs import configure_logs

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from engine_server.adapters import AdapterTable
 from engine_server.delivery import Sink
@@ -44,6 +44,10 @@ from engine_server.validation import check_generate, served_names
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
+
+Accepted = pb.PreprocessedRequest | pb.PreprocessedEmbeddingRequest
+Failed: TypeAlias = "pb.ErrorReason.ValueType | None"
+"""Why a request failed; None: it did not."""
 
 # An abort may overtake its request by a network round trip, not by minutes.
 REMEMBER_ABORTS_SECONDS = 10.0
@@ -120,8 +124,7 @@ class RequestTable:
         num_hidden = hidden_choices(request.request.sampling_options)
         context.sink = live = Live(context, sink, num_choices, adapter, num_hidden)
         engine.submit(request.request, context)
-        self._live[request.request_id] = live
-        self._idle.clear()
+        self._enter(live, request.request)
         return context
 
     async def embed(
@@ -131,27 +134,18 @@ class RequestTable:
 
         `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
-        engine = self._open_engine()
-        if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
-            raise Unsupported("this engine has no embeddings")
-        routing = routing or pb.RoutingHints()
-        check_embed(request, routing, self._config, engine.embedding_size)
-        adapter = self._choose_adapter(request.request.model, routing)
-        self._check_id(request.request_id)
-        self._check_room(engine, sum(len(each.token_ids) for each in request.request.token_ids))
-        context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
-        work = EmbeddingWork(engine, request.request, context)
-        context.sink = live = Live(context, work, 1, adapter)
-        self._live[request.request_id] = live
-        self._idle.clear()
-        outcome = "FAILED"
+        work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints())
+        failed: Failed = pb.ERROR_REASON_CANCELLED  # by the caller who leaves, unless something else happens
         try:
             output = await work.result()
-            outcome = "EMBEDDED"
+            failed = None
             return output
+        except Exception as error:
+            failed = error.reason if isinstance(error, EngineError) else pb.ERROR_REASON_INTERNAL
+            raise
         finally:
             await work.close()
-            self._remove(live, outcome, pb.CompletionUsage())
+            self._remove(live, "FAILED" if failed else "EMBEDDED", pb.CompletionUsage(), failed)
 
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
@@ -204,8 +198,7 @@ class RequestTable:
         """Abort requests whose reader has lagged too far behind."""
         now = time.monotonic()
         for live in [live for live in self._live.values() if live.sink.is_slow(now)]:
-            live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
-            live.sink = Discard()
+            self._give_up(live)
             await self.abort(live.context, "slow consumer")
 
     def uses_adapter(self, name: str) -> bool:
@@ -220,6 +213,26 @@ class RequestTable:
     async def wait_idle(self) -> None:
         """Return when no request is in the engine."""
         await self._idle.wait()
+
+    def _begin_embedding(
+        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints
+    ) -> tuple[EmbeddingWork, Live]:
+        engine = self._open_engine()
+        if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
+            raise Unsupported("this engine has no embeddings")
+        check_embed(request, routing, self._config, engine.embedding_size)
+        adapter = self._choose_adapter(request.request.model, routing)
+        self._check_id(request.request_id)
+        self._check_room(engine, sum(len(each.token_ids) for each in request.request.token_ids))
+        context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
+        work = EmbeddingWork(engine, request.request, context)
+        context.sink = live = Live(context, work, 1, adapter)
+        self._enter(live, request.request)
+        return work, live
+
+    def _enter(self, live: Live, request: Accepted) -> None:
+        self._live[live.context.request_id] = live
+        self._idle.clear()
 
     def _check_id(self, request_id: str) -> None:
         if request_id in self._live:
@@ -278,19 +291,27 @@ class RequestTable:
                 live.sink.finish()
                 self._remove(live, pb.FinishReason.Name(output.finish_reason), output.completion_usage)
 
+    def _give_up(self, live: Live) -> None:
+        live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
+        live.sink = Discard()
+
     def _fail(self, live: Live, failure: EngineError) -> None:
         live.sink.fail(failure)
         # A request that was failed without the engine's help may still get outputs from it.
         live.sink = Discard()
-        self._remove(live, pb.ErrorReason.Name(failure.reason), pb.CompletionUsage())
+        self._remove(live, pb.ErrorReason.Name(failure.reason), pb.CompletionUsage(), failure.reason)
 
-    def _remove(self, live: Live, outcome: str, usage: pb.CompletionUsage) -> None:
+    def _remove(self, live: Live, outcome: str, usage: pb.CompletionUsage, failed: Failed = None) -> None:
         request_id = live.context.request_id
         if self._live.get(request_id) is not live:  # it was failed before, without the engine's help
             return
         if self._log_requests:
             counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
             log.info("request %s ended: %s, %s", request_id, outcome, counts)
+        self._leave(live, usage, failed)
+
+    def _leave(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
+        request_id = live.context.request_id
         del self._live[request_id]
         self._finished[request_id] = None
         _trim(self._finished)

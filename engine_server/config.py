@@ -8,17 +8,17 @@ Knows nothing about engines: an option that only one engine understands says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from engine_server.handoff.options import Role
+from engine_server.option_rules import RULES
 from enginewire.addresses import (
     SHOWN_KV_FOLDER,
     default_kv_folder,
     default_socket,
-    is_loopback,
     shown_socket,
     wants_tcp,
 )
@@ -205,6 +205,16 @@ class ServerOptions:
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
 
+    metrics_port: int | None = option(
+        None,
+        "export Prometheus metrics at this port of --host; 0 picks a free one and prints it",
+        at_least=0,
+        at_most=65535,
+        heading="metrics",
+        contract="Capabilities.metrics",
+    )
+    metrics_prefix: str = option("vllm:", "begin of the names that vLLM has too")
+
     kv_transfer_folder: Path = option(
         computed(default_kv_folder, SHOWN_KV_FOLDER),
         "private folder on this host where prefill and decode engines hand KV over",
@@ -296,7 +306,7 @@ class ServerOptions:
     mocker_fault: str = option("", "fail on purpose: step:N, stall:N or forward:REQUEST_ID")
 
     def __post_init__(self) -> None:
-        for is_wrong, message in _RULES.items():
+        for is_wrong, message in RULES.items():
             if is_wrong(self):
                 raise OptionError(message)
 
@@ -319,37 +329,3 @@ def choose_address(loaded: Loaded[ServerOptions]) -> ServerOptions:
     if wants_tcp(loaded.sources) and options.port is None:
         return replace(options, port=DEFAULT_PORT)
     return options
-
-
-def _is_open_to_others(options: ServerOptions) -> bool:
-    return not options.allow_insecure and not is_loopback(options.host)
-
-
-def _is_no_engine(options: ServerOptions) -> bool:
-    module, colon, attribute = options.engine.partition(":")
-    return options.engine not in ("torch", "mocker") and not (module and colon and attribute)
-
-
-def _batches_are_too_small(options: ServerOptions) -> bool:
-    return (
-        options.max_num_batched_tokens is not None and options.max_num_batched_tokens < options.max_num_seqs
-    )
-
-
-def _sizes_cache_twice(options: ServerOptions) -> bool:
-    return options.num_gpu_blocks_override is not None and options.kv_cache_memory_bytes is not None
-
-
-def _mocks_nothing(options: ServerOptions) -> bool:
-    mocks = (options.mocker_ttft_ms, options.mocker_itl_ms, options.mocker_script, options.mocker_fault)
-    return options.engine != "mocker" and any(mocks)
-
-
-_RULES: Final[Mapping[Callable[[ServerOptions], bool], str]] = {
-    _is_open_to_others: "--host: whoever reaches a host beyond loopback could read prompts and send requests;"
-    " use 127.0.0.1 or --uds, or say --allow-insecure",
-    _is_no_engine: "--engine: must be torch, mocker or module:Class",
-    _batches_are_too_small: "--max-num-batched-tokens must not be below --max-num-seqs",
-    _sizes_cache_twice: "--num-gpu-blocks-override and --kv-cache-memory-bytes exclude each other",
-    _mocks_nothing: "--mocker-… options need --engine mocker",
-}

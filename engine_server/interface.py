@@ -24,12 +24,14 @@ class GenerateContext:
     """One accepted request as the engine sees it. Identity is the key: compare with `is`.
 
     `deadline` is on the `time.monotonic()` clock, in seconds; None means no deadline.
-    `cancel_reason` is set once, before `LLMEngine.abort` is called.
+    `cancel_reason` is set once, before `LLMEngine.abort` is called. `running_since` is for the engine to set,
+    from any thread, when it begins to compute the request: on the same clock. Metrics split latencies there.
     """
 
     request_id: str
     deadline: float | None = None
     cancel_reason: str | None = None
+    running_since: float | None = None
     # Of a request to embed only: its message has no field for them. The adapter is in `lora_name`.
     routing: pb.RoutingHints = field(default_factory=pb.RoutingHints)
     # Owned by the shell: where outputs of this request go. Engines pass it through unread.
@@ -83,15 +85,24 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class MetricsContext:
-    """What an engine may label its own metrics with. `registry` is a prometheus registry or None."""
+    """Where an engine may add metrics of its own.
+
+    `registry` is a `prometheus_client.CollectorRegistry`, or None when the server exports nothing. It is
+    collected on the event loop, where every other call happens. `model` is for the label `model_name`,
+    `prefix` for names that vLLM has too. What the server exports by itself: docs/metrics.md.
+    """
 
     model: str
     registry: object | None = None
+    prefix: str = "vllm:"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsBindings:
-    """Data-parallel ranks the engine reports metrics for; stable for its lifetime."""
+    """Data-parallel ranks the engine reports metrics for; stable for its lifetime.
+
+    None: those that its `EngineConfig` names.
+    """
 
     dp_ranks: Sequence[int] = ()
 

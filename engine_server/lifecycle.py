@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_server.admission import RequestTable
 from engine_server.failures import Draining, EngineDead, NotStarted, Stuck
@@ -35,10 +35,18 @@ class DrainPlan:
 class Lifecycle:
     """State of one server and its engine."""
 
-    def __init__(self, engine: StepEngine, requests: RequestTable, default_plan: DrainPlan) -> None:
+    def __init__(
+        self,
+        engine: StepEngine,
+        requests: RequestTable,
+        default_plan: DrainPlan,
+        metrics: MetricsContext | None = None,
+    ) -> None:
+        """`metrics` is for the engine, which adds its own; the model is filled in."""
         self.engine = engine
         self.requests = requests
         self.default_plan = default_plan
+        self._metrics = metrics or MetricsContext(model="")
         self.state: pb.EngineState.ValueType = pb.ENGINE_STATE_STARTING
         self.config: pb.EngineConfig | None = None
         self.drain_state: pb.DrainState.ValueType = pb.DRAIN_STATE_UNSPECIFIED
@@ -62,11 +70,12 @@ class Lifecycle:
         self._no_start_runs.clear()
         try:
             config = await self.engine.start(worker_id)
-            bindings = await self.engine.setup_metrics(MetricsContext(config.model))
+            advertise(config)
+            model = config.served_model_name or config.model
+            bindings = await self.engine.setup_metrics(replace(self._metrics, model=model))
         finally:
             self._no_start_runs.set()
-        config.metrics_ranks[:] = bindings.dp_ranks
-        advertise(config)
+        config.metrics_ranks[:] = bindings.dp_ranks or config.metrics_ranks
         self.config = config
         if self.state == pb.ENGINE_STATE_STARTING:
             self.requests.open(self.engine, self.config)

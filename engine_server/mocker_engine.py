@@ -232,7 +232,7 @@ class MockerEngine:
             if self._load.kv_blocks_used + blocks > self._options.num_kv_blocks:
                 return
             self._leave_queue(request)
-            request.is_running = True
+            request.begin(now)
             self._load.kv_blocks_used += blocks
             for sequence in sequences:
                 sequence.ready_at = now + self._options.ttft_ms / 1000

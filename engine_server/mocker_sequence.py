@@ -65,6 +65,11 @@ class Request:
     num_handed_over: int = 0
     prompt_tokens_details: pb.PromptTokensDetails | None = None
 
+    def begin(self, now: float) -> None:
+        """It runs."""
+        self.is_running = True
+        self.context.running_since = now
+
     def usage(self) -> pb.CompletionUsage:
         """Usage once every choice has ended."""
         return pb.CompletionUsage(

@@ -15,7 +15,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
@@ -30,6 +30,8 @@ from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from engine_server.interface import AdapterEngine, EmbeddingEngine, StepEngine
 from engine_server.kv_service import KvServicer
 from engine_server.lifecycle import DrainPlan, Lifecycle
+from engine_server.metrics.requests import RequestMetrics
+from engine_server.metrics.table import CountingTable
 from engine_server.request_rules import effective_limits
 from engine_server.rpc import handlers
 from engine_server.servicer import EngineServicer
@@ -42,6 +44,9 @@ from enginewire.v1 import (
     engine_service_pb2,
     kv_service_pb2,
 )
+
+if TYPE_CHECKING:
+    from engine_server.metrics.exporter import MetricsExporter
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +78,17 @@ class EngineServer:
             instance_id=options.instance_id or secrets.token_hex(8),
             lifetime_id=secrets.token_hex(8),
         )
-        limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
-        folder = options.adapter_folder
-        requests = RequestTable(
-            limits,
-            log_requests=options.log_requests,
-            adapters=AdapterTable(folder, options.max_loras) if folder else None,
-        )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
-        self.lifecycle = Lifecycle(engine, requests, plan)
+        self.metrics: MetricsExporter | None = None
+        if options.metrics_port is None:
+            self.lifecycle = Lifecycle(engine, _request_table(options), plan)
+        else:
+            from engine_server.metrics.exporter import MetricsExporter
+
+            self.metrics = MetricsExporter(options.metrics_prefix)
+            requests = _request_table(options, self.metrics.requests)
+            self.lifecycle = Lifecycle(engine, requests, plan, self.metrics.context)
+            self.metrics.show(self.lifecycle)
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._socket: UnixSocket | None = None
@@ -94,6 +101,7 @@ class EngineServer:
             await self.listen()
         except AddressError as error:
             log.error("cannot listen: %s", error)
+            self._close_metrics()
             return EXIT_ADDRESS
         with _signals() as stop:
             try:
@@ -111,6 +119,8 @@ class EngineServer:
 
     async def listen(self) -> None:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
+        if self.metrics is not None and self.options.metrics_port is not None:
+            await self.metrics.open(self.options.host, self.options.metrics_port)
         self._server = grpc.aio.server(options=_channel_options(self.options))
         self._server.add_generic_rpc_handlers(self._handlers())
         if self.options.reflection:
@@ -139,6 +149,11 @@ class EngineServer:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._close_metrics()
+
+    def _close_metrics(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
 
     async def _start_unless_stopped(self, stop: asyncio.Queue[signal.Signals]) -> bool:
         """True when the engine is up; False when a signal came first."""
@@ -188,6 +203,9 @@ class EngineServer:
         if names:
             config.served_model_name = names[0]
             config.aliases.extend(names[1:])
+        if self.metrics is not None:
+            config.capabilities.metrics = True
+            config.metrics_ranks[:] = _ranks_of(config)
         engine = self.lifecycle.engine
         config.capabilities.multiplexed = not (isinstance(engine, EmbeddingEngine) and engine.only_embeds)
         config.limits.CopyFrom(effective_limits(config))
@@ -266,6 +284,21 @@ def _signals() -> Iterator[asyncio.Queue[signal.Signals]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _request_table(options: ServerOptions, metrics: RequestMetrics | None = None) -> RequestTable:
+    limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
+    folder = options.adapter_folder
+    adapters = AdapterTable(folder, options.max_loras) if folder else None
+    if metrics is None:
+        return RequestTable(limits, log_requests=options.log_requests, adapters=adapters)
+    return CountingTable(limits, metrics, log_requests=options.log_requests, adapters=adapters)
+
+
+def _ranks_of(config: pb.EngineConfig) -> range:
+    """The data-parallel ranks that an engine serves: one, unless it says otherwise."""
+    start = config.data_parallel_start_rank
+    return range(start, start + max(config.data_parallel_size, 1))
 
 
 def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:

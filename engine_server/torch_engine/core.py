@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
 from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed
 from engine_server.interface import GenerateContext
+from engine_server.torch_engine.batch_statistics import BatchStatistics
 from engine_server.torch_engine.beam_search import BeamSearch, share_out
 from engine_server.torch_engine.best_of import Candidates
+from engine_server.torch_engine.counters import Counters
 from engine_server.torch_engine.embedding_waits import CoreOutputs
 from engine_server.torch_engine.logprobs import PromptRows
 from engine_server.torch_engine.model_runner import batch_order
@@ -47,16 +49,6 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since start."""
-
-    steps: int = 0
-    requests_added: int = 0
-    requests_finished: int = 0
-    tokens_generated: int = 0
-
-
 class EngineCore:
     """Live requests, the scheduler and the model. One thread calls it."""
 
@@ -65,6 +57,7 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.counters = Counters()
+        self.statistics = BatchStatistics(clock)
         self._runner = runner
         self._clock = clock
         self._live: dict[GenerateContext, Request] = {}
@@ -151,6 +144,7 @@ class EngineCore:
     def reset_counters(self) -> None:
         """Forget the totals so far."""
         self.counters = Counters()
+        self.statistics = BatchStatistics(self._clock)
 
     def step(self) -> None:
         """Schedule, forward, sample, update."""
@@ -173,15 +167,20 @@ class EngineCore:
 
     def _run(self, batch: list[Scheduled]) -> None:
         rows = [grant.sequence for grant in batch if grant.samples]
+        stopwatch = self.statistics.begin(batch)
         try:
             computed = self._runner.forward(batch)
+            stopwatch.forwarded()
             scored = read_prompts(computed.logits[len(rows) :], batch)
             sampled = sample(computed.logits[: len(rows)], rows)
+            stopwatch.sampled()
         except Exception as error:  # noqa: BLE001  # torch raises anything; it must stay in this batch
+            stopwatch.failed()
             self._isolate(batch, error)
         else:
             self._update(batch, scored, rows, sampled)
             self._pool([grant for grant in batch if grant.sequence.request.pooling], computed.sums)
+            stopwatch.succeeded()
 
     def _isolate(self, batch: list[Scheduled], error: Exception) -> None:
         """Run the sequences of a failed batch alone, so that only the guilty ones fail."""

@@ -50,6 +50,7 @@ from engine_server.torch_engine.transfers import Transfers
 from enginewire import v1 as pb
 
 if TYPE_CHECKING:
+    from engine_server.torch_engine.batch_statistics import BatchStatistics
     from engine_server.torch_engine.guided import CompiledGuide
     from engine_server.torch_engine.guided_backends import GuidedBackends
 
@@ -76,6 +77,7 @@ class TorchEngine:
         self._grammars: GuidedBackends | None = None
         self._adapters: LoadedAdapters | None = None
         self._transfers: Transfers | None = None
+        self._statistics: BatchStatistics | None = None
         self._is_closed = False
         self._num_submitted = 0
 
@@ -95,6 +97,7 @@ class TorchEngine:
         self._thread.start()
         loaded = await self._thread.loaded
         self._embedding = loaded.embedding
+        self._statistics = loaded.core.statistics
         limits = RequestLimits(
             vocab_size=loaded.config.vocab_size,
             context_length=loaded.context_length,
@@ -248,8 +251,15 @@ class TorchEngine:
             self._adapters.unload(name)
 
     async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
-        """The engine has no metrics of its own beside `load`."""
-        return MetricsBindings()
+        """Add those of the batches, which only this engine knows."""
+        if context.registry is None or self._thread is None or self._statistics is None:
+            return MetricsBindings()
+        # Without metrics nobody needs prometheus_client.
+        from engine_server.torch_engine.metrics import register
+
+        thread = self._thread
+        register(context, lambda: thread.snapshot, self._statistics)
+        return MetricsBindings(dp_ranks=(0,))
 
     def load(self) -> pb.Load:
         """The load after the last step."""

@@ -17,6 +17,7 @@ import torch
 from engine_server.handoff.file_format import KvLayout
 from engine_server.interface import GenerateContext, Tokenizer
 from engine_server.torch_engine.adapted import AdaptedProjections
+from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.arithmetic import choose_arithmetic
 from engine_server.torch_engine.attention import KvTensors
 from engine_server.torch_engine.checkpoint import open_checkpoint
@@ -44,7 +45,7 @@ from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
 from engine_server.torch_engine.pooling import Embedding, Pooling
 from engine_server.torch_engine.processors import num_cores
-from engine_server.torch_engine.scheduler import AdmissionRules, Scheduler
+from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
 from engine_server.torch_engine.thinking import ThinkingTokens, find_thinking_tokens
 

@@ -77,6 +77,8 @@ class PrefixCache:
         self._entries: dict[int, _Entry] = {}
         self._children: dict[bytes, set[bytes]] = {}
         self._changes: list[CacheChange] = []
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
         pool.on_evict = self._on_evict
 
     def __len__(self) -> int:
@@ -92,6 +94,13 @@ class PrefixCache:
                 break
             found.append(block)
         return found
+
+    def count(self, sequence: Sequence, found: Seq[int]) -> None:
+        """A sequence begins with what was found. As in vLLM, only the first time that it runs counts."""
+        request = sequence.request
+        if sequence.may_copy and request.cache_root is not None and not request.beams:
+            self.num_queried_tokens += len(sequence.token_ids)
+            self.num_hit_tokens += len(found) * self._pool.block_size
 
     def register(self, sequence: Sequence) -> None:
         """Keep the full blocks that a sequence has computed since the last time.

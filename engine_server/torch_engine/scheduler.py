@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from math import floor
 from operator import attrgetter
 
+from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.prefix_cache import PrefixCache
 from engine_server.torch_engine.sequence import Request, Sequence
 
 _by_urgency = attrgetter("urgency")
+NO_RULES = AdmissionRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +52,6 @@ SCORED_TOKENS = 256
 """Prompt tokens per step whose logits are wanted: a row of them takes megabytes with a large vocabulary."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionRules:
-    """When waiting sequences may join those that run. Every default means "as soon as they fit".
-
-    A step computes at most `max_batch_prefill_tokens` prompt tokens, and one in which sequences decode at
-    most `max_mixed_prefill_tokens`: they wait for the prompts beside them. Prompts and longest outputs of all
-    running sequences together stay within `max_batch_total_tokens`. While any sequence runs, the waiting
-    ones must be at least `waiting_served_ratio` times as many, or none was admitted for
-    `max_waiting_tokens` steps: each admission makes those that run wait for a prefill. With
-    `whole_prompts` a prompt is never cut into pieces; each must fit into a step.
-    """
-
-    max_batch_prefill_tokens: int | None = None
-    max_mixed_prefill_tokens: int | None = None
-    max_batch_total_tokens: int | None = None
-    waiting_served_ratio: float = 0.0
-    max_waiting_tokens: int = 20
-    whole_prompts: bool = False
-
-
 class Scheduler:
     """Waiting and running sequences over one block pool, both ordered by urgency."""
 
@@ -78,7 +60,7 @@ class Scheduler:
         pool: BlockPool,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        rules: AdmissionRules = AdmissionRules(),
+        rules: AdmissionRules = NO_RULES,
         window: int | None = None,
     ) -> None:
         """Every running decode gets its token in every step: the budget must allow for that.
@@ -95,6 +77,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        # Steps in which sequences joined others that were running, by TGI's words.
+        self.num_concats = {"backpressure": 0, "wait_exceeded": 0}
         self._steps_without_admission = 0
         self._scored_budget = SCORED_TOKENS
         self._deadlines: dict[Request, float] = {}
@@ -118,9 +102,9 @@ class Scheduler:
         budget = self._prefill_budget(decodes)
         granted, preempted = self._schedule_running(budget)
         self._steps_without_admission += 1
-        if not preempted and self._is_worth_admitting():
+        if not preempted:
             budget -= sum(grant.num_tokens for grant in granted) - decodes
-            granted += self._schedule_waiting(budget)
+            granted += self._admit(budget)
         return granted or self._unblock(budget)
 
     def restart(self, sequence: Sequence) -> None:
@@ -196,10 +180,17 @@ class Scheduler:
                 granted.append(self._grant(sequence, num_tokens))
         return granted, len(self.running) < num_running
 
-    def _is_worth_admitting(self) -> bool:
-        overdue = self._steps_without_admission > self.rules.max_waiting_tokens
-        enough = floor(self.rules.waiting_served_ratio * len(self.running))
-        return overdue or not self.running or len(self.waiting) >= enough
+    def _admit(self, budget: int) -> list[Scheduled]:
+        """Let waiting sequences join, if that is worth holding up those that run."""
+        num_running = len(self.running)
+        is_overdue = self._steps_without_admission > self.rules.max_waiting_tokens
+        enough = floor(self.rules.waiting_served_ratio * num_running)
+        if num_running and not is_overdue and len(self.waiting) < enough:
+            return []
+        granted = self._schedule_waiting(budget)
+        if granted and num_running:
+            self.num_concats["wait_exceeded" if is_overdue else "backpressure"] += 1
+        return granted
 
     def _schedule_waiting(self, budget: int) -> list[Scheduled]:
         granted: list[Scheduled] = []
@@ -281,6 +272,7 @@ class Scheduler:
         """Let a sequence run that was waiting, beginning after the blocks that are computed already."""
         insort(self.running, sequence, key=_by_urgency)
         self._steps_without_admission = 0
+        self.prefix_cache.count(sequence, cached)
         self.pool.hold(cached)
         sequence.block_table = cached
         sequence.num_cached_blocks = len(cached)

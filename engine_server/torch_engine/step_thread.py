@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,7 +41,11 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """The load after a step. `requests_added` counts every request the core has taken."""
+    """The load after a step. `requests_added` counts every request the core has taken.
+
+    `max_total_tokens` are those of the running sequences when they are as long as they may get; `concats`
+    are `Scheduler.num_concats`.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -54,6 +58,10 @@ class LoadSnapshot:
     requests_added: int = 0
     requests_finished: int = 0
     tokens_generated: int = 0
+    max_total_tokens: int = 0
+    concats: tuple[int, ...] = (0, 0)
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
 
 class StepThread:
@@ -199,7 +207,17 @@ class StepThread:
     def _die(self, core: EngineCore) -> None:
         self.is_dead = True
         self._take_commands(core, wait=False)
-        self.snapshot = LoadSnapshot(requests_added=core.counters.requests_added)
+        # Nothing is left, but what has been counted stays.
+        self.snapshot = replace(
+            self.snapshot,
+            running=0,
+            waiting=0,
+            waiting_tokens=0,
+            blocks_used=0,
+            blocks_cached=0,
+            max_total_tokens=0,
+            requests_added=core.counters.requests_added,
+        )
         failures = [(context, EngineDead("the engine died")) for context in core.live_contexts()]
         self._deliver(CoreOutputs(core.counters.steps, failures=list(failures)))
 
@@ -219,6 +237,10 @@ class StepThread:
             requests_added=counters.requests_added,
             requests_finished=counters.requests_finished,
             tokens_generated=counters.tokens_generated,
+            max_total_tokens=sum(each.request.stop.max_total_tokens for each in scheduler.running),
+            concats=tuple(scheduler.num_concats.values()),
+            prefix_cache_queries=scheduler.prefix_cache.num_queried_tokens,
+            prefix_cache_hits=scheduler.prefix_cache.num_hit_tokens,
         )
 
     def _deliver(self, outputs: CoreOutputs) -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from backend_client.activity import FINISHED, LiveRequest
+from backend_client.activity import LiveRequest
 from backend_client.backend import Backend
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
@@ -138,7 +138,3 @@ async def test_a_stop_that_only_this_side_saw_is_counted(socket_folder, vocabula
         await hear(backend, request)
         assert backend.activity.totals.stopped_here == 1
         assert backend.activity.totals.detokenize_seconds > 0
-
-
-def test_every_finish_reason_has_a_word() -> None:
-    assert set(FINISHED) == set(pb.FinishReason.values()) - {pb.FINISH_REASON_UNSPECIFIED}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import types
 from pathlib import Path
 
-from engine_server.interface import LLMEngine
+from prometheus_client import Counter
+
+from engine_server.interface import LLMEngine, MetricsBindings, MetricsContext
 from engine_server.iterator_driver import IteratorDriver
 from enginewire import v1 as pb
+from tests.engine_server.metrics.scraping import scrape
 from tests.engine_server.serving import ask
 
 PAGE = Path(__file__).parents[2] / "docs/writing-an-engine.md"
@@ -29,3 +33,14 @@ async def test_the_documented_engine_counts_down(engine_server):
     answer = await serving.generate(ask("r", prompt=bytes([7, 9]), max_tokens=4))
     assert answer.tokens() == [8, 7, 6, 5]
     assert answer.finishes() == {0: pb.FINISH_REASON_LENGTH}
+
+
+async def test_its_metrics_are_exported_as_documented(engine_server):
+    engine = documented_engine()
+    method = re.findall(r"```python\n(    async def setup_metrics.*?)```", PAGE.read_text(), re.DOTALL)[-1]
+    scope = {"Counter": Counter, "MetricsBindings": MetricsBindings, "MetricsContext": MetricsContext}
+    exec(textwrap.dedent(method), scope)
+    type(engine).setup_metrics = scope["setup_metrics"]
+    serving = await engine_server(engine=IteratorDriver(engine), metrics_port=0)
+    engine._countdowns.inc()
+    assert (await scrape(serving.server.metrics.url))("countdowns_total") == 1

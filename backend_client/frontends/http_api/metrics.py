@@ -22,9 +22,9 @@ from prometheus_client.registry import Collector
 
 from backend_client.activity import Activity, Totals
 from backend_client.endpoints import Endpoint
-from backend_client.histogram import Histogram
 from backend_client.load_fields import kv_use
 from enginewire import v1 as pb
+from enginewire.metric_labels import reason_name
 
 ENGINE_LABELS: Final = ("model_name", "engine")
 
@@ -103,7 +103,7 @@ class BackendMetrics(Collector):
             ("vllm:request_generation_tokens", "Output tokens of each request.", totals.answer_lengths),
         ):
             family = HistogramMetricFamily(name, meaning, labels=("model_name",))
-            family.add_metric((self.model_name,), buckets(histogram), histogram.sum)
+            family.add_metric((self.model_name,), histogram.buckets(), histogram.sum)
             yield family
 
     def _one(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
@@ -148,16 +148,3 @@ def total_counters(activity: Activity) -> list[tuple[str, str, float]]:
         ("enginewire:stopped_here", "Requests that ended before their engine did.", totals.stopped_here),
         ("enginewire:detokenize_seconds", "Time spent on text.", totals.detokenize_seconds),
     ]
-
-
-def buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Upper bound and cumulative count."""
-    bounds = [str(bound) for bound in histogram.bounds] + ["+Inf"]
-    return list(zip(bounds, map(float, histogram.cumulative()), strict=True))
-
-
-def reason_name(reason: pb.ErrorReason.ValueType) -> str:
-    """`queue_full` and so on; `unknown` for what a newer engine made up."""
-    if reason not in pb.ErrorReason.values():
-        return "unknown"
-    return pb.ErrorReason.Name(reason).removeprefix("ERROR_REASON_").lower()

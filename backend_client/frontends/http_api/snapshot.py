@@ -12,8 +12,8 @@ from typing import Final
 from backend_client.activity import Activity, LiveRequest
 from backend_client.backend import Backend
 from backend_client.endpoints import Endpoint
-from backend_client.histogram import Histogram
 from backend_client.load_fields import load_fields
+from enginewire.histogram import Histogram
 
 # More rows than anyone reads; bounds what one look costs.
 MAX_ROWS: Final = 200

@@ -161,3 +161,20 @@ def test_replayed_changes_are_the_cache_after_random_traffic(load):
     replica.apply(engine.core.scheduler.prefix_cache.take_changes())
     assert set(replica.tokens) == hashes(engine)
     assert len(replica.tokens) == engine.core.scheduler.pool.num_cached > 0
+
+
+def test_lookups_are_counted_in_tokens_once_per_sequence(engine):
+    cache = engine.core.scheduler.prefix_cache
+    whole = prompt(30)
+    engine.answer(greedy(whole, 2))
+    assert (cache.num_queried_tokens, cache.num_hit_tokens) == (30, 0)
+    context = engine.add(greedy(whole, 8))
+    engine.step()
+    engine.preempt_one()
+    engine.run()
+    assert cached(engine.answers[context]) == 28
+    assert (cache.num_queried_tokens, cache.num_hit_tokens) == (60, 28)
+    outside = greedy(whole, 2)
+    outside.bypass_prefix_cache = True
+    engine.answer(outside)
+    assert cache.num_queried_tokens == 60

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.kv_cache import BlockPool
-from engine_server.torch_engine.scheduler import AdmissionRules, Scheduler
+from engine_server.torch_engine.scheduler import Scheduler
 from tests.engine_server.torch_engine.scheduling import compute, lengths, make_request, run
 
 
@@ -211,6 +212,19 @@ def test_few_waiting_sequences_wait_for_company_but_not_for_ever():
     scheduler.add(make_request(2, 30))
     compute(scheduler, scheduler.schedule())
     assert len(scheduler.running) == 7
+    assert scheduler.num_concats == {"wait_exceeded": 1, "backpressure": 1}
+
+
+def test_a_batch_that_begins_or_cannot_grow_is_joined_by_nobody():
+    scheduler = Scheduler(BlockPool(64, 4), 2, 32)
+    for _ in range(3):
+        scheduler.add(make_request(2, 3))
+    compute(scheduler, scheduler.schedule())
+    compute(scheduler, scheduler.schedule())
+    assert sum(scheduler.num_concats.values()) == 0
+    run(scheduler)
+    assert len(scheduler.running) == 0
+    assert sum(scheduler.num_concats.values()) == 0
 
 
 def test_a_long_output_behind_a_window_holds_a_few_blocks():

@@ -1,6 +1,6 @@
 """Counts of values by bucket, cheap enough for every output.
 
-Knows nothing about what is counted, or about the format that shows it.
+Knows nothing about what is counted, or about who shows it.
 """
 
 from __future__ import annotations
@@ -49,3 +49,8 @@ class Histogram:
         """How many values were at most each bound, then how many there were."""
         total = 0
         return [total := total + count for count in self.counts]
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound and cumulative count, as Prometheus writes them."""
+        bounds = [str(bound) for bound in self.bounds] + ["+Inf"]
+        return list(zip(bounds, map(float, self.cumulative()), strict=True))

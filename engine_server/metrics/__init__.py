@@ -1,0 +1,1 @@
+"""What the engine server exports about itself and its engine, for Prometheus."""

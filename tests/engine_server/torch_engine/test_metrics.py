@@ -1,0 +1,67 @@
+"""What the torch engine exports of its batches."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from engine_server.interface import MetricsContext
+from engine_server.torch_engine.batch_statistics import BatchStatistics
+from engine_server.torch_engine.engine import TorchEngine
+from engine_server.torch_engine.metrics import register
+from engine_server.torch_engine.options import TorchEngineOptions
+from engine_server.torch_engine.step_thread import LoadSnapshot
+from tests.engine_server.metrics.scraping import Scrape, documented
+from tests.engine_server.step_recorder import Recorder
+from tests.engine_server.torch_engine.tiny import greedy
+
+PROMPT = [5, 9, 33, 7, 100, 12, 8, 21, 9]
+
+
+def scrape(registry: CollectorRegistry) -> Scrape:
+    return Scrape(generate_latest(registry).decode())
+
+
+def test_every_name_and_kind_is_documented_and_nothing_else():
+    registry = CollectorRegistry()
+    register(MetricsContext("m", registry), LoadSnapshot, BatchStatistics(float))
+    assert scrape(registry).names() == documented("Of the torch engine")
+
+
+def test_joined_batches_are_counted_by_their_reason():
+    registry = CollectorRegistry()
+    register(MetricsContext("m", registry), lambda: LoadSnapshot(concats=(3, 1)), BatchStatistics(float))
+    found = scrape(registry)
+    assert found("tgi_batch_concat_total", reason="backpressure") == 3
+    assert found("tgi_batch_concat_total", reason="wait_exceeded") == 1
+
+
+async def test_an_engine_exports_its_steps_and_is_empty_when_idle(model_folder):
+    options = TorchEngineOptions(
+        model=str(model_folder("llama")), device="cpu", dtype="float32", block_size=4, num_threads=1
+    )
+    engine = TorchEngine(options)
+    await engine.start(1)
+    registry = CollectorRegistry()
+    bindings = await engine.setup_metrics(MetricsContext("m", registry, prefix="x_"))
+    assert bindings.dp_ranks == (0,)
+    recorder = Recorder(engine)
+    for _ in range(2):
+        await recorder.run(greedy(PROMPT, 4))
+    found = scrape(registry)
+    # Of the second prompt only one token is left to compute.
+    assert found("tgi_batch_inference_success_total", method="prefill") == 1
+    assert found("tgi_batch_inference_duration_count", method="decode") == 7
+    assert found("x_iteration_tokens_total_count") == 8
+    assert found("x_prefix_cache_queries_total") == 2 * len(PROMPT)
+    assert found("x_prefix_cache_hits_total") == 8
+    assert found("tgi_batch_current_size") == 0
+    assert found("tgi_batch_current_max_tokens") == 0
+    await engine.cleanup()
+
+
+async def test_without_a_registry_nothing_is_registered(model_folder):
+    engine = TorchEngine(TorchEngineOptions(model=str(model_folder("llama")), device="cpu", num_threads=1))
+    await engine.start(1)
+    assert (await engine.setup_metrics(MetricsContext("m"))).dp_ranks == ()
+    await engine.cleanup()
