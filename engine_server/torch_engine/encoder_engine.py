@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.embedding_folder import choose_pooling, longest_input
 from engine_server.torch_engine.encoder import Encoder
@@ -23,7 +24,7 @@ from engine_server.torch_engine.loading import (
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.pooling import Embedding
-from engine_server.torch_engine.scheduler import AdmissionRules, Scheduler
+from engine_server.torch_engine.scheduler import Scheduler
 
 
 def load_encoder_engine(

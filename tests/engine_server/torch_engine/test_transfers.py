@@ -134,6 +134,20 @@ def test_what_lies_behind_a_window_is_handed_over_too(load):
         same(answer, whole.answer(request))
 
 
+def test_what_is_handed_over_and_longer_than_the_cache_is_computed_again(load):
+    whole = load("mistral")
+    prefill = with_role(load("mistral"), "prefill")
+    decode = with_role(load("mistral", num_kv_blocks=8, block_size=4, max_num_batched_tokens=8), "decode")
+    for length in (37, 33, 17):  # the second just fits
+        request = greedy((PROMPT * 2)[:length], 6)
+        before = decode.core.counters.steps
+        answer, releases, _ = continued(decode, request, computed(prefill, request))
+        decode.run()
+        same(answer, whole.answer(request))
+        assert releases.count == 1
+        assert (decode.core.counters.steps - before == 6) == (length <= 33)
+
+
 @pytest.mark.parametrize("model_type", ["gemma2", "deepseek_v3"])
 def test_models_of_transformers_hand_over_too(model_type, tmp_path):
     torch.manual_seed(5)
