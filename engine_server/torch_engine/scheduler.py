@@ -295,9 +295,9 @@ class Scheduler:
         sequence.may_copy = False
 
     def _copied(self, sequence: Sequence) -> HandedOver | None:
-        """What a sequence begins with. It is computed again after a preemption, and where it is too large."""
+        """What a sequence begins with; computed again after a preemption, and where it fills the pool."""
         handed_over = sequence.request.handed_over if sequence.may_copy else None
-        fits = handed_over and handed_over.num_tokens <= self.pool.capacity
+        fits = handed_over and handed_over.num_tokens < self.pool.capacity
         return handed_over if fits else None
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:

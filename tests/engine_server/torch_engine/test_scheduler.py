@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.scheduler import Scheduler
+from engine_server.torch_engine.sequence import HandedOver
 from tests.engine_server.torch_engine.scheduling import compute, lengths, make_request, run
 
 
@@ -301,6 +304,16 @@ def test_cached_blocks_that_nobody_holds_need_room():
     scheduler.add(again)
     scheduler.schedule()
     assert scheduler.waiting == again.sequences
+
+
+@pytest.mark.parametrize(("handed_over", "steps"), [(15, [1]), (16, [4, 4, 4, 4, 1]), (40, [4] * 10 + [1])])
+def test_what_is_handed_over_is_computed_again_where_it_leaves_no_room(handed_over, steps):
+    scheduler = Scheduler(BlockPool(4, 4), max_num_seqs=4, max_num_batched_tokens=4, window=6)
+    request = make_request(handed_over + 1, 1)
+    request.handed_over = HandedOver(handed_over, bytearray(), lambda: None)
+    scheduler.add(request)
+    assert [sum(lengths(step)) for step in run(scheduler)] == steps
+    assert (len(request.output_token_ids[0]), scheduler.pool.num_used) == (1, 0)
 
 
 def test_whoever_shares_a_prefix_behind_a_window_needs_room_for_what_comes_after_it():

@@ -53,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         granted = self.scheduler.schedule()
         assert bool(granted) == self.scheduler.has_work
         assert sum(lengths(granted)) <= self.BUDGET
+        assert all(lengths(granted))
         assert len({id(grant.sequence) for grant in granted}) == len(granted)
         for grant in granted:
             reached = grant.sequence.num_computed_tokens + grant.num_tokens
@@ -216,11 +217,12 @@ TestWindowedMachine = WindowedMachine.TestCase
 TestNarrowMachine = NarrowMachine.TestCase
 TestEndlessMachine = EndlessMachine.TestCase
 TestTightMachine = TightMachine.TestCase
-for test in (
+for machine in (
     TestSchedulerMachine,
     TestWindowedMachine,
     TestNarrowMachine,
     TestEndlessMachine,
     TestTightMachine,
 ):
-    test.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+    machine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+del machine  # else it is a test of its own, the last one again
