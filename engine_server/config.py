@@ -68,7 +68,7 @@ class ServerOptions:
         "none", "form of the weights while serving; int8 is faster and changes answers (CPU only)"
     )
     compile_kernels: bool = option(
-        True, "build small kernels at start with the machine's C++ compiler, if it has one (CPU only)"
+        True, "run small kernels that the machine's C++ compiler builds once, if it has one (CPU only)"
     )
     batch_invariant: bool = option(
         False,

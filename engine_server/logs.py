@@ -8,7 +8,10 @@ from __future__ import annotations
 import logging
 import sys
 
-import structlog
+from engine_server.light_import import missing
+
+with missing("rich", "greenlet"):  # a third of the start of a server, for what nothing here uses
+    import structlog
 
 
 def configure_logs(level: str, style: str) -> None:
@@ -22,7 +25,8 @@ def configure_logs(level: str, style: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[structlog.typing.Processor] = (
-        [_escape, structlog.dev.ConsoleRenderer()]
+        # Other formatters print the variables of every frame, and prompts are among them.
+        [_escape, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if pretty
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=True)]
     )

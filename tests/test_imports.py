@@ -28,7 +28,10 @@ def loaded_by(statement: str) -> set[str]:
             "import conformance, conformance.__main__",
             HEAVY | {"tokenizers", "engine_server", "backend_client"},
         ),
-        ("import engine_server.server, engine_server.engines, engine_server.mocker_engine", HEAVY),
+        (
+            "from engine_server import engines, logs, mocker_engine, server",
+            HEAVY | {"rich"},
+        ),
         ("import engine_server.torch_engine.engine", {"torch", "transformers", "backend_client"}),
     ],
 )

@@ -1,24 +1,27 @@
 """The same operations as `TorchOps`, by the kernels of kernels.cpp. CPU only.
 
-The machine's own compiler builds them at start, in about a second and in a private folder; a machine
-without one stays with torch. Knows nothing about weights, sequences or sampling.
+The machine's own compiler builds them at the first start, in about a second, and they stay in the user's
+cache folder; a machine without one stays with torch. Knows nothing about weights, sequences or sampling.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine_server.torch_engine.attention import AttentionPlan, KvTensors, RaggedRows, Reading, attend
+from engine_server.torch_engine.library_cache import LibraryCache, user_cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -120,13 +123,30 @@ def _library() -> ctypes.PyDLL | None:
     if compiler is None:
         log.info("no C++ compiler: decode steps run in plain torch")
         return None
+    command, cached = [compiler, *BUILD, *ARITHMETIC], LibraryCache(user_cache_folder())
+    try:
+        name = _name(command)
+        return cached.load(name) or _build(command, name, cached)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("the C++ compiler cannot build the kernels: decode steps run in plain torch (%s)", error)
+        return None
+
+
+def _name(command: list[str]) -> str:
+    """Stands for what the compiler builds here: the source, its version, and what "native" means to it."""
+    told = _run([*command, "-###", "-E", "-x", "c++", os.devnull]).stderr
+    return f"kernels-{sha256(SOURCE.read_bytes() + told).hexdigest()}.so"
+
+
+def _build(command: list[str], name: str, cached: LibraryCache) -> ctypes.PyDLL:
     with tempfile.TemporaryDirectory(prefix="enginewire-") as folder:
-        target = Path(folder) / "kernels.so"
-        try:
-            build = [compiler, *BUILD, *ARITHMETIC, "-o", str(target), str(SOURCE)]
-            subprocess.run(build, check=True, capture_output=True, timeout=BUILD_SECONDS)  # noqa: S603  # ours
-            # The calls are too short to be worth giving up the interpreter lock.
-            return ctypes.PyDLL(str(target))
-        except (OSError, subprocess.SubprocessError) as error:
-            log.info("the C++ compiler cannot build the kernels: decode steps run in plain torch (%s)", error)
-            return None
+        target = Path(folder) / name
+        _run([*command, "-o", str(target), str(SOURCE)])
+        # The calls of a PyDLL are too short to be worth giving up the interpreter lock.
+        library = ctypes.PyDLL(str(target))
+        cached.store(name, target.read_bytes())
+        return library
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, check=True, capture_output=True, timeout=BUILD_SECONDS)  # noqa: S603  # ours

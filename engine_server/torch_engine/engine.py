@@ -102,6 +102,7 @@ class TorchEngine:
             vocab_size=loaded.config.vocab_size,
             context_length=loaded.context_length,
             kv_capacity=loaded.core.scheduler.pool.capacity,
+            takes_any_length=loaded.core.scheduler.takes_any_length,
             prefix_caching=self._caches_prefixes,
             role=self._options.role,
             thinking=loaded.thinking,

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    import numpy
+from typing import Protocol
 
 
 class InvalidGuide(ValueError):
@@ -51,7 +47,10 @@ class LibraryMatcher(Protocol):
         ...
 
     def fill(self, masks: object, row: int) -> bool:
-        """Set the bits of the next tokens in a tensor [rows, vocab / 32]; False when it cannot say."""
+        """Set the bits of the next tokens in an array [rows, vocab / 32]; False when it cannot say.
+
+        An array of numpy or a tensor of torch on the CPU, of numbers of 32 bits.
+        """
         ...
 
 
@@ -70,23 +69,11 @@ class LibraryGrammar(Protocol):
         ...
 
 
-class MaskRow(Protocol):
-    """The bits of one row."""
-
-    def numpy(self) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int32]]:
-        """The bits, 32 tokens per number."""
-        ...
-
-
 class Library(Protocol):
     """One grammar library with one vocabulary of `vocab_size` tokens."""
 
     @property
     def vocab_size(self) -> int: ...  # noqa: D102
-
-    def new_masks(self) -> Sequence[MaskRow]:
-        """One row for `LibraryMatcher.fill`, where there is no torch."""
-        ...
 
     def compile(self, kind: str, text: str) -> bytes:
         """A grammar in the form that `load` takes. Slow, and as hungry as its guide. Raises InvalidGuide."""

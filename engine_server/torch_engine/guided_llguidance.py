@@ -15,7 +15,7 @@ import llguidance
 import numpy
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from engine_server.torch_engine.guided_library import InvalidGuide, MaskRow, Vocabulary
+from engine_server.torch_engine.guided_library import InvalidGuide, Vocabulary
 
 HEAD = '%llguidance {"no_forcing": true}\n'
 """Every token that fits is allowed, not only those that the tokenizer would choose."""
@@ -52,10 +52,6 @@ class LLGuidance:
     def load(self, compiled: bytes) -> LLGuidanceGrammar:
         """The grammar of that text."""
         return LLGuidanceGrammar(self._matcher(compiled.decode()), STATES_BYTES + len(compiled))
-
-    def new_masks(self) -> Seq[MaskRow]:
-        """One row."""
-        return [_Row(self.vocab_size)]
 
     def _matcher(self, lark: str) -> llguidance.LLMatcher:
         limits = llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
@@ -103,20 +99,9 @@ class LLGuidanceMatcher:
         for token_id in self._ending_ids:
             byte, bit = divmod(token_id, 8)
             mask[byte] = mask[byte] & ~(1 << bit) | may_end << bit
-        bits = masks[row].numpy()  # type: ignore[index]  # whoever calls has torch
+        bits = numpy.asarray(masks[row])  # type: ignore[index]  # of numpy or of torch
         bits[:] = numpy.frombuffer(mask, dtype=numpy.int32)[: len(bits)]
         return True
-
-
-class _Row:
-    """A row of a mask without torch."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._bits = numpy.zeros(-(-num_tokens // 32), dtype=numpy.int32)
-
-    def numpy(self) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int32]]:
-        """The bits themselves."""
-        return self._bits
 
 
 class _Tokens:

@@ -6,13 +6,19 @@ Knows nothing about limits, processes or logits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
 
-import xgrammar
+import numpy
 
-from engine_server.torch_engine.guided_library import InvalidGuide, MaskRow, Vocabulary
+from engine_server.light_import import missing, standing_in
+from engine_server.torch_engine.guided_library import InvalidGuide, Vocabulary
+
+with suppress(ImportError), missing("torch"):
+    import tvm_ffi  # noqa: F401  # xgrammar is built on it; it asks whether torch is there
+with standing_in("torch", "transformers"):
+    import xgrammar
 
 MAX_WHITESPACE = 20
 """Characters in a row between JSON tokens: without a bound weak models never leave them."""
@@ -47,12 +53,8 @@ class XGrammar:
         grammar = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._vocabulary)
         return XGrammarGrammar(grammar, max(len(compiled), grammar.memory_size_bytes))
 
-    def new_masks(self) -> Sequence[MaskRow]:
-        """One row."""
-        return cast(Sequence[MaskRow], xgrammar.allocate_token_bitmask(1, self.vocab_size))
-
     def _has_a_token(self, grammar: xgrammar.CompiledGrammar) -> bool:
-        mask = xgrammar.allocate_token_bitmask(1, self.vocab_size)
+        mask = numpy.full((1, -(-self.vocab_size // 32)), -1, dtype=numpy.int32)
         xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(mask)
         return bool(mask.any())
 

@@ -110,11 +110,12 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     model = load_model(options, folder, dtype, device, lambda done: progress("load", done), adapted)
     config = model.config
     pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
-    context_length = choose_context(options, config, pool)
+    scheduler = _scheduler(options, pool, device, config)
+    context_length = choose_context(options, config, scheduler)
     cache = _new_cache(model, pool)
     progress("warm-up", 0.0)
     graphs = _graphs(options, model, cache, context_length)
-    core = EngineCore(_scheduler(options, pool, device, config), ModelRunner(model, cache, adapted, graphs))
+    core = EngineCore(scheduler, ModelRunner(model, cache, adapted, graphs))
     slowest_step = warm_up(core, context_length)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
@@ -199,10 +200,11 @@ def num_blocks(
     return max(min(fitting, usable), 1)
 
 
-def choose_context(options: TorchEngineOptions, config: ServedConfig, pool: BlockPool) -> int:
-    """The model's window, or less where the options or the cache hold less; in tokens."""
+def choose_context(options: TorchEngineOptions, config: ServedConfig, scheduler: Scheduler) -> int:
+    """The model's positions, or fewer where the options or the cache hold less; in tokens."""
     if options.max_model_len is None:
-        return min(config.max_position, pool.capacity)
+        any_length = scheduler.takes_any_length
+        return config.max_position if any_length else min(config.max_position, scheduler.pool.capacity)
     if options.max_model_len > config.max_position:
         limit = config.max_position
         raise ModelLoadError(f"max_model_len {options.max_model_len} is above the model's {limit} positions")

@@ -19,6 +19,7 @@ FLOAT_BYTES = 4
 class RequestLimits:
     """What a request may ask for. `kv_capacity` is how many tokens the whole cache holds.
 
+    With `takes_any_length` a sequence gives back what lies behind a sliding window and may be longer.
     Without `prefix_caching` no request reads or writes the prefix cache, and a model without `thinking`
     tokens does not think. Prompts may be embeddings of `embedding_width` numbers per token, if it is set.
     """
@@ -26,6 +27,7 @@ class RequestLimits:
     vocab_size: int
     context_length: int
     kv_capacity: int
+    takes_any_length: bool = False
     max_n: int = 64
     max_logprobs: int = 64
     prefix_caching: bool = True
@@ -36,7 +38,11 @@ class RequestLimits:
     @property
     def max_prompt_tokens(self) -> int:
         """The longest prompt that leaves room for a token."""
-        return min(self.context_length - 1, self.kv_capacity)
+        return min(self.context_length - 1, self.max_sequence_tokens(is_whole=self.role == "prefill"))
+
+    def max_sequence_tokens(self, *, is_whole: bool) -> int:
+        """How many tokens of one sequence the cache can take; all at the same time, if it `is_whole`."""
+        return self.context_length if self.takes_any_length and not is_whole else self.kv_capacity
 
     @property
     def max_prompt_logprobs(self) -> int:

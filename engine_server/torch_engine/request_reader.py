@@ -63,6 +63,7 @@ class RequestReader:
     ) -> Request:
         """Raise InvalidRequest, ContextExceeded or KvExhausted for what can never run."""
         is_prompt_only = hands_over(message, self._limits.role)
+        is_whole = is_prompt_only or message.sampling_options.use_beam_search
         if is_prompt_only:
             message = prompt_of(message)
         embeds = self._prompt_embeds(message)
@@ -75,7 +76,7 @@ class RequestReader:
             context=context,
             prompt_token_ids=prompt,
             sampling=self._sampling(message.sampling_options),
-            stop=self._stop(message, len(prompt)),
+            stop=self._stop(message, len(prompt), is_whole=is_whole),
             urgency=self._urgency(message.routing, now),
             logprobs=self._logprobs(message.output_options),
             cache_root=self._cache_root(message, adapter),
@@ -105,11 +106,10 @@ class RequestReader:
         adapter: Adapter | None = None,
     ) -> Request:
         """One input to embed. It stays out of the prefix cache. Raises KvExhausted for what can never run."""
-        count = len(token_ids)
-        if count > self._limits.kv_capacity:
+        count, most = len(token_ids), self._limits.max_sequence_tokens(is_whole=False)
+        if count > most:
             raise KvExhausted(
-                f"token_ids: {count} tokens, the KV cache has room for {self._limits.kv_capacity}",
-                field="token_ids",
+                f"token_ids: {count} tokens, the KV cache has room for {most}", field="token_ids"
             )
         self._serial += 1
         request = Request(
@@ -150,7 +150,7 @@ class RequestReader:
             bad_words=words,
         )
 
-    def _stop(self, message: pb.PreprocessedRequest, num_prompt: int) -> StopRules:
+    def _stop(self, message: pb.PreprocessedRequest, num_prompt: int, *, is_whole: bool) -> StopRules:
         stop, limits = message.stop_conditions, self._limits
         eos = {*(message.eos_token_ids or self._defaults.eos_token_ids), *stop.stop_token_ids_hidden}
         stops = {*stop.stop_token_ids, *stop.stop_token_ids_visible}
@@ -161,15 +161,16 @@ class RequestReader:
         fits = max_tokens is None or stop.min_tokens <= max_tokens
         check("stop_conditions.min_tokens", fits, "must not be above max_tokens")
         return StopRules(
-            max_total_tokens=self._max_total(num_prompt, max_tokens),
+            max_total_tokens=self._max_total(num_prompt, max_tokens, is_whole=is_whole),
             min_tokens=min(stop.min_tokens, limits.context_length),
             eos_token_ids=frozenset() if stop.ignore_eos else frozenset(eos),
             stop_token_ids=frozenset(stops),
         )
 
-    def _max_total(self, num_prompt: int, max_tokens: int | None) -> int:
+    def _max_total(self, num_prompt: int, max_tokens: int | None, *, is_whole: bool) -> int:
         """The last token of a choice is never computed, so it needs no place in the cache."""
-        context, places = self._limits.context_length, self._limits.kv_capacity + 1
+        context = self._limits.context_length
+        places = self._limits.max_sequence_tokens(is_whole=is_whole) + 1
         if num_prompt >= context:
             raise ContextExceeded(
                 f"token_ids: {num_prompt} tokens leave no room in a context of {context}", field="token_ids"

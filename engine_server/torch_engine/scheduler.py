@@ -19,10 +19,10 @@ from operator import attrgetter
 from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.prefix_cache import PrefixCache
-from engine_server.torch_engine.sequence import Request, Sequence
+from engine_server.torch_engine.sequence import HandedOver, Request, Sequence
+from engine_server.torch_engine.sliding_window import SlidingWindow
 
 _by_urgency = attrgetter("urgency")
-NO_RULES = AdmissionRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Scheduler:
         pool: BlockPool,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        rules: AdmissionRules = NO_RULES,
+        rules: AdmissionRules | None = None,
         window: int | None = None,
     ) -> None:
         """Every running decode gets its token in every step: the budget must allow for that.
@@ -70,8 +70,8 @@ class Scheduler:
         assert 0 < max_num_seqs <= max_num_batched_tokens, "the budget cannot serve all decodes"
         self.pool = pool
         self.prefix_cache = PrefixCache(pool)
-        self.rules = rules
-        self.window = window
+        self.rules = rules or AdmissionRules()
+        self.window = SlidingWindow(window, pool.block_size) if window else None
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: list[Sequence] = []
@@ -88,8 +88,13 @@ class Scheduler:
         """True while any sequence waits or runs."""
         return bool(self.waiting or self.running)
 
+    @property
+    def takes_any_length(self) -> bool:
+        """True when a window leaves so little of every sequence that it fits into an empty pool."""
+        return self.window is not None and self.window.most_blocks(1) <= self.pool.num_blocks
+
     def add(self, request: Request) -> None:
-        """Queue every unfinished choice of a request. Each must fit into an empty pool."""
+        """Queue every unfinished choice of a request. What it holds of each must fit into an empty pool."""
         for sequence in request.unfinished:
             insort(self.waiting, sequence, key=_by_urgency)
         if request.context.deadline is not None:
@@ -126,20 +131,19 @@ class Scheduler:
             sequence.request.forget_handed_over()
 
     def _release_behind_window(self, sequence: Sequence) -> None:
-        """Give back the blocks that no token to come can see.
-
-        Not where others take whole tables: beams begin with each other's, a hand-off is read from one.
-        The last full block stays, because it is the parent of the next one in the prefix cache.
-        """
-        request = sequence.request
-        if self.window is None or request.beams or request.hands_over:
-            return
-        size, computed = self.pool.block_size, sequence.num_computed_tokens
-        end = min((computed - self.window + 1) // size, computed // size - 1)
+        """Give back the blocks that no token to come can see."""
+        window = self._window_of(sequence)
+        end = window.num_behind(sequence.num_computed_tokens) if window else 0
         if end > sequence.num_released_blocks:
             self.pool.free(sequence.block_table[sequence.num_released_blocks : end])
             sequence.block_table[:end] = [sequence.block_table[end]] * end
             sequence.num_released_blocks = end
+
+    def _window_of(self, sequence: Sequence) -> SlidingWindow | None:
+        """None where whole tables are taken: beams begin with each other's, a hand-off is all of one."""
+        request = sequence.request
+        is_whole = request.beams or request.hands_over or self._copied(sequence)
+        return None if is_whole else self.window
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended, wherever it is, and free its blocks."""
@@ -257,9 +261,16 @@ class Scheduler:
             return True
         # One spare block per running sequence: without it a newcomer is preempted at once by
         # the decodes beside it, and its prefill was for nothing.
-        needed = self.pool.blocks_for(len(sequence.token_ids)) + len(self.running)
-        shared = sum(map(self.pool.is_held, cached))
-        return needed - shared <= self.pool.num_free and self._is_within_total(sequence)
+        needed = self._blocks_needed(sequence, cached) + len(self.running)
+        return needed <= self.pool.num_free and self._is_within_total(sequence)
+
+    def _blocks_needed(self, sequence: Sequence, cached: Seq[int]) -> int:
+        """Free blocks that a waiting sequence takes at most until its last token is computed."""
+        window = self._window_of(sequence)
+        behind = window.num_behind(len(cached) * self.pool.block_size) if window else 0
+        idle = sum(not self.pool.is_held(block) for block in cached[behind:])
+        needed = self.pool.blocks_for(len(sequence.token_ids)) - len(cached) + idle
+        return min(needed, window.most_blocks(self._prefill_budget(0))) if window else needed
 
     def _is_within_total(self, sequence: Sequence) -> bool:
         limit = self.rules.max_batch_total_tokens
@@ -280,17 +291,24 @@ class Scheduler:
         request = sequence.request
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(sequence.num_computed_tokens, len(request.prompt_token_ids))
+        self._release_behind_window(sequence)
         self._begin_after_copy(sequence)
 
     def _begin_after_copy(self, sequence: Sequence) -> None:
-        """Make room for what another engine has computed; after a preemption it is computed again instead."""
-        handed_over = sequence.request.handed_over
-        if handed_over and sequence.may_copy and handed_over.num_tokens > sequence.num_computed_tokens:
+        """Make room for what another engine has computed."""
+        handed_over = self._copied(sequence)
+        if handed_over and handed_over.num_tokens > sequence.num_computed_tokens:
             sequence.first_copied_token = sequence.num_computed_tokens
             num_blocks = self.pool.blocks_for(handed_over.num_tokens) - len(sequence.block_table)
             sequence.block_table += self.pool.allocate(num_blocks)
             sequence.num_computed_tokens = handed_over.num_tokens
         sequence.may_copy = False
+
+    def _copied(self, sequence: Sequence) -> HandedOver | None:
+        """What a sequence begins with; computed again after a preemption, and where it fills the pool."""
+        handed_over = sequence.request.handed_over if sequence.may_copy else None
+        fits = handed_over and handed_over.num_tokens < self.pool.capacity
+        return handed_over if fits else None
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt from the least urgent end until `sequence` fits; False if it went itself."""
@@ -308,7 +326,10 @@ class Scheduler:
     def _most_tokens(self, sequence: Sequence, budget: int) -> int:
         """Tokens a sequence may compute in this step."""
         is_scored = sequence.scored_prompt is not None
-        return min(sequence.num_pending_tokens, budget, self._scored_budget if is_scored else budget)
+        # What a window has left behind makes room, step by step, for a text longer than the pool.
+        num_blocks = self.pool.num_blocks + sequence.num_released_blocks
+        room = num_blocks * self.pool.block_size - sequence.num_computed_tokens
+        return min(sequence.num_pending_tokens, budget, room, self._scored_budget if is_scored else budget)
 
     def _grant(self, sequence: Sequence, num_tokens: int) -> Scheduled:
         new_blocks = self.pool.allocate(self._blocks_missing(sequence, num_tokens))

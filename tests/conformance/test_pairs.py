@@ -16,9 +16,12 @@ from conformance.self_test import judge, kill
 from conformance.violation import NotApplicable
 
 
-@pytest.mark.parametrize("half", [Prefill, Decode])
-async def test_a_correct_pair_passes(half: type[Reference]) -> None:
-    report = await judge(half, frozenset(Phase))
+def test_each_half_of_a_pair_names_the_other() -> None:
+    assert (Prefill().other_half(), Decode().other_half()) == (Decode, Prefill)
+
+
+async def test_a_correct_pair_passes() -> None:
+    report = await judge(Decode, frozenset(Phase))
     assert report.exit_code(strict=True) is ExitCode.CONFORMANT
     passed = {outcome.key for outcome in report.outcomes if outcome.status is Status.PASS}
     assert {"DIS-01", "DIS-02", "DIS-05", "DIS-07/expired", "DIS-09"} <= passed

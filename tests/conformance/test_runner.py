@@ -13,6 +13,7 @@ from conformance.reference.server import Reference
 from conformance.registry import Phase, all_checks
 from conformance.runner import Runner
 from conformance.selection import Selection
+from conformance.self_test import judge
 from conformance.session import Session, Unreachable
 from conformance.violation import NotApplicable, Violation
 from tests.conformance.judging import judged, made_up, statuses
@@ -26,11 +27,18 @@ async def fails(ctx: Context) -> None:
     raise Violation("no", expected=1, seen=2)
 
 
-async def test_the_reference_conforms_and_may_be_judged_again() -> None:
-    report = await judged()
-    assert [outcome.key for outcome in report.unexpected] == []
-    assert report.exit_code() == ExitCode.CONFORMANT
-    assert report.counts[Status.PASS] > 30
+async def test_the_reference_conforms_as_an_address_alone_and_with_all_that_a_run_can_be_given() -> None:
+    alone = await judged()
+    assert [outcome.key for outcome in alone.unexpected] == []
+    assert alone.exit_code() == ExitCode.CONFORMANT
+    passed = {key for key, status in statuses(alone).items() if status is Status.PASS}
+    assert len(passed) > 30
+    # With processes to start, adapters and metrics: what could not run or did not apply before.
+    rest = [check.key for check in all_checks() if check.key not in passed]
+    given = await judge(Reference, frozenset(Phase), run=rest)
+    assert [outcome.key for outcome in given.unexpected] == []
+    assert given.counts[Status.PASS] > 30
+    assert Status.NOT_RUN not in {statuses(given)[key] for key in rest}
 
 
 async def test_a_violation_of_a_must_fails_and_shows_its_evidence() -> None:

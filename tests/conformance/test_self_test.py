@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -9,8 +10,10 @@ from conformance.__main__ import main
 from conformance.mutants import Mutant
 from conformance.mutants.limits import MinGtMaxOk, OneTooMany
 from conformance.outcome import Report
+from conformance.reference.handoffs import Decode
 from conformance.reference.server import Reference
-from conformance.self_test import kill
+from conformance.registry import Phase
+from conformance.self_test import judge, kill
 from conformance.session import Unreachable
 
 
@@ -29,11 +32,52 @@ async def test_a_mutant_killed_by_another_check_is_not_exact() -> None:
     assert (done.is_killed, done.is_exact) == (False, False)
 
 
-def test_the_summary_ends_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def take_for_references(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`take_for_references(server)`: one check against it. Elsewhere the real ones are judged by all."""
+
+    def take(server: type[Reference]) -> None:
+        async def judge_one() -> list[Report]:
+            return [await judge(server, frozenset({Phase.SAFE}), run=["LIM-01"])]
+
+        monkeypatch.setattr(self_test, "_judge_references", judge_one)
+
+    return take
+
+
+def test_the_summary_ends_the_output(
+    take_for_references: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    take_for_references(Reference)
     assert main(["self-test", "--json", "--workers", "1", "--quick", "--run", "total_*"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["mutants"], summary["exact_kills"]) == (1, 1)
     assert summary["kills"] == {"total_wrong": ["USE-03"]}
+    assert (summary["failed_by_reference"], summary["unreachable"]) == ([], [])
+
+
+def test_a_reference_that_fails_a_check_fails_the_proof(
+    take_for_references: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    take_for_references(OneTooMany)
+    assert main(["self-test", "--json", "--workers", "1", "--run", "no_such_mutant"]) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["failed_by_reference"] == ["LIM-01"]
+
+
+async def test_the_references_are_an_engine_half_a_pair_and_a_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[object] = []
+
+    async def note(*given: object) -> Report:
+        judged.append(given)
+        return Report(target="", invocation="")
+
+    monkeypatch.setattr(self_test, "judge", note)
+    monkeypatch.setattr(self_test.client_side, "judge_reference", note)
+    assert len(await self_test._judge_references()) == 3
+    assert judged == [(Reference, frozenset(Phase)), (Decode, frozenset(Phase)), ()]
 
 
 async def test_a_mutant_that_nobody_reaches_is_a_fault_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,19 @@ def test_an_exception_is_part_of_its_line(log):
     assert "ValueError: no" in json.loads(line)["exception"]
 
 
+@pytest.mark.parametrize("style", ["json", "pretty"])
+def test_a_traceback_shows_code_and_no_values(log, style):
+    def fail(prompt: str) -> None:
+        raise ValueError(len(prompt))
+
+    try:
+        fail("".join(("sec", "ret")))
+    except ValueError as error:
+        text = "\n".join(log(style, "failed", exc_info=error))
+    assert "raise ValueError(len(prompt))" in text
+    assert "secret" not in text
+
+
 def test_what_is_less_severe_than_the_level_is_not_written(log):
     assert log("json", "hello", level="error") == []
 

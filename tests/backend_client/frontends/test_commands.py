@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,15 +33,23 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 ENDLESS = ("--raw", "--ignore-eos", "--prompt", "over and over ")
 
 
-@pytest.fixture
-def engine(socket_folder: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def shared_engine() -> Iterator[str]:
     """An engine server of its own process with 5 ms between tokens; its target."""
-    path = socket_folder / "engine.sock"
-    options = ["--engine", "mocker", "--uds", str(path), "--mocker-itl-ms", "5"]
-    with running([sys.executable, "-m", "engine_server", *options], stderr=subprocess.DEVNULL):
-        until(path.exists)
-        load_of(f"unix:{path}")
-        yield f"unix:{path}"
+    with tempfile.TemporaryDirectory(prefix="ew-") as folder:
+        path = Path(folder) / "engine.sock"
+        options = ["--engine", "mocker", "--uds", str(path), "--mocker-itl-ms", "5"]
+        with running([sys.executable, "-m", "engine_server", *options], stderr=subprocess.DEVNULL):
+            until(path.exists)
+            load_of(f"unix:{path}")
+            yield f"unix:{path}"
+
+
+@pytest.fixture
+def engine(shared_engine: str) -> Iterator[str]:
+    """The same for every test, and idle after each of them."""
+    yield shared_engine
+    until(lambda: is_idle(shared_engine), within=5.0)
 
 
 def ask(text: str, **fields: object) -> pb.BackendServiceGenerateRequest:

@@ -27,7 +27,8 @@ The torch engine serves a folder with `config.json` and `.safetensors` weights i
 | Scheduler, sampling, limits | the same | the same |
 
 Where every layer has a sliding window, as in Mistral, a sequence gives the blocks back that lie wholly
-behind the longest one. They stay in the prefix cache until somebody needs them. Beams and prompts that
+behind the longest one. They stay in the prefix cache until somebody needs them. So a sequence needs room
+for a window and a step, not for its whole text, which may be longer than the cache. Beams and prompts that
 are handed over keep theirs, and so does every sequence of a model in which one layer sees everything.
 
 ## Through transformers

@@ -150,3 +150,27 @@ def test_a_machine_without_a_working_compiler_stays_with_torch(monkeypatch):
     monkeypatch.setattr(module, "COMPILERS", ("true",))
     monkeypatch.setattr(subprocess, "run", hang)
     assert build() is None
+
+
+def test_kernels_are_built_once_and_loaded_at_the_next_start(monkeypatch, tmp_path):
+    run, source, built = subprocess.run, tmp_path / "small.cpp", []
+
+    def running(command, **options):
+        built.extend([command] if "-o" in command else [])
+        return run(command, **options)
+
+    def write(value: int) -> None:
+        source.write_text(f'extern "C" int value() {{ return {value}; }}')
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "SOURCE", source)
+    monkeypatch.setattr(subprocess, "run", running)
+    load = module._library.__wrapped__
+    write(1)
+    if load() is None:
+        return  # no compiler here: what happens then is tested above
+    assert (load().value(), len(built)) == (1, 1)
+    write(2)
+    assert (load().value(), load().value(), len(built)) == (2, 2, 2)
+    monkeypatch.setattr(module, "ARITHMETIC", ("-fno-math-errno",))
+    assert (load().value(), len(built)) == (2, 3)

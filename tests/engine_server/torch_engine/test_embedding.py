@@ -200,6 +200,14 @@ async def test_an_input_that_can_never_fit_is_refused(model_folder):
             await embedded(engine, [3] * 33)
 
 
+async def test_an_input_longer_than_the_cache_is_embedded_behind_a_window(model_folder):
+    text = [3 + i % 50 for i in range(33)]
+    async with running(model_folder("mistral")) as engine:
+        wanted = await embedded(engine, text)
+    async with running(model_folder("mistral"), num_kv_blocks=4, block_size=4) as engine:
+        assert_close(await embedded(engine, text), wanted)
+
+
 async def test_the_folder_decides_how_its_vectors_are_made(model_folder, tmp_path):
     for file in model_folder("llama").iterdir():
         (tmp_path / file.name).symlink_to(file)

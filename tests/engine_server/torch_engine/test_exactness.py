@@ -66,6 +66,18 @@ def test_blocks_behind_a_window_are_used_again_and_nobody_notices(load, expected
             assert tokens == expected("mistral", prompt, 30)
 
 
+@pytest.mark.parametrize("num_kv_blocks", [5, 12])
+def test_texts_longer_than_the_cache_equal_transformers_behind_a_window(num_kv_blocks, load, expected):
+    engine = load("mistral", num_kv_blocks=num_kv_blocks, block_size=4, max_num_batched_tokens=8)
+    asked = prompts((90, 30, 61))
+    assert engine.core.scheduler.pool.capacity < 61
+    for _ in range(2):  # the second time some of it is cached
+        contexts = [engine.add(greedy(prompt, 20)) for prompt in asked]
+        engine.run()
+        for context, prompt in zip(contexts, asked, strict=True):
+            assert engine.answers[context].tokens[0] == expected("mistral", prompt, 20)
+
+
 def test_a_preempted_sequence_that_has_given_blocks_back_equals_transformers(load, expected):
     engine = load("mistral", block_size=4, max_num_batched_tokens=16)
     prompt = prompts((33,))[0]

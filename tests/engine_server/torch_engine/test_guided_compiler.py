@@ -17,7 +17,7 @@ from engine_server.torch_engine.guided import CompiledGuide
 from engine_server.torch_engine.guided_compiler import GrammarCompiler
 from engine_server.torch_engine.guided_library import Vocabulary
 from engine_server.torch_engine.guided_vocabulary import read_vocabulary
-from engine_server.torch_engine.guided_worker import WALL_SECONDS
+from engine_server.torch_engine.guided_worker import STARTED, WALL_SECONDS
 from engine_server.torch_engine.params import Guide
 from tests.engine_server.torch_engine.byte_level import TOKENIZER
 from tests.engine_server.torch_engine.tiny import VOCAB
@@ -101,6 +101,19 @@ def test_a_worker_that_was_killed_is_replaced(compiler):
     compiled(compiler, digits(5))
     compiler._worker._process.kill()
     compiled(compiler, digits(6)).start([1])
+
+
+def test_a_grammar_whose_worker_was_replaced_meanwhile_is_compiled_by_the_next(compiler, monkeypatch):
+    compiled(compiler, digits(7))
+    worker = compiler._worker
+
+    def cut_off(job: bytes) -> bytes:
+        compiler._replaced(worker)
+        return STARTED
+
+    monkeypatch.setattr(worker, "ask", cut_off)
+    compiled(compiler, digits(8)).start([1])
+    assert compiler._worker is not worker
 
 
 def test_the_cache_forgets_what_was_used_least_recently(library, vocabulary):

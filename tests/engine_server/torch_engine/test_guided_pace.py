@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from engine_server.torch_engine import guided_pace
 from engine_server.torch_engine.guided_library import InvalidGuide, Library, Vocabulary, open_library
@@ -30,9 +29,6 @@ class Stuck:
 
     def __init__(self, num_masks: int) -> None:
         self._num_masks = num_masks
-
-    def new_masks(self) -> list[torch.Tensor]:
-        return [torch.full((2,), -1, dtype=torch.int32)]
 
     def load(self, compiled: bytes) -> Stuck:
         return self

@@ -6,10 +6,17 @@ import json
 import subprocess
 import sys
 
+import numpy
 import pytest
 
-from engine_server.torch_engine import guided_worker
-from engine_server.torch_engine.guided_library import Library, Vocabulary, open_library
+from engine_server.torch_engine import guided_llguidance, guided_size, guided_worker
+from engine_server.torch_engine.guided_library import (
+    InvalidGuide,
+    Library,
+    LibraryMatcher,
+    Vocabulary,
+    open_library,
+)
 from engine_server.torch_engine.guided_worker import (
     COMPILED,
     CPU_SECONDS,
@@ -29,6 +36,14 @@ _limit()
 timers = [signal.getitimer(kind)[0] for kind in (signal.ITIMER_PROF, signal.ITIMER_REAL)]
 print(json.dumps([*timers, resource.getrlimit(resource.RLIMIT_AS)[0]]))
 """
+LOADED = """
+import sys
+from engine_server.torch_engine.guided_library import Vocabulary, open_library
+from engine_server.torch_engine.guided_worker import answer
+library = open_library(sys.argv[1], Vocabulary((b"a", b"")))
+assert answer(library, "regex", "a+").startswith(b"+")
+print(sorted({"torch", "transformers"} & set(sys.modules)))
+"""
 
 
 @pytest.fixture(scope="module", params=["xgrammar", "llguidance"])
@@ -42,12 +57,25 @@ def num_accepted(library: Library, kind: str, guide: str, text: bytes) -> int:
     return next((place for place, byte in enumerate(text) if not matcher.accept(byte)), len(text))
 
 
+def allowed_by(matcher: LibraryMatcher, vocab_size: int) -> list[int]:
+    """The tokens that may come next."""
+    mask = numpy.zeros((1, -(-vocab_size // 32)), dtype=numpy.int32)
+    assert matcher.fill(mask, 0)
+    return list(numpy.flatnonzero(numpy.unpackbits(mask.view(numpy.uint8), bitorder="little")))
+
+
 def test_a_compilation_is_limited_in_processor_time_in_time_and_in_memory():
     process = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, check=True)
     processor, wall, memory = json.loads(process.stdout)
     assert 0 < processor <= CPU_SECONDS + TICK
     assert 0 < wall <= WALL_SECONDS + TICK
     assert MEMORY_BYTES < memory < 2 * MEMORY_BYTES
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "llguidance"])
+def test_the_process_that_compiles_loads_neither_torch_nor_transformers(name):
+    process = subprocess.run([sys.executable, "-c", LOADED, name], capture_output=True, check=True)
+    assert process.stdout == b"[]\n"
 
 
 def test_a_grammar_that_is_large_when_compiled_is_refused(library, monkeypatch):
@@ -68,3 +96,37 @@ def test_digits_and_letters_of_a_class_are_those_of_ascii(library):
     assert num_accepted(library, "regex", r"\d\w\s", b"7x ") == 3
     assert num_accepted(library, "regex", r"\d", "\u0663".encode()) == 0
     assert num_accepted(library, "regex", r"\w", "é".encode()) == 0
+
+
+def test_a_guide_is_measured_before_a_library_sees_it(library, monkeypatch):
+    monkeypatch.setattr(guided_size, "MAX_SYMBOLS", 5)
+    assert answer(library, "regex", "a{5}").startswith(COMPILED)
+    assert answer(library, "regex", "a{6}").startswith(REFUSED + b"too large, repetitions written out: 6")
+
+
+def test_the_options_of_a_library_are_not_the_callers(library):
+    guide = json.dumps({"type": "object", "x-guidance": {"whitespace_pattern": "x*"}})
+    assert num_accepted(library, "json_schema", guide, b"{xx") == 1
+    assert num_accepted(library, "json_schema", guide, b"{" + b" " * 60) == 1 + 20
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "llguidance"])
+def test_every_token_that_fits_is_allowed_however_the_text_is_cut(name):
+    pair = Vocabulary((*VOCABULARY.tokens[:256], b"ab", b""), (257,))
+    library = open_library(name, pair)
+    matcher = library.load(library.compile("regex", "abc")).start([257])
+    assert allowed_by(matcher, len(pair.tokens)) == [ord("a"), 256]
+
+
+def test_a_lexer_that_grows_too_large_is_refused_or_gives_up_on_the_way(monkeypatch):
+    guide, library = "(a|b)*a(a|b){12}", open_library("llguidance", VOCABULARY)
+    monkeypatch.setattr(guided_llguidance, "MAX_LEXER_STATES", 5)
+    with pytest.raises(InvalidGuide, match="too many states"):
+        library.compile("regex", guide)
+    monkeypatch.setattr(guided_llguidance, "MAX_LEXER_STATES", 30)
+    matcher = library.load(library.compile("regex", guide)).start([256])
+    num_masks = 0
+    while num_masks < 100 and matcher.fill(numpy.zeros((1, 9), dtype=numpy.int32), 0):
+        num_masks += 1
+        assert matcher.accept(b"ab"[num_masks.bit_count() % 2])
+    assert 0 < num_masks < 100

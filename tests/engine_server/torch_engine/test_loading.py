@@ -149,6 +149,17 @@ def test_how_far_back_a_model_looks_is_the_longest_window_if_every_layer_has_one
     assert longest_window(windows) == longest
 
 
+@pytest.mark.parametrize(
+    ("family", "num_kv_blocks", "context"), [("mistral", 3, 256), ("mistral", 2, 8), ("llama", 3, 12)]
+)
+def test_the_cache_bounds_the_context_unless_a_window_bounds_what_is_held(
+    model_folder, family, num_kv_blocks, context
+):
+    loaded = load(model_folder(family), num_kv_blocks=num_kv_blocks, block_size=4).loaded
+    assert loaded.context_length == context
+    assert loaded.core.scheduler.takes_any_length == (context == 256)
+
+
 def test_a_window_above_the_models_is_refused(folder):
     assert "max_model_len 257" in refusal(folder, max_model_len=257)
 

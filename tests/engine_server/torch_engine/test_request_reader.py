@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -22,9 +24,11 @@ DEFAULTS = GenerationDefaults(eos_token_ids=(1,), temperature=0.6, top_k=20, rep
 NAN, INF = float("nan"), float("inf")
 
 
-def read(defaults: GenerationDefaults = DEFAULTS, **fields: object) -> Request:
+def read(
+    defaults: GenerationDefaults = DEFAULTS, limits: RequestLimits = LIMITS, **fields: object
+) -> Request:
     message = pb.PreprocessedRequest(**{"token_ids": [5, 6], **fields})
-    return RequestReader(LIMITS, defaults, seed=0).read(message, GenerateContext("r"), now=10.0)
+    return RequestReader(limits, defaults, seed=0).read(message, GenerateContext("r"), now=10.0)
 
 
 def options(**values: object) -> dict[str, pb.SamplingOptions]:
@@ -94,6 +98,25 @@ def test_what_cannot_fit_is_refused_at_once():
         read(token_ids=[5] * 20, **stops(max_tokens=30))
     assert read(token_ids=[5] * 20, **stops(max_tokens=29)).stop.max_total_tokens == 49
     assert read(token_ids=[5] * 20).stop.max_total_tokens == 49
+
+
+def test_where_a_window_bounds_what_is_held_only_the_context_ends_a_sequence():
+    limits = replace(LIMITS, takes_any_length=True)
+    assert limits.max_prompt_tokens == 63
+    assert read(limits=limits, token_ids=[5] * 63).stop.max_total_tokens == 64
+    assert read(limits=limits, token_ids=[5] * 20, **stops(max_tokens=30)).stop.max_total_tokens == 50
+    with pytest.raises(ContextExceeded):
+        read(limits=limits, token_ids=[5] * 64)
+    with pytest.raises(KvExhausted):
+        read(limits=limits, token_ids=[5] * 49, **options(use_beam_search=True))
+
+
+def test_a_prompt_that_is_handed_over_is_held_as_a_whole_whatever_the_window():
+    limits = replace(LIMITS, takes_any_length=True, role="prefill")
+    assert limits.max_prompt_tokens == 48
+    assert read(limits=limits, token_ids=[5] * 48).hands_over
+    with pytest.raises(KvExhausted):
+        read(limits=limits, token_ids=[5] * 49)
 
 
 def test_unset_sampling_takes_the_defaults_and_zero_is_not_unset():

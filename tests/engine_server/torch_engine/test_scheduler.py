@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.scheduler import Scheduler
+from engine_server.torch_engine.sequence import HandedOver
 from tests.engine_server.torch_engine.scheduling import compute, lengths, make_request, run
 
 
@@ -237,6 +240,109 @@ def test_a_long_output_behind_a_window_holds_a_few_blocks():
         compute(scheduler, scheduler.schedule())
         most = max(most, *(len(request.sequences[0].held_blocks) for request in requests))
     assert (most, scheduler.num_preemptions, scheduler.pool.num_used) == (3, 0, 0)
+
+
+def test_a_prompt_behind_a_window_is_admitted_for_the_blocks_it_holds_at_most():
+    scheduler = Scheduler(BlockPool(12, 4), max_num_seqs=4, max_num_batched_tokens=8, window=8)
+    scheduler.add(make_request(6, 30))
+    compute(scheduler, scheduler.schedule())
+    long = make_request(100, 9)
+    scheduler.add(long)
+    most = scheduler.window.most_blocks(8)
+    while scheduler.has_work:
+        compute(scheduler, scheduler.schedule())
+        assert long.sequences[0] not in scheduler.waiting
+        assert len(long.sequences[0].held_blocks) <= most == 5
+    assert len(long.output_token_ids[0]) == 9
+    assert (scheduler.num_preemptions, scheduler.pool.num_used) == (0, 0)
+
+
+def test_a_prompt_that_may_hold_more_than_is_free_waits():
+    scheduler = Scheduler(BlockPool(12, 4), max_num_seqs=4, max_num_batched_tokens=8, window=8)
+    first, second, third = (make_request(100, 9) for _ in range(3))
+    scheduler.add(first)
+    while len(first.sequences[0].held_blocks) < 3:
+        compute(scheduler, scheduler.schedule())
+    scheduler.add(second)
+    scheduler.add(third)
+    compute(scheduler, scheduler.schedule())
+    assert scheduler.waiting == third.sequences, "five blocks and one for each that runs: more than are free"
+
+
+def test_a_step_takes_no_more_of_a_long_prompt_than_the_pool_can_hold():
+    scheduler = Scheduler(BlockPool(4, 4), max_num_seqs=4, max_num_batched_tokens=64, window=6)
+    request = make_request(50, 3)
+    scheduler.add(request)
+    steps = [sum(lengths(step)) for step in run(scheduler)]
+    assert sum(steps) == 50 + 3 - 1
+    assert max(steps) == steps[0] == 16
+    assert scheduler.num_preemptions == 0
+
+
+def test_a_cached_prefix_behind_a_window_is_not_held():
+    scheduler = Scheduler(BlockPool(12, 4), max_num_seqs=4, max_num_batched_tokens=64, window=6)
+    scheduler.add(make_request(40, 1, salt=""))
+    run(scheduler)
+    again = make_request(60, 1, salt="")
+    scheduler.add(again)
+    scheduler.schedule()
+    sequence = again.sequences[0]
+    assert again.num_cached_tokens == 40
+    assert (sequence.num_released_blocks, scheduler.pool.num_used) == (8, len(sequence.held_blocks))
+    assert len(sequence.held_blocks) <= 12
+
+
+def test_a_cached_prefix_behind_a_window_needs_no_room():
+    scheduler = Scheduler(BlockPool(12, 4), max_num_seqs=4, max_num_batched_tokens=64, window=6)
+    scheduler.add(make_request(40, 1, salt=""))
+    run(scheduler)
+    other, again = make_request(6, 30), make_request(44, 1, salt="")
+    scheduler.add(other)
+    compute(scheduler, scheduler.schedule())
+    assert (scheduler.pool.num_free, scheduler.pool.num_cached) == (10, 10)
+    scheduler.add(again)
+    scheduler.schedule()
+    assert scheduler.running == [*other.sequences, *again.sequences]
+    assert again.num_cached_tokens == 40
+
+
+def test_cached_blocks_that_nobody_holds_need_room():
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=64)
+    scheduler.add(make_request(24, 1, salt=""))
+    run(scheduler)
+    scheduler.add(make_request(6, 9))
+    compute(scheduler, scheduler.schedule())
+    assert (scheduler.pool.num_free, scheduler.pool.num_cached) == (6, 6)
+    again = make_request(25, 1, salt="")
+    scheduler.add(again)
+    scheduler.schedule()
+    assert scheduler.waiting == again.sequences
+
+
+@pytest.mark.parametrize(("handed_over", "steps"), [(15, [1]), (16, [4, 4, 4, 4, 1]), (40, [4] * 10 + [1])])
+def test_what_is_handed_over_is_computed_again_where_it_leaves_no_room(handed_over, steps):
+    scheduler = Scheduler(BlockPool(4, 4), max_num_seqs=4, max_num_batched_tokens=4, window=6)
+    request = make_request(handed_over + 1, 1)
+    request.handed_over = HandedOver(handed_over, bytearray(), lambda: None)
+    scheduler.add(request)
+    assert [sum(lengths(step)) for step in run(scheduler)] == steps
+    assert (len(request.output_token_ids[0]), scheduler.pool.num_used) == (1, 0)
+
+
+def test_whoever_shares_a_prefix_behind_a_window_needs_room_for_what_comes_after_it():
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=8, window=8)
+    first, second = (make_request(17, 9, salt="") for _ in range(2))
+    scheduler.add(first)
+    while first.sequences[0].num_pending_tokens > 1:
+        compute(scheduler, scheduler.schedule())
+    long = make_request(60, 1, salt="")
+    scheduler.add(long)
+    scheduler.schedule()
+    assert scheduler.waiting == long.sequences, "it gives shared blocks back and needs five of its own"
+    scheduler.release(long.sequences[0])
+    scheduler.add(second)
+    scheduler.schedule()
+    assert scheduler.waiting == []
 
 
 def test_what_a_window_left_behind_is_found_again_from_its_beginning():

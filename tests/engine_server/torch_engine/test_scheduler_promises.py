@@ -23,6 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """
 
     POOL, SIZE, SEQS, BUDGET = 8, 4, 3, 5
+    LONGEST = 20
     WINDOW: int | None = None
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.replica = Replica(self.SIZE)
 
     @rule(
-        prompt=st.integers(1, 20),
+        prompt=st.runner().flatmap(lambda machine: st.integers(1, machine.LONGEST)),
         max_tokens=st.integers(1, 12),
         n=st.integers(1, 3),
         priority=st.integers(-1, 1),
@@ -52,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         granted = self.scheduler.schedule()
         assert bool(granted) == self.scheduler.has_work
         assert sum(lengths(granted)) <= self.BUDGET
+        assert all(lengths(granted))
         assert len({id(grant.sequence) for grant in granted}) == len(granted)
         for grant in granted:
             reached = grant.sequence.num_computed_tokens + grant.num_tokens
@@ -186,6 +188,11 @@ class WindowedMachine(SchedulerMachine):
             behind = min((computed + 1 - self.WINDOW) // self.SIZE, computed // self.SIZE - 1)
             assert sequence.num_released_blocks == max(behind, 0)
 
+    def write(self, granted: list[Scheduled]) -> None:
+        super().write(granted)
+        for sequence in self.sequences:
+            assert len(sequence.held_blocks) <= self.scheduler.window.most_blocks(self.BUDGET)
+
 
 class NarrowMachine(WindowedMachine):
     """The window is narrower than a block."""
@@ -193,8 +200,29 @@ class NarrowMachine(WindowedMachine):
     WINDOW = 2
 
 
+class EndlessMachine(WindowedMachine):
+    """Sequences are longer than the pool, which others share."""
+
+    LONGEST = 90
+
+
+class TightMachine(EndlessMachine):
+    """The pool is just large enough for one sequence that computes one token per step."""
+
+    POOL = 3
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestWindowedMachine = WindowedMachine.TestCase
 TestNarrowMachine = NarrowMachine.TestCase
-for machine in (TestSchedulerMachine, TestWindowedMachine, TestNarrowMachine):
+TestEndlessMachine = EndlessMachine.TestCase
+TestTightMachine = TightMachine.TestCase
+for machine in (
+    TestSchedulerMachine,
+    TestWindowedMachine,
+    TestNarrowMachine,
+    TestEndlessMachine,
+    TestTightMachine,
+):
     machine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+del machine  # else it is a test of its own, the last one again

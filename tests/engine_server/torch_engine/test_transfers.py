@@ -40,6 +40,7 @@ def with_role(core: CoreUnderTest, role: str) -> CoreUnderTest:
         core.loaded.config.vocab_size,
         core.loaded.context_length,
         core.core.scheduler.pool.capacity,
+        takes_any_length=core.core.scheduler.takes_any_length,
         role=role,  # type: ignore[arg-type]  # a plain str
     )
     core.reader = RequestReader(limits, core.loaded.defaults, 0)
@@ -132,6 +133,26 @@ def test_what_lies_behind_a_window_is_handed_over_too(load):
         answer, _, _ = continued(decode, request, computed(prefill, request))
         decode.run()
         same(answer, whole.answer(request))
+
+
+def test_what_is_handed_over_and_longer_than_the_cache_is_computed_again(load):
+    whole = load("mistral")
+    prefill = with_role(load("mistral"), "prefill")
+    decode = with_role(load("mistral", num_kv_blocks=8, block_size=4, max_num_batched_tokens=8), "decode")
+    for length in (
+        37,
+        33,
+        32,
+        17,
+    ):  # one less is handed over, and each has its last token to compute
+        request = greedy(PROMPT[:length], 6)
+        request.bypass_prefix_cache = True
+        before = decode.core.counters.steps
+        answer, releases, _ = continued(decode, request, computed(prefill, request))
+        decode.run()
+        same(answer, whole.answer(request))
+        assert releases.count == 1
+        assert (decode.core.counters.steps - before == 6) == (length <= 32)
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "deepseek_v3"])

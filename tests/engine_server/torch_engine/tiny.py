@@ -81,6 +81,7 @@ class CoreUnderTest:
             loaded.config.vocab_size,
             loaded.context_length,
             capacity,
+            takes_any_length=loaded.core.scheduler.takes_any_length,
             thinking=loaded.thinking,
             embedding_width=loaded.embedding_width,
         )
