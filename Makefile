@@ -59,9 +59,7 @@ format: $(VENV)/.dev  ## Put code and proto files into shape
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-# Some tests wait, for a process or a clock: one worker more than there are cores keeps the cores busy. Each imports
-# torch, so there are no more than nine.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(1 + min(os.cpu_count() or 1, 8))')
+JOBS ?= auto
 
 # Stamp files: an install is repeated only when what it depends on has changed.
 $(VENV)/bin/python:
