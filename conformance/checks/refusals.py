@@ -28,9 +28,6 @@ MOST_DETAIL_BYTES: Final = 4096
 REPEATS: Final = 10
 MOST_QUEUED: Final = 2048
 BURST: Final = 32
-PER_CONNECTION: Final = 3 * BURST
-"""Servers commonly take a hundred calls at the same time, or more, from one connection."""
-
 BEYOND: Final = 32
 """Requests sent beyond all room, so that a few that end early leave the queue full."""
 
@@ -164,11 +161,11 @@ def _require_details(refused: Refused) -> None:
 async def _flood(ctx: Context, count: int) -> tuple[list[Stream], int]:
     """So many long requests at once: those that failed, and how many waited at most."""
     observer, streams, most_waiting = ctx.connect(), list[Stream](), 0
-    # All are read, or their data would fill the connection; in bursts that an HTTP/2 stack takes.
+    # All are read, or their data would fill the connection; in bursts that an HTTP/2 stack takes, each on a
+    # connection of its own, for many servers take a hundred calls from one and let the others wait unseen.
     readers = []
     while len(streams) < count and not _failed(streams):
-        if len(streams) % PER_CONNECTION == 0:
-            client = ctx.connect()
+        client = ctx.connect()
         burst = [ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.check) for _ in range(BURST)]
         readers += [asyncio.ensure_future(stream.end()) for stream in burst]
         streams += burst
