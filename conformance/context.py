@@ -30,7 +30,9 @@ LASTING_SECONDS = 0.3
 
 INVALID = (grpc.StatusCode.INVALID_ARGUMENT,)
 REFUSALS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
-"""What ERR-17 allows for a capability that is not advertised."""
+"""What ERR-17 allows for a request that uses a capability which is not advertised."""
+LEFT_OUT = (grpc.StatusCode.UNIMPLEMENTED,)
+"""And for an RPC that needs one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,11 +106,7 @@ def _run(report: Report, speed: float) -> Run:
         line=f"{name}  {report.engine}: {tally(report)} in {report.seconds:.1f} s",
         verdicts=report.counts[Status.PASS] + len(unexpected),
         evidence=evidence,
-        not_judged=[
-            f"{outcome.key} at {name}: {outcome.message}"
-            for outcome in report.outcomes
-            if outcome.status is Status.NOT_APPLICABLE and outcome.seconds
-        ],
+        not_judged=[f"{each.key} at {name}: {each.message}" for each in report.without_verdict],
     )
 
 

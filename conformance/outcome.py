@@ -96,6 +96,11 @@ class Report:
         return sorted(found, key=lambda outcome: (UNEXPECTED.index(outcome.status), outcome.key))
 
     @property
+    def without_verdict(self) -> list[Outcome]:
+        """Checks that ran and found that they have nothing to say about this target."""
+        return [each for each in self.outcomes if each.status is Status.NOT_APPLICABLE and each.seconds]
+
+    @property
     def is_conformant(self) -> bool:
         """True when something ran and nothing that ran broke a requirement."""
         return self.exit_code() is ExitCode.CONFORMANT

@@ -1,4 +1,4 @@
-"""A proxy in front of the target that can pause, cut, or swallow a connection. Bytes only, no HTTP/2."""
+"""A proxy in front of the target that can pause, cut, swallow or falsify. Bytes only, no HTTP/2."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-import tempfile
-from pathlib import Path
 
 CHUNK = 64 * 1024
 
@@ -23,20 +21,18 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self._is_black_hole = False
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._renamed = (b"", b"")
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def open(cls, upstream: str, *, unix: bool = False) -> Proxy:
-        """Listen on a free TCP port of loopback, or on a Unix socket of its own."""
+    async def open(cls, upstream: str, *, at: str = "") -> Proxy:
+        """Listen on a free TCP port of loopback, or on the Unix socket `at`, such as `unix:/path`."""
         proxy = cls(upstream)
-        if unix:
-            proxy._folder = tempfile.TemporaryDirectory()
-            path = Path(proxy._folder.name) / "proxy.sock"
-            proxy._server = await asyncio.start_unix_server(proxy._accept, path)
-            proxy.target = f"unix:{path}"
+        if at:
+            proxy._server = await asyncio.start_unix_server(proxy._accept, at.removeprefix("unix:"))
+            proxy.target = at
         else:
             proxy._server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
             proxy.target = f"127.0.0.1:{proxy._server.sockets[0].getsockname()[1]}"
@@ -53,6 +49,10 @@ class Proxy:
     def black_hole(self) -> None:
         """Read and forget everything from now on, as a network that lost its route."""
         self._is_black_hole = True
+
+    def rename(self, name: bytes, other: bytes) -> None:
+        """From now on the server is told `other` wherever the client says `name`, which is as long."""
+        self._renamed = name, other
 
     def reset(self) -> None:
         """Cut every connection with a TCP reset, as the kernel does for a client that was killed."""
@@ -72,8 +72,6 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._folder:
-            self._folder.cleanup()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back_reader, back_writer = await self._connect()
@@ -98,7 +96,7 @@ class Proxy:
                 if self._is_black_hole:
                     continue
                 self._count(len(data), to_client)
-                sink.write(data)
+                sink.write(data if to_client else data.replace(*self._renamed))
                 await sink.drain()
         if not self._is_black_hole:
             sink.close()

@@ -13,6 +13,8 @@ from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
+from conformance.judged import Judged
+
 if TYPE_CHECKING:
     from conformance.context import Context
 
@@ -40,29 +42,16 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """A function and when to run it. It raises Violation or NotApplicable, or returns."""
+class Check(Judged):
+    """A check of engine servers, and when to run it."""
 
-    id: str
     function: CheckFunction
     needs: tuple[str, ...] = ()
     phase: Phase = Phase.SAFE
     alone: bool = False
-    variant: str = ""
     gate: str = ""
     unless: str = ""
     is_costly: bool = False
-
-    @property
-    def key(self) -> str:
-        """Unique and stable: the id, with the variant where an id has several checks."""
-        return f"{self.id}/{self.variant}" if self.variant else self.id
-
-    @property
-    def name(self) -> str:
-        """Where its code is."""
-        module = self.function.__module__.removeprefix("conformance.")
-        return f"{module}:{getattr(self.function, '__name__', '?')}"
 
 
 _checks: dict[str, Check] = {}
@@ -87,7 +76,7 @@ def check(
     """
 
     def register(function: CheckFunction) -> CheckFunction:
-        _add(Check(identifier, function, needs, phase, alone, variant, gate, is_costly=costly))
+        _add(Check(identifier, function, variant, needs, phase, alone, gate, is_costly=costly))
         return function
 
     return register
@@ -97,7 +86,7 @@ def negative(gate: str, *, alone: bool = False) -> Callable[[CheckFunction], Che
     """Register what must be refused where the capability is not declared: ERR-17 of that gate."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        _add(Check(REFUSED, function, SHAPE, Phase.SAFE, alone, gate, unless=gate))
+        _add(Check(REFUSED, function, gate, SHAPE, alone=alone, unless=gate))
         return function
 
     return register

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
+from conformance.judged import Judged
 from conformance.outcome import Outcome, Status
 from conformance.requirements import Requirement, requirements
 from conformance.session import Unreachable
@@ -17,18 +18,6 @@ from conformance.violation import NotApplicable, Violation
 
 BROKEN: Final = frozenset({Status.FAIL, Status.BLOCKED, Status.ERROR, Status.FLAKY})
 """A prerequisite with one of these blocks what needs it."""
-
-
-class Judged(Protocol):
-    """A check, of whichever side."""
-
-    @property
-    def id(self) -> str:
-        """Its requirement."""
-
-    @property
-    def key(self) -> str:
-        """Its id, with a variant where an id has several checks."""
 
 
 async def judged(check: Judged, running: Awaitable[None], seconds: float) -> Outcome:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, cast
 
-from conformance.context import INVALID, REFUSALS, Context, require_refusal
+from conformance.context import INVALID, LEFT_OUT, REFUSALS, Context, require_refusal
 from conformance.exchange import Exchange
 from conformance.registry import check, negative
 from conformance.violation import NotApplicable, expect, expect_equal
@@ -98,7 +98,7 @@ async def prompt_tokens_are_counted(ctx: Context) -> None:
 @negative("embeddings")
 async def embed_is_refused(ctx: Context) -> None:
     """Embed itself."""
-    require_refusal(await _embed(ctx, [ctx.prompt()]), REFUSALS[:1])
+    require_refusal(await _embed(ctx, [ctx.prompt()]), LEFT_OUT)
 
 
 def _inputs(ctx: Context) -> list[list[int]]:

@@ -24,6 +24,8 @@ from conformance.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire import v1 as pb
 
 NO_PORT: Final = "127.0.0.1:99999"
+OVERTAKERS: Final = 5
+"""So many calls in a row are answered while a request is held, not while its refusal is on its way."""
 
 
 @check("LIF-01", phase=Phase.LAUNCH)
@@ -172,10 +174,12 @@ async def _answered(ctx: Context, client: Client) -> Exchange:
     """A request read to its status; a Violation when it is held while the engine still starts."""
     stream = ctx.start(ctx.request(), client=client)
     reading = asyncio.ensure_future(stream.end())
+    overtakers = 0
     while not reading.done():
+        # Sent later on the same connection, and answered: then this machine is not what holds the request.
+        overtakers += (await client.load()).state == pb.ENGINE_STATE_STARTING
         held = time.monotonic() - stream.exchange.started_at
-        load = await client.load()
-        if load.state == pb.ENGINE_STATE_STARTING and held > ctx.bounds.reaction / 10:
+        if overtakers >= OVERTAKERS and held > ctx.bounds.reaction / 10:
             reading.cancel()
             raise Violation(
                 "a request is held while the engine starts", expected="a refusal", seen="no answer"

@@ -1,11 +1,13 @@
-"""ERR-08, ERR-09, ERR-10, ERR-15: bytes that no client of this contract sends."""
+"""ERR-08, ERR-09, ERR-10, ERR-15, ERR-20: bytes and calls that no client of this contract sends."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Final
 
 import grpc
+from google.protobuf.message import Message
 
 from conformance.context import Context
 from conformance.exchange import Exchange
@@ -29,6 +31,9 @@ UNPARSED: Final = frozenset(
     {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 )
 """What libraries answer to bytes that do not parse."""
+
+MISCOUNTED: Final = UNPARSED | {grpc.StatusCode.UNIMPLEMENTED}
+"""What libraries answer to a call without the one message it takes, if they do not wait for it."""
 
 NOT_UTF8: Final = b"\xff\xfe\xc3("
 
@@ -71,6 +76,25 @@ async def garbage_is_answered(ctx: Context) -> None:
     await ctx.generate(ctx.request())
 
 
+@check("ERR-20", needs=SHAPE, costly=True)
+async def one_message_is_sent(ctx: Context) -> None:
+    """No message and two of them, to RPCs that take one; then a good request."""
+
+    async def one(name: str, request: Message, count: int) -> None:
+        timeout = 2 * ctx.bounds.answer if count else ctx.bounds.reaction
+        exchange = await ctx.client.call(name, _times(count, request), timeout=timeout).finish()
+        # A library may wait for the message that is missing, and may not look for a second one.
+        lenient = grpc.StatusCode.OK if count else grpc.StatusCode.DEADLINE_EXCEEDED
+        known = exchange.code in MISCOUNTED or exchange.code is lenient
+        names = " or ".join(sorted(code.name for code in MISCOUNTED))
+        message = f"{name} with {count} messages has another answer"
+        expect(known, message, expected=names, seen=exchange.status)
+
+    calls = [(name, request, count) for name, request in _plain(ctx).items() for count in (0, 2)]
+    await asyncio.gather(*(one(*call) for call in calls))
+    await ctx.generate(ctx.request())
+
+
 @check("ERR-10", needs=SHAPE)
 async def text_is_utf8(ctx: Context) -> None:
     """Bytes that are no UTF-8 in every string field that the descriptors know."""
@@ -94,6 +118,21 @@ async def unknown_methods_are_unimplemented(ctx: Context) -> None:
         exchange = await ctx.client.ask(path, pb.GenerateRequest())
         unimplemented = exchange.code is grpc.StatusCode.UNIMPLEMENTED
         expect(unimplemented, f"{path} exists", expected="UNIMPLEMENTED", seen=exchange.status)
+
+
+def _plain(ctx: Context) -> dict[str, Message]:
+    """A good message for each of the RPCs that take one and change nothing."""
+    return {
+        GENERATE: ctx.request(),
+        "EngineService.Abort": pb.AbortRequest(request_ids=[f"{ctx.request().request_id}-unknown"]),
+        "DiscoveryService.GetLoad": pb.GetLoadRequest(),
+        "DiscoveryService.GetEngineInfo": pb.GetEngineInfoRequest(),
+    }
+
+
+async def _times(count: int, message: Message) -> AsyncIterator[Message | bytes]:
+    for _ in range(count):
+        yield message
 
 
 async def _with_text(ctx: Context, path: FieldPath, text: bytes) -> Exchange:

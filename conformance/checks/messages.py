@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from conformance.context import Context
+from conformance.context import Context, require_refusal
 from conformance.exchange import Exchange, Metadata
 from conformance.fields import UNKNOWN_NUMBER, length_delimited, varint
 from conformance.invalid_requests import invalid_requests, send
@@ -25,8 +25,14 @@ ANY_METADATA: Final = (("grpc.max_metadata_size", MIB), ("grpc.absolute_max_meta
 ENTRY_OVERHEAD: Final = 32
 """What HTTP/2 counts for an entry beside its name and value."""
 
+NOT_UNPACKED: Final = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
+"""What gRPC demands for a compression that the server does not know, and what its C core says."""
+
 MOST_SENT: Final = 256 * MIB
 ROOM: Final = 4
+GZIP: Final = b"\x04gzip"
+NOBODYS: Final = b"\x04nzip"
+"""Names of compressions as HTTP/2 says them, the second one of an algorithm that there is not."""
 GZIP_PROMPT: Final = 512
 CALLS: Final = 1000
 CHANNELS: Final = 100
@@ -89,6 +95,20 @@ async def gzip_is_accepted(ctx: Context) -> None:
     stream = await Stream(packed, call).end()
     expect(stream.exchange.is_ok, "a compressed request fails", expected="OK", seen=stream.exchange.status)
     expect_equal(stream.tokens, tokens, "a compressed request has other tokens")
+
+
+@check("MSG-07", needs=SHAPE)
+async def unknown_compression_is_refused(ctx: Context) -> None:
+    """What gzip packed, under a name that nobody has; then a good request."""
+    if ctx.session.connection.tls:
+        raise NotApplicable("TLS hides the name of a compression from the kit's proxy")
+    proxy, client = await ctx.proxy()
+    proxy.rename(GZIP, NOBODYS)
+    request = ctx.request(token_ids=ctx.prompt(min(GZIP_PROMPT, ctx.context_length() - ROOM)))
+    call = client.call(GENERATE, request, timeout=2 * ctx.bounds.answer, compression=grpc.Compression.Gzip)
+    exchange = await call.finish()
+    require_refusal(exchange, NOT_UNPACKED)
+    await ctx.generate(ctx.request())
 
 
 @check("MSG-05", needs=SHAPE, phase=Phase.LOAD, alone=True, costly=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import grpc
 from google.protobuf.message import Message
 
 from conformance import health_types, requests
@@ -24,7 +25,10 @@ MALFORMED_TRACES: Final = (
 )
 
 ORDINARY_TEXT: Final = 3000
-ORDINARY_BYTES: Final = 1000
+ORDINARY_BYTES: Final = 2000
+"""With their names, base64 and HTTP/2's 32 bytes for each of the three entries, a little below 6 KiB."""
+
+TOO_LONG: Final = 20 * 1024
 LONGEST_ID: Final = 128
 UINT32_MAX: Final = 2**32 - 1
 PRIORITY: Final = "enginewire-priority"
@@ -56,6 +60,18 @@ async def unknown_keys_are_accepted(ctx: Context) -> None:
         call.cancel()
         message = f"{name} is refused with metadata that nobody knows"
         expect(answered, message, expected="OK", seen=call.exchange.status)
+
+
+@check("MDT-07", needs=SHAPE)
+async def large_metadata_is_survived(ctx: Context) -> None:
+    """Twenty kilobytes of it, then a good request."""
+    client = ctx.connect(None, ("grpc.max_metadata_size", 2 * TOO_LONG))
+    metadata: Metadata = (("x-kit-text", "x" * TOO_LONG),)
+    call = client.call(GENERATE, ctx.request(), metadata=metadata, timeout=2 * ctx.bounds.answer)
+    exchange = await call.finish()
+    if not exchange.is_ok:
+        require_refusal(exchange, (grpc.StatusCode.RESOURCE_EXHAUSTED,))
+    await ctx.generate(ctx.request())
 
 
 @check("MDT-04", needs=(*SHAPE, "STR-07"))

@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Final, cast
 
-from conformance.context import REFUSALS, Context
+import grpc
+
+from conformance.context import LEFT_OUT, Context, require_refusal
 from conformance.registry import check, negative
 from conformance.violation import Violation, expect, expect_equal
 from enginewire import v1 as pb
@@ -86,8 +88,7 @@ async def chunks_are_small(ctx: Context) -> None:
 async def there_is_no_tokenizer(ctx: Context) -> None:
     """NOT_FOUND says it as well."""
     exchange = await ctx.client.ask(NAME, pb.GetTokenizerRequest())
-    known = exchange.code in REFUSALS or (exchange.code is not None and exchange.code.name == "NOT_FOUND")
-    expect(known, "a tokenizer is served", expected="NOT_FOUND or UNIMPLEMENTED", seen=exchange.status)
+    require_refusal(exchange, (*LEFT_OUT, grpc.StatusCode.NOT_FOUND))
 
 
 async def _read(ctx: Context, if_none_match: str = "") -> Pieces:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.context import Context
-from conformance.registry import SHAPE, check
+from conformance.context import LEFT_OUT, Context, require_refusal
+from conformance.registry import SHAPE, check, negative
 from conformance.stream import Stream
 from conformance.violation import expect, expect_equal
+from enginewire import v1 as pb
 
 BLOCKS = 4
 
@@ -51,6 +52,13 @@ async def aborted_requests_are_counted(ctx: Context) -> None:
     await stream.end()
     expect(stream.choice.terminal, "an aborted request has no terminal output", seen=stream.exchange.status)
     expect_equal(stream.usage.completion_tokens, len(stream.tokens), "the usage is not that of what was sent")
+
+
+@negative("prefix_cache")
+async def there_is_no_cache_to_reset(ctx: Context) -> None:
+    """The RPC that empties it."""
+    request = pb.ResetPrefixCacheRequest()
+    require_refusal(await ctx.client.ask("AdminService.ResetPrefixCache", request), LEFT_OUT)
 
 
 @check("USE-06", needs=(*SHAPE, "USE-02"), alone=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from conformance.client_side.context import ClientContext
+from conformance.judged import Judged
 from conformance.registry import Phase
 
 ClientCheckFunction = Callable[[ClientContext], Awaitable[None]]
@@ -16,26 +17,13 @@ WAY_THROUGH = "CLI-01"
 
 
 @dataclass(frozen=True, slots=True)
-class ClientCheck:
-    """A function that judges a backend. It raises Violation or NotApplicable, or returns."""
+class ClientCheck(Judged):
+    """A check of backends."""
 
-    id: str
     function: ClientCheckFunction
-    variant: str = ""
     hostile: bool = False
     """Plays what may break the backend for good: it gets one of its own."""
     phase: Phase = Phase.SAFE
-
-    @property
-    def key(self) -> str:
-        """Unique and stable: the id, with the variant where an id has several checks."""
-        return f"{self.id}/{self.variant}" if self.variant else self.id
-
-    @property
-    def name(self) -> str:
-        """Where its code is."""
-        module = self.function.__module__.removeprefix("conformance.")
-        return f"{module}:{getattr(self.function, '__name__', '?')}"
 
 
 _checks: dict[str, ClientCheck] = {}

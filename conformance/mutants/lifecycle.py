@@ -22,6 +22,12 @@ LONGER_SECONDS = 30
 
 @mutant("hangs_before_ready", kills="LIF-01")
 class HangsBeforeReady(Reference):
+    """Twice as slow to start as others, so that a busy machine sees what it holds."""
+
+    async def start(self) -> None:
+        await asyncio.sleep(self.settings.start_seconds)
+        await super().start()
+
     def check_state(self) -> None:
         if self.state != pb.ENGINE_STATE_STARTING:
             super().check_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -72,6 +73,35 @@ class GarbageKillsServer(Reference):
         return request
 
 
+class Counting(Reference):
+    """A place to be wrong about calls of GetLoad without a message or with several."""
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        return [_GetLoad(self.answer), *super().handlers()]
+
+    async def answer(self, payloads: list[bytes]) -> bytes:
+        if len(payloads) != 1:
+            return await self.miscounted(payloads)
+        self.parsed(pb.GetLoadRequest, payloads[0])
+        return (await self.get_load()).SerializeToString()
+
+    async def miscounted(self, payloads: list[bytes]) -> bytes:
+        raise NotImplementedError
+
+
+@mutant("no_message_served", kills="ERR-20")
+class NoMessageServed(Counting):
+    async def miscounted(self, payloads: list[bytes]) -> bytes:
+        return await self.answer(payloads[:1] or [b""])
+
+
+@mutant("two_messages_lose_data", kills="ERR-20")
+class TwoMessagesLoseData(Counting):
+    async def miscounted(self, payloads: list[bytes]) -> bytes:
+        code = grpc.StatusCode.DATA_LOSS if payloads else grpc.StatusCode.INTERNAL
+        raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 1d07", code=code)
+
+
 @mutant("utf8_crash", kills="ERR-10")
 class Utf8Crash(Reference):
     def parsed(self, request_class: type[Message], payload: bytes) -> Any:
@@ -90,6 +120,24 @@ class _Anything(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         is_unknown = "NoSuch" in handler_call_details.method
         return grpc.unary_unary_rpc_method_handler(_nothing) if is_unknown else None
+
+
+class _GetLoad(grpc.GenericRpcHandler):
+    def __init__(self, answer: Callable[[list[bytes]], Awaitable[bytes]]) -> None:
+        self._answer = answer
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        is_asked = handler_call_details.method.endswith("/GetLoad")
+        return grpc.stream_unary_rpc_method_handler(self._serve) if is_asked else None
+
+    async def _serve(
+        self, payloads: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
+        try:
+            return await self._answer([payload async for payload in payloads])
+        except Refusal as refusal:
+            await context.abort(refusal.code, refusal.message, refusal.trailers())
+            raise AssertionError("abort raises") from None
 
 
 async def _nothing(payload: bytes, context: object) -> bytes:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 from google.protobuf.message import Message
 
+from conformance.checks.messages import GZIP, NOBODYS
 from conformance.exchange import Metadata
 from conformance.mutants import mutant
+from conformance.proxy import Proxy
 from conformance.reference.job import Job
 from conformance.reference.refusal import Refusal, invalid
 from conformance.reference.server import Reference
@@ -76,6 +79,21 @@ class GiantMessage(Reference):
 class GzipInternal(Reference):
     def server_options(self) -> list[tuple[str, int]]:
         return [*super().server_options(), ("grpc.compression_enabled_algorithms_bitset", 1)]
+
+
+@mutant("any_compression_served", kills="MSG-07")
+class AnyCompressionServed(Reference):
+    """Takes an unknown name for gzip's."""
+
+    async def serve(self, target: str) -> grpc.aio.Server:
+        server = await super().serve(f"{target}.behind")
+        self._front = await Proxy.open(f"{target}.behind", at=target)
+        self._front.rename(NOBODYS, GZIP)
+        return server
+
+    async def shut_down(self, server: grpc.aio.Server) -> None:
+        await self._front.close()
+        await super().shut_down(server)
 
 
 @mutant("tires_of_calls", kills="MSG-05")

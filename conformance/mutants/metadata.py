@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import grpc
+
 from conformance.mutants import mutant
 from conformance.reference.job import Job
 from conformance.reference.refusal import Refusal, invalid
@@ -57,6 +59,21 @@ class BinaryMetadataRejected(Reference):
         for key, _ in call.metadata:
             if key.endswith("-bin"):
                 raise invalid(key, "is not text", 1, "text")
+        async for response in super().generate(request, call):
+            yield response
+
+
+@mutant("large_metadata_loses_data", kills="MDT-07")
+class LargeMetadataLosesData(Reference):
+    """Its library lets everything through."""
+
+    def server_options(self) -> list[tuple[str, int]]:
+        sizes = ("grpc.max_metadata_size", "grpc.absolute_max_metadata_size")
+        return [*super().server_options(), *((name, 1 << 20) for name in sizes)]
+
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
+        if sum(len(value) for _, value in call.metadata) > 1 << 13:
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 4c11", code=grpc.StatusCode.DATA_LOSS)
         async for response in super().generate(request, call):
             yield response
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from conformance.mutants import mutant
 from conformance.reference.job import Job
 from conformance.reference.server import Reference
+from conformance.reference.settings import CAPABILITIES, Settings
 from enginewire import v1 as pb
 
 
@@ -72,6 +74,14 @@ class CachedGtPrompt(Reference):
 class BypassIgnored(Reference):
     def is_cacheable(self, job: Job) -> bool:
         return not job.request.is_probe
+
+
+@mutant("resets_no_cache", kills="ERR-17/prefix_cache")
+class ResetsNoCache(Reference):
+    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"prefix_cache"}))
+
+    def allows(self, capability: str) -> bool:
+        return capability == "prefix_cache" or super().allows(capability)
 
 
 @mutant("cache_never_hits", kills="USE-06")

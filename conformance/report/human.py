@@ -18,8 +18,8 @@ TRACED_MESSAGES: Final = 6
 
 def render(report: Report, *, traced: bool = False) -> str:
     """The whole report. `traced`: with every call of what is unexpected."""
-    lines = [*_head(report), *_unexpected(report, traced), *_known(report), *_areas(report), *_foot(report)]
-    return "\n".join(map(visible, lines))
+    judged = [*_unexpected(report, traced), *_known(report), *_without_verdict(report)]
+    return "\n".join(map(visible, [*_head(report), *judged, *_areas(report), *_foot(report)]))
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -72,6 +72,11 @@ def _known(report: Report) -> Iterator[str]:
     for outcome in report.outcomes:
         if outcome.status is Status.XFAIL:
             yield f"XFAIL {outcome.key}: {outcome.message} ({outcome.known})"
+
+
+def _without_verdict(report: Report) -> Iterator[str]:
+    for outcome in report.without_verdict:
+        yield f"N/A {outcome.key}: {outcome.message}"
 
 
 def _areas(report: Report) -> Iterator[str]:

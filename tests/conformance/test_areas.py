@@ -69,6 +69,15 @@ class OneSlot(Reference):
     settings = replace(Settings(), max_num_seqs=1, capabilities=without("multiple_choices").capabilities)
 
 
+class FewCallsAtOnce(Reference):
+    """Takes fewer calls from one connection than its queue has places."""
+
+    settings = replace(Settings(), max_queued=128)
+
+    def server_options(self) -> list[tuple[str, int]]:
+        return [*super().server_options(), ("grpc.max_concurrent_streams", 100)]
+
+
 async def unexpected(server: type[Reference], *areas: str) -> list[str]:
     report = await judged(server, selection=Selection(run=areas))
     return [f"{outcome.key}: {outcome.message}" for outcome in report.unexpected]
@@ -98,3 +107,8 @@ async def test_each_of_two_ranks_can_be_probed() -> None:
     report = await judged(TwoRanks, selection=Selection(run=["PRB-*", "INF-07"]))
     assert statuses(report)["PRB-05"] is Status.PASS
     assert report.unexpected == []
+
+
+async def test_a_queue_is_filled_though_a_connection_takes_few_calls() -> None:
+    report = await judged(FewCallsAtOnce, selection=Selection(run=["ERR-16"]))
+    assert statuses(report)["ERR-16"] is Status.PASS

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,9 +16,9 @@ from conformance.stream import Stream
 
 
 @pytest.mark.parametrize("unix", [False, True])
-async def test_bytes_pass_and_are_counted(unix: bool) -> None:
+async def test_bytes_pass_and_are_counted(unix: bool, tmp_path: Path) -> None:
     server = await InProcess(Reference()).start()
-    proxy = await Proxy.open(server.target, unix=unix)
+    proxy = await Proxy.open(server.target, at=f"unix:{tmp_path / 'proxy.sock'}" if unix else "")
     async with Connection(target=proxy.target).channel() as channel:
         assert (await Client(channel).info()).config.model == "reference"
     assert proxy.bytes_to_client > 100
@@ -42,5 +43,16 @@ async def test_a_paused_connection_goes_on_and_a_reset_one_ends() -> None:
         proxy.reset()
         await stream.end()
         assert stream.exchange.code is grpc.StatusCode.UNAVAILABLE
+    await proxy.close()
+    await server.stop()
+
+
+async def test_a_name_is_another_one_to_the_server() -> None:
+    server = await InProcess(Reference()).start()
+    proxy = await Proxy.open(server.target)
+    proxy.rename(b"honest-id", b"other--id")
+    async with Connection(target=proxy.target).channel() as channel:
+        stream = await Stream(good := good_request("honest-id", [5, 6]), Client(channel).generate(good)).ok()
+    assert {response.request_id for response in stream.responses} == {"other--id"}
     await proxy.close()
     await server.stop()

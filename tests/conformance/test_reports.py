@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
@@ -174,6 +175,13 @@ def test_a_badge_counts() -> None:
 def test_a_step_summary_keeps_within_what_a_service_takes() -> None:
     many = [outcome(Status.FAIL, identifier) for identifier in requirements()]
     assert len(as_markdown.render(report(*many)).encode()) < 1_000_000
+
+
+def test_a_terminal_is_told_why_a_check_that_ran_has_no_verdict() -> None:
+    ran = replace(outcome(Status.NOT_APPLICABLE, text="it ends too soon"), seconds=0.1)
+    run = report(outcome(Status.PASS, "STR-02"), ran, outcome(Status.NOT_APPLICABLE, "LIM-01"))
+    lines = human.render(run).splitlines()
+    assert [line for line in lines if line.startswith("N/A ")] == ["N/A STR-01: it ends too soon"]
 
 
 def test_text_that_moves_a_cursor_or_turns_around_is_spelled_out() -> None:

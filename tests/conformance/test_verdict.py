@@ -7,11 +7,11 @@ import pytest
 
 from conformance import verdict
 from conformance.client_side.registry import ClientCheck
+from conformance.judged import Judged
 from conformance.outcome import Outcome, Status
 from conformance.registry import Check
 from conformance.requirements import requirements
 from conformance.session import Unreachable
-from conformance.verdict import Judged
 from conformance.violation import NotApplicable, Violation
 
 

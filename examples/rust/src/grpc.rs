@@ -135,10 +135,13 @@ pub async fn message<M: Message + Default>(request: &mut Request<Body>) -> Resul
     }
     let mut body = bytes.split_off(5).to_vec();
     if bytes[0] == 1 {
+        if request.headers().get("grpc-encoding").map_or(true, |name| name != "gzip") {
+            return Err(failed(ErrorReason::Unsupported, "", "compressed with something other than gzip"));
+        }
         let mut plain = Vec::new();
         let limit = MAX_REQUEST_BYTES as u64 + 1;
         let inflated = flate2::read::GzDecoder::new(&body[..]).take(limit).read_to_end(&mut plain);
-        inflated.map_err(|_| invalid("", "compressed with something other than gzip"))?;
+        inflated.map_err(|_| invalid("", "what is said to be gzip is not"))?;
         body = plain;
     }
     if body.len() > MAX_REQUEST_BYTES {
