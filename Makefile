@@ -49,7 +49,7 @@ stubs: $(VENV)/.dev  ## Generate the Python stubs again
 	buf generate
 
 examples: $(VENV)/.dev  ## Build the engines in other languages and judge them
-	.ci/check_examples
+	.ci/check_examples $(EXAMPLES)
 
 format: $(VENV)/.dev  ## Put code and proto files into shape
 	$(BIN)/ruff check --fix .
