@@ -124,8 +124,10 @@ async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
             submitting = asyncio.create_task(submit())
             async for frame in call:
                 now = time.perf_counter() - begin
-                for handle in frame.handles:
-                    times[handle].append(now)
+                # A row of a quick model may have the tokens of several steps.
+                counts = frame.token_counts or [1] * len(frame.handles)
+                for handle, count in zip(frame.handles, counts, strict=True):
+                    times[handle] += [now] * count
                 for event in frame.events:
                     times[event.handle] += [now] * len(event.output.token_ids)
             await submitting
