@@ -86,7 +86,7 @@ def step_seconds(guide: CompiledGuide, guided_rows: int) -> float:
     for sequence in sequences[:guided_rows]:
         sequence.matcher = guide.start([EOS])
     logits = torch.randn(ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    return statistics.median(timed(lambda: sample(logits.clone(), sequences)) for _ in range(STEPS))
+    return statistics.median(timed(lambda: sample(logits.clone(), sequences).read()) for _ in range(STEPS))
 
 
 def measure(name: str, known: Vocabulary) -> dict[str, float]:

@@ -75,6 +75,9 @@ class ServerOptions:
         "outputs do not depend on the batch, bit for bit; slower (CPU only)",
         contract="Capabilities.batch_invariant",
     )
+    async_scheduling: bool = option(
+        True, "give the GPU its next step before the tokens of this one are read; changes nothing on a CPU"
+    )
     seed: int | None = option(None, "makes unseeded requests repeatable", at_least=0, at_most=2**64 - 1)
     thinking_token_ids: tuple[int, ...] = option(
         (),

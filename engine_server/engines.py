@@ -64,6 +64,7 @@ def _torch(options: ServerOptions) -> StepEngine:
             quantization=options.quantization,
             compile_kernels=options.compile_kernels,
             batch_invariant=options.batch_invariant,
+            async_scheduling=options.async_scheduling,
             max_model_len=options.max_model_len,
             block_size=options.block_size,
             num_kv_blocks=options.num_gpu_blocks_override,

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from torch import Tensor
 
@@ -21,45 +20,38 @@ from engine_server.torch_engine.beam_search import BeamSearch, share_out
 from engine_server.torch_engine.best_of import Candidates
 from engine_server.torch_engine.counters import Counters
 from engine_server.torch_engine.embedding_waits import CoreOutputs
-from engine_server.torch_engine.logprobs import PromptRows
-from engine_server.torch_engine.model_runner import batch_order
+from engine_server.torch_engine.launched_batch import LaunchedBatch, Runner, launch
 from engine_server.torch_engine.outputs import add_prompt_logprobs, make_terminal, no_tokens, token_output
-from engine_server.torch_engine.sampler import Sampled, sample
+from engine_server.torch_engine.sampler import Sampled
 from engine_server.torch_engine.scheduler import Scheduled, Scheduler
-from engine_server.torch_engine.scored_prompts import is_prompt_usable, owes_prompt_scores, read_prompts
-from engine_server.torch_engine.sequence import Continuation, Finish, PromptScores, Request, Sequence
-from engine_server.torch_engine.vectors import Computed, PartialSums, finish_vector
+from engine_server.torch_engine.scored_prompts import is_prompt_usable, owes_prompt_scores
+from engine_server.torch_engine.sequence import Continuation, Finish, Request, Sequence
+from engine_server.torch_engine.unread_tokens import UnreadTokens
+from engine_server.torch_engine.vectors import PartialSums, finish_vector
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """Computes a batch that is in `batch_order`.
-
-    Logits [rows, vocab]: of the grants that sample, then of every position that is scored.
-    """
-
-    def forward(self, batch: list[Scheduled]) -> Computed:
-        """Raise anything: only the requests of the batch will fail."""
-        ...
-
-    def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
-        """The keys and values of the first tokens of a sequence. Raises as `forward` does."""
-        ...
 
 
 class EngineCore:
     """Live requests, the scheduler and the model. One thread calls it."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        runs_ahead: bool = False,
     ) -> None:
+        """With `runs_ahead` a batch is launched before the tokens of the one before it are read."""
         self.scheduler = scheduler
         self.counters = Counters()
         self.statistics = BatchStatistics(clock)
         self._runner = runner
         self._clock = clock
+        self._runs_ahead = runs_ahead
+        self._ahead: LaunchedBatch | None = None
         self._live: dict[GenerateContext, Request] = {}
         self._candidates: dict[Request, Candidates] = {}
         self._searches: dict[Request, BeamSearch] = {}
@@ -147,12 +139,18 @@ class EngineCore:
         self.statistics = BatchStatistics(self._clock)
 
     def step(self) -> None:
-        """Schedule, forward, sample, update."""
+        """Schedule, forward, sample, update; the next batch may be under way before this one's update."""
         self._expire()
-        batch = sorted(self.scheduler.schedule(), key=batch_order)
-        if batch:
-            self.counters.steps += 1
-            self._run(batch)
+        launched, self._ahead = self._ahead or self._launch(self.scheduler.schedule()), None
+        if launched is None:
+            return
+        launched.drop_freed()
+        if launched.error:
+            self._isolate(launched, launched.error)
+        else:
+            self._advance(launched)
+            self._ahead = self._launch_ahead(launched)
+            self._update(launched)
 
     def take_outputs(self) -> CoreOutputs:
         """What happened since the last call."""
@@ -165,60 +163,88 @@ class EngineCore:
         computed, self._computed = self._computed, []
         return computed
 
-    def _run(self, batch: list[Scheduled]) -> None:
-        rows = [grant.sequence for grant in batch if grant.samples]
-        stopwatch = self.statistics.begin(batch)
+    def _launch(self, granted: list[Scheduled], unread: UnreadTokens | None = None) -> LaunchedBatch | None:
+        if not granted:
+            return None
+        self.counters.steps += 1
+        return launch(self._runner, granted, self.statistics, unread)
+
+    def _launch_ahead(self, launched: LaunchedBatch) -> LaunchedBatch | None:
+        """The batch after `launched`, while nobody but the device knows its tokens."""
+        results = launched.results
+        if results is None or not self._runs_ahead:
+            return None
+        if any(grant.sequence.needs_last_token for grant in launched.batch):
+            return None
+        followed = [sequence for sequence in results.rows if sequence.block_table and not sequence.will_end]
+        for sequence in followed:
+            sequence.num_unread_tokens = 1
         try:
-            computed = self._runner.forward(batch)
-            stopwatch.forwarded()
-            scored = read_prompts(computed.logits[len(rows) :], batch)
-            sampled = sample(computed.logits[: len(rows)], rows)
-            stopwatch.sampled()
-        except Exception as error:  # noqa: BLE001  # torch raises anything; it must stay in this batch
-            stopwatch.failed()
-            self._isolate(batch, error)
-        else:
-            self._update(batch, scored, rows, sampled)
-            self._pool([grant for grant in batch if grant.sequence.request.pooling], computed.sums)
-            stopwatch.succeeded()
+            return self._launch(self.scheduler.schedule(), results.unread)
+        finally:
+            for sequence in followed:
+                sequence.num_unread_tokens = 0
 
-    def _isolate(self, batch: list[Scheduled], error: Exception) -> None:
+    def _isolate(self, launched: LaunchedBatch, error: Exception) -> None:
         """Run the sequences of a failed batch alone, so that only the guilty ones fail."""
-        if len(batch) == 1:
-            log.error("a request failed in the model: %s", type(error).__name__, exc_info=error)
-            self.fail(batch[0].sequence.request, StepFailed("the model failed on this request"))
+        if len(launched.batch) == 1:
+            self._fail_step(launched, error)
             return
-        for grant in batch:
-            if not grant.sequence.is_finished:
-                self._run([grant])
-
-    def _update(
-        self,
-        batch: list[Scheduled],
-        scored: list[tuple[PromptScores, PromptRows]],
-        rows: list[Sequence],
-        sampled: Sampled,
-    ) -> None:
-        for grant in batch:
-            self.scheduler.advance(grant)
-        for scores, prompt_rows in scored:
-            prompt_rows.add_to(scores)
-        for row, sequence in enumerate(rows):
-            if sequence.is_finished:  # a sibling failed in this very step
+        for grant in launched.batch:
+            alone = None if grant.sequence.is_finished else self._launch([grant])
+            if alone is None:
                 continue
-            if not sampled.valid[row] or not is_prompt_usable(sequence.request):
-                self._reject(sequence.request)
-            elif sequence.request.hands_over:
-                self._hand_over(sequence)
-            elif row in sampled.continuations:
-                self._extend(sequence, sampled.continuations[row])
+            if alone.error:
+                self._fail_step(alone, alone.error)
             else:
-                self._append(sequence, sampled, row)
+                self._advance(alone)
+                self._update(alone)
+
+    def _fail_step(self, launched: LaunchedBatch, error: Exception) -> None:
+        log.error("a request failed in the model: %s", type(error).__name__, exc_info=error)
+        for grant in launched.batch:
+            if not grant.sequence.is_finished:
+                self.fail(grant.sequence.request, StepFailed("the model failed on this request"))
+
+    def _advance(self, launched: LaunchedBatch) -> None:
+        for grant in launched.batch:
+            self.scheduler.advance(grant)
+
+    def _update(self, launched: LaunchedBatch) -> None:
+        results = launched.results
+        assert results is not None, "a batch with an error is not updated"
+        try:
+            sampled = results.choice.read()
+        except Exception as error:  # noqa: BLE001  # what a device reports this late nobody can be blamed for
+            launched.stopwatch.failed()
+            self._fail_step(launched, error)
+            return
+        launched.stopwatch.sampled()
+        for scores, prompt_rows in results.scored:
+            prompt_rows.add_to(scores)
+        advanced = {grant.sequence for grant in launched.batch}
+        for row, sequence in enumerate(results.rows):
+            # Others have ended before, or a sibling failed in this very step.
+            if sequence in advanced and not sequence.is_finished:
+                self._take(sequence, sampled, row, advanced)
+        self._pool(results.pooled, results.computed.sums)
+        launched.stopwatch.succeeded()
+
+    def _take(self, sequence: Sequence, sampled: Sampled, row: int, advanced: set[Sequence]) -> None:
+        """Go by what a row says about its sequence, one of those that have `advanced` in this step."""
+        if not sampled.valid[row] or not is_prompt_usable(sequence.request):
+            self._reject(sequence.request, advanced)
+        elif sequence.request.hands_over:
+            self._hand_over(sequence)
+        elif row in sampled.continuations:
+            self._extend(sequence, sampled.continuations[row])
+        else:
+            self._append(sequence, sampled, row)
 
     def _pool(self, grants: list[Scheduled], sums: Tensor) -> None:
         """Add what a step computed to the vectors of its inputs; each ends with its last token."""
         for grant, part in zip(grants, sums, strict=True):
-            if not grant.sequence.is_finished:
+            if grant.sequence.block_table:  # else it ended, and its blocks are others'
                 total = self._sums.add(grant, part)
                 if grant.sequence.num_pending_tokens == 0:
                     self._end_vector(grant.sequence.request, total)
@@ -234,11 +260,16 @@ class EngineCore:
         self._forget(request)
         self._outputs.vectors.append((request.context, vector))
 
-    def _reject(self, request: Request) -> None:
+    def _reject(self, request: Request, advanced: set[Sequence]) -> None:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
         cache = self.scheduler.prefix_cache
         blocks = [block for sequence in request.unfinished for block in cache.blocks_of(sequence)]
         self.fail(request, StepFailed("logits and rules leave no token to choose"))
+        # Who has joined the next batch may have found some of it.
+        for grant in self._ahead.batch if self._ahead else []:
+            sequence = grant.sequence
+            if sequence not in advanced and not set(blocks).isdisjoint(sequence.block_table):
+                self.scheduler.restart(sequence)
         cache.distrust(blocks)
 
     def _hand_over(self, sequence: Sequence) -> None:

@@ -18,6 +18,7 @@ from engine_server.torch_engine.model_runner import new_tokens, pieces_of
 from engine_server.torch_engine.pooling import shares_of
 from engine_server.torch_engine.scheduler import Scheduled
 from engine_server.torch_engine.sequence import Sequence
+from engine_server.torch_engine.unread_tokens import UnreadTokens
 from engine_server.torch_engine.vectors import Computed, add_up
 
 MOST_PADDING = 0.25
@@ -46,8 +47,8 @@ class Encoder:
         self._padding_id = padding_id
 
     @torch.inference_mode()
-    def forward(self, batch: Seq[Scheduled]) -> Computed:
-        """Compute every input; there are no logits."""
+    def forward(self, batch: Seq[Scheduled], unread: UnreadTokens | None = None) -> Computed:
+        """Compute every input; there are no logits and no `unread` tokens."""
         states = self.encode([new_tokens(grant) for grant in batch])
         shares = shares_of(pieces_of(batch))
         rows = torch.tensor(shares.rows, dtype=torch.int64, device=states.device)

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine_server.torch_engine.attention import AttentionPlan, KvTensors, Span, VarlenRows, token_slots
 from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.host_copies import gather
+from engine_server.torch_engine.unread_tokens import UnreadRows
 
 Compute = Callable[[], Tensor]
 Record = Callable[[Compute], Compute]
@@ -61,10 +62,12 @@ class GraphedDecode:
         self._graphs = {size: self._record(size, record) for size in reversed(graph_sizes(max_rows))}
 
     @torch.inference_mode()
-    def forward(self, spans: Seq[Span], token_ids: Seq[int]) -> Tensor | None:
+    def forward(
+        self, spans: Seq[Span], token_ids: Seq[int], unread: UnreadRows | None = None
+    ) -> Tensor | None:
         """Logits [len(spans), vocab], good until the next call; None when no graph is large enough.
 
-        `spans` have one new token each.
+        `spans` have one new token each; those of the `unread` rows replace their `token_ids`.
         """
         size = min((size for size in self._graphs if size >= len(spans)), default=None)
         if size is None or max(len(span.block_table) for span in spans) > self._max_blocks:
@@ -73,6 +76,8 @@ class GraphedDecode:
         missing = size - len(spans)
         padded = [*spans, *[self._nobody] * missing]
         self._fill(graph.inputs, padded, [*token_ids, *[0] * missing])
+        if unread:
+            unread.put_into(graph.inputs[:size])
         return graph.replay()[: len(spans)]
 
     def _fill(self, inputs: Tensor, spans: Seq[Span], token_ids: list[int]) -> None:

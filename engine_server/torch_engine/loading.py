@@ -28,6 +28,7 @@ from engine_server.torch_engine.generation_config import GenerationDefaults, rea
 from engine_server.torch_engine.graphed_decode import GraphedDecode
 from engine_server.torch_engine.guided_backends import GuidedBackends, open_backends
 from engine_server.torch_engine.guided_vocabulary import read_vocabulary
+from engine_server.torch_engine.host_copies import is_far
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.kv_copies import kv_layout
 from engine_server.torch_engine.model import Model, build_model
@@ -115,7 +116,8 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     cache = _new_cache(model, pool)
     progress("warm-up", 0.0)
     graphs = _graphs(options, model, cache, context_length)
-    core = EngineCore(scheduler, ModelRunner(model, cache, adapted, graphs))
+    runs_ahead = options.async_scheduling and is_far(device)
+    core = EngineCore(scheduler, ModelRunner(model, cache, adapted, graphs), runs_ahead=runs_ahead)
     slowest_step = warm_up(core, context_length)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)

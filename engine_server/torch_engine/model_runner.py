@@ -23,6 +23,7 @@ from engine_server.torch_engine.model_config import ServedConfig
 from engine_server.torch_engine.pooling import Piece, shares_of
 from engine_server.torch_engine.scheduler import Scheduled
 from engine_server.torch_engine.sequence import Sequence
+from engine_server.torch_engine.unread_tokens import UnreadRows, UnreadTokens
 from engine_server.torch_engine.varlen_ops import send_inputs
 from engine_server.torch_engine.vectors import NO_SUMS, Computed, add_up
 
@@ -79,21 +80,22 @@ class ModelRunner:
         return self.model.embedding.device
 
     @torch.inference_mode()
-    def forward(self, batch: Seq[Scheduled]) -> Computed:
+    def forward(self, batch: Seq[Scheduled], unread: UnreadTokens | None = None) -> Computed:
         """Compute every scheduled token. `batch` must be in `batch_order`, and so are the rows.
 
         Of the logits [rows, vocab] the first are those of the grants that sample, one row each; the rows of
-        the prompts that are scored follow.
+        the prompts that are scored follow. Tokens of the batch that the host does not know are in `unread`.
         """
+        unread_rows = unread.of(batch) if unread else None
         adapters = _adapter_rows(batch)
         if not adapters:
-            return self._forward(batch)
+            return self._forward(batch, unread_rows)
         assert self._adapted is not None, "requests with an adapter are accepted only by a model for them"
         num_rows = sum(grant.num_tokens for grant in batch)
         with self._adapted.changing(adapters, num_rows, self.device):
-            return self._forward(batch)
+            return self._forward(batch, unread_rows)
 
-    def _forward(self, batch: Seq[Scheduled]) -> Computed:
+    def _forward(self, batch: Seq[Scheduled], unread: UnreadRows | None) -> Computed:
         if self._reads_beyond:  # only padded rows read what an earlier owner left behind
             self.cache.clear([block for grant in batch for block in grant.new_blocks])
         for grant in batch:
@@ -102,10 +104,12 @@ class ModelRunner:
         tokens = [token for grant in batch for token in new_tokens(grant)]
         embedded, pieces = embedded_rows(batch, self.device), list(pieces_of(batch))
         if self._graphs and embedded is None and all(map(_is_plain_decode, batch)):
-            replayed = self._graphs.forward(spans, tokens)
+            replayed = self._graphs.forward(spans, tokens, unread)
             if replayed is not None:
                 return Computed(replayed, NO_SUMS)
         inputs = self._inputs(batch, spans, tokens, embedded)
+        if unread:
+            unread.put_into(inputs.token_ids)
         if not pieces:
             return Computed(self.model.forward(inputs, self.cache), NO_SUMS)
         shares = shares_of(pieces)
@@ -142,11 +146,6 @@ class ModelRunner:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-
-def batch_order(grant: Scheduled) -> tuple[bool, int]:
-    """Sort key of a batch: decodes first, by context length, so that they can be grouped."""
-    return grant.num_tokens > 1, grant.sequence.num_computed_tokens
 
 
 def _adapter_rows(batch: Seq[Scheduled]) -> list[tuple[LowRanks, list[int]]]:
@@ -193,6 +192,7 @@ def pieces_of(batch: Seq[Scheduled]) -> Iterator[Piece]:
 
 
 def new_tokens(grant: Scheduled) -> list[int]:
-    """The tokens that a grant computes."""
+    """The tokens that a grant computes; 0 stands for one that the host does not know yet."""
     start = grant.sequence.num_computed_tokens
-    return grant.sequence.token_ids[start : start + grant.num_tokens]
+    known = grant.sequence.token_ids[start : start + grant.num_tokens]
+    return known if len(known) == grant.num_tokens else [*known, 0]

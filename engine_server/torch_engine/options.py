@@ -23,7 +23,8 @@ class TorchEngineOptions:
     `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the
     memory for keys and values unless `num_kv_blocks` says how many blocks there are. `seed`
     makes unseeded requests repeatable. `compile_kernels` uses the machine's C++ compiler, if any. With
-    `batch_invariant` outputs do not depend on the batch, bit for bit. The options of batching are
+    `batch_invariant` outputs do not depend on the batch, bit for bit. With `async_scheduling` a GPU gets its
+    next step before the tokens of this one are read. The options of batching are
     explained at `AdmissionRules`. `max_loras` is 0 for an engine without adapters; `pooling` says how an
     input becomes a vector, auto as the model folder says. A role other than aggregated needs `transfer`.
     `thinking_token_ids` open and close thinking, where the tokenizer does not say it. `guided_backend` is
@@ -45,6 +46,7 @@ class TorchEngineOptions:
     num_threads: int | None = None
     compile_kernels: bool = True
     batch_invariant: bool = False
+    async_scheduling: bool = True
     enable_prefix_caching: bool = True
     max_batch_prefill_tokens: int | None = None
     max_mixed_prefill_tokens: int | None = None

@@ -40,6 +40,11 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
+    def looks_back(self) -> bool:
+        """True when what may come next depends on which tokens came last."""
+        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
+
+    @property
     def has_filters(self) -> bool:
         """True when the unlikely tail is cut off before sampling."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine_server.torch_engine.host_copies import is_far, read_back, send_column, send_index
+from engine_server.torch_engine.host_copies import HostCopy, is_far, send_column, send_index
 from engine_server.torch_engine.logits_rules import apply_rules
 from engine_server.torch_engine.logprobs import read_continuations, read_logprobs
 from engine_server.torch_engine.params import SamplingParams
@@ -40,8 +40,30 @@ class Sampled:
     continuations: dict[int, tuple[Continuation, ...]] = field(default_factory=dict)
 
 
+class Choice:
+    """What is chosen for the rows of a step, on its way to the host."""
+
+    def __init__(
+        self,
+        token_ids: Tensor,
+        valid: Tensor,
+        logprobs: list[RowLogprobs | None],
+        continuations: dict[int, tuple[Continuation, ...]],
+    ) -> None:
+        """`token_ids` and `valid` are [rows]."""
+        self.token_ids = token_ids
+        self._copy = HostCopy(token_ids, valid)
+        self._logprobs = logprobs
+        self._continuations = continuations
+
+    def read(self) -> Sampled:
+        """Wait for the device."""
+        chosen, usable = self._copy.read()
+        return Sampled(chosen, list(map(bool, usable)), self._logprobs, self._continuations)
+
+
 @torch.inference_mode()
-def sample(logits: Tensor, sequences: Seq[Sequence]) -> Sampled:
+def sample(logits: Tensor, sequences: Seq[Sequence]) -> Choice:
     """Choose the next token of every sequence from `logits` [rows, vocab]; changes `logits`."""
     beams = [row for row, sequence in enumerate(sequences) if sequence.beam is not None]
     model_scores = _normalise(logits, beams) if beams else logits[:0]
@@ -69,8 +91,7 @@ def sample(logits: Tensor, sequences: Seq[Sequence]) -> Sampled:
         row: _continuations(logits[row], own, sequences[row])
         for row, own in zip(beams, model_scores, strict=True)
     }
-    chosen, usable = read_back(token_ids, valid)
-    return Sampled(chosen, list(map(bool, usable)), logprobs, continuations)
+    return Choice(token_ids, valid, logprobs, continuations)
 
 
 def _normalise(logits: Tensor, rows: list[int]) -> Tensor:
@@ -98,7 +119,7 @@ def _draw(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
     numbers = uniforms(
         [param.seed for param in params],
         [sequence.index for sequence in sequences],
-        [sequence.num_output_tokens for sequence in sequences],
+        [sequence.num_chosen_tokens for sequence in sequences],
     )
     return invert(probs, send_column(numbers.tolist(), probs.new_empty(0, dtype=torch.float64))[:, 0])
 

@@ -110,7 +110,9 @@ class Scheduler:
         if not preempted:
             budget -= sum(grant.num_tokens for grant in granted) - decodes
             granted += self._admit(budget)
-        return granted or self._unblock(budget)
+        if granted or not all(sequence.is_idle for sequence in self.running):
+            return granted
+        return self._unblock(budget)
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a beam that became another one, or is new: it begins with what others have computed."""
@@ -202,9 +204,10 @@ class Scheduler:
         places = self.max_num_seqs - len(self.running)
         while budget > 0 and places > 0 and num_passed < len(self.waiting):
             sequence = self.waiting[num_passed]
-            if sequence.is_idle or self._is_prompt_under_way(sequence):
+            is_idle = sequence.is_idle or sequence.num_unread_tokens > 0
+            if is_idle or self._is_prompt_under_way(sequence):
                 num_passed += 1
-                places -= not sequence.is_idle  # a place is kept for who only waits for a prompt
+                places -= not is_idle  # a place is kept for who only waits for a prompt
                 continue
             cached = self._find_computed(sequence)
             if not self._fits(sequence, cached) or self._would_be_cut(sequence, budget):

@@ -223,6 +223,7 @@ class Sequence:
     table went through the prefix cache. The first `num_released_blocks` lie behind every window and are given
     back: the table repeats one that is held in their places. `first_copied_token` is where the KV of another
     engine begins that this step has to copy, None in other steps; `may_copy` until the sequence has run.
+    `num_unread_tokens` is 1 while the next step is prepared without knowing the last token, else 0.
     """
 
     request: Request
@@ -234,6 +235,7 @@ class Sequence:
     block_digests: list[bytes] = field(default_factory=list)
     num_cached_blocks: int = 0
     num_released_blocks: int = 0
+    num_unread_tokens: int = 0
     cum_log_prob: float = 0.0
     is_finished: bool = False
     output_counts: Counter[int] = field(init=False)
@@ -268,9 +270,14 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
+    def num_chosen_tokens(self) -> int:
+        """Output tokens so far, whether they are known yet or not."""
+        return self.num_output_tokens + self.num_unread_tokens
+
+    @property
     def num_pending_tokens(self) -> int:
         """Tokens whose keys and values are not in the cache yet."""
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens
 
     @property
     def needs_copy(self) -> bool:
@@ -297,7 +304,20 @@ class Sequence:
     @property
     def must_not_end(self) -> bool:
         """True while `min_tokens` forbids EOS and stop ids as the next token: it is not the last of them."""
-        return self.num_output_tokens + 1 < self.request.stop.min_tokens
+        return self.num_chosen_tokens + 1 < self.request.stop.min_tokens
+
+    @property
+    def will_end(self) -> bool:
+        """True when the next token is the last one, whatever it is."""
+        return len(self.token_ids) + 1 >= self.request.stop.max_total_tokens
+
+    @property
+    def needs_last_token(self) -> bool:
+        """True when nothing can be chosen for this sequence before its last token is known."""
+        request = self.request
+        follows = self.matcher or self.thinking or self.beam or request.sampling.looks_back
+        is_measured = request.pooling or request.hands_over or request.prompt_scores
+        return bool(follows or is_measured)
 
     def start_matching(self) -> bool:
         """Follow the request's grammar, if any, over the resumed tokens; False when they do not match."""

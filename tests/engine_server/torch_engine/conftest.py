@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from engine_server.torch_engine import loading
 from engine_server.torch_engine.loading import load_engine
 from engine_server.torch_engine.options import TorchEngineOptions
 from tests.engine_server.torch_engine.tiny import CONFIGS, CoreUnderTest
@@ -71,5 +72,17 @@ def load(model_folder: Callable[[str], Path]) -> Callable[..., CoreUnderTest]:
                 lambda phase, done: None,
             )
         )
+
+    return make
+
+
+@pytest.fixture
+def far(load: Callable[..., CoreUnderTest], monkeypatch: pytest.MonkeyPatch) -> Callable[..., CoreUnderTest]:
+    """`load` an engine that believes its device to be far away."""
+
+    def make(family: str = "llama", **options: object) -> CoreUnderTest:
+        with monkeypatch.context() as patch:
+            patch.setattr(loading, "is_far", lambda device: True)
+            return load(family, **options)
 
     return make

@@ -18,6 +18,7 @@ from engine_server.torch_engine.loading import load_engine
 from engine_server.torch_engine.model_folder import ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.unread_tokens import UnreadTokens
 from engine_server.torch_engine.vectors import Computed
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.tiny import SHAPE, VOCAB, CoreUnderTest
@@ -76,8 +77,8 @@ def noting_logits(
     """Add the raw logits of one request to `found`, one row per token that it gets."""
     runner, forward = engine.core._runner, engine.core._runner.forward
 
-    def spy(batch: list[Scheduled]) -> Computed:
-        computed = forward(batch)
+    def spy(batch: list[Scheduled], unread: UnreadTokens | None) -> Computed:
+        computed = forward(batch, unread)
         sampled = [grant.sequence.request.context for grant in batch if grant.samples]
         found.extend(computed.logits[row].clone() for row, owner in enumerate(sampled) if owner is context)
         return computed

@@ -93,10 +93,10 @@ def test_a_failing_batch_is_counted_and_then_each_of_its_sequences(load):
     engine = load("llama")
     whole = engine.core._runner.forward
 
-    def forward(batch: list[Scheduled]) -> object:
+    def forward(batch: list[Scheduled], unread: object) -> object:
         if len(batch) > 1:
             raise RuntimeError("together they are too much")
-        return whole(batch)
+        return whole(batch, unread)
 
     engine.core._runner.forward = forward
     engine.add(greedy(PROMPT, 1))

@@ -278,9 +278,9 @@ def test_beams_share_what_is_computed(load, monkeypatch, bypass):
     computed = []
     forward = engine.core._runner.forward
 
-    def counting(batch):
+    def counting(batch, unread):
         computed.append(sum(grant.num_tokens for grant in batch))
-        return forward(batch)
+        return forward(batch, unread)
 
     monkeypatch.setattr(engine.core._runner, "forward", counting, raising=False)
     request = ask(prompts((60,))[0], 4, 4, max_tokens=10, stops=())

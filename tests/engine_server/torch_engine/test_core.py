@@ -209,10 +209,10 @@ def test_an_exception_in_the_model_fails_only_the_request_that_causes_it(load, e
     runner = engine.core._runner
     forward = runner.forward
 
-    def fragile(batch):
+    def fragile(batch, unread):
         if any(66 in grant.sequence.token_ids for grant in batch):
             raise RuntimeError("out of something")
-        return forward(batch)
+        return forward(batch, unread)
 
     monkeypatch.setattr(runner, "forward", fragile)
     bad, good = engine.add(greedy([66, 3], 9)), engine.add(greedy(PROMPT, 3))

@@ -52,6 +52,15 @@ def test_decodes_are_replayed_padded_and_equal_transformers(family, load, record
     assert list(dict.fromkeys(recorder.replayed)) == [7, 4, 2, 1]
 
 
+def test_tokens_that_the_host_has_not_read_reach_the_graphs(far, recorder, expected):
+    engine = far(max_num_seqs=7, block_size=4)
+    contexts = [engine.add(greedy(prompt, 8 + i)) for i, prompt in enumerate(prompts())]
+    engine.run()
+    assert len(recorder.replayed) > 8
+    for i, (context, prompt) in enumerate(zip(contexts, prompts(), strict=True)):
+        assert engine.answers[context].tokens[0] == expected("llama", prompt, 8 + i)
+
+
 def test_what_pads_a_batch_touches_no_block_of_the_pool(load, recorder):
     engine = load("llama", max_num_seqs=8, num_kv_blocks=6, block_size=4, enable_prefix_caching=False)
     storage = engine.core._runner.cache._storage

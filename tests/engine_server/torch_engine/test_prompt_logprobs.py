@@ -112,7 +112,7 @@ def test_few_rows_of_logits_are_made_per_step(load, oracle, monkeypatch):
     made = []
     forward = engine.core._runner.forward
     monkeypatch.setattr(
-        engine.core._runner, "forward", lambda batch: made.append(forward(batch)) or made[-1], raising=False
+        engine.core._runner, "forward", lambda *of: made.append(forward(*of)) or made[-1], raising=False
     )
     contexts = [engine.add(ask(prompt)) for prompt in prompts((40, 25, 9))]
     engine.run()
@@ -134,8 +134,8 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_alone(load, monkeypatch):
     engine = load("llama")
     forward = engine.core._runner.forward
 
-    def poisoned(batch):
-        computed = forward(batch)
+    def poisoned(batch, unread):
+        computed = forward(batch, unread)
         logits = computed.logits.clone()
         logits[2:3] = float("nan")  # the first two rows sample
         return replace(computed, logits=logits)

@@ -42,7 +42,7 @@ def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> torch.Tensor:
 
 
 def pick(logits: torch.Tensor, *rows: Sequence) -> list[int]:
-    sampled = sample(logits.clone(), rows)
+    sampled = sample(logits.clone(), rows).read()
     assert all(sampled.valid)
     return sampled.token_ids
 
@@ -195,7 +195,7 @@ def test_a_poisoned_row_fails_alone(poison, temperature):
     logits = random_logits(3)
     logits[1, 4] = poison
     rows = [sequence(temperature=temperature, seed=row, top_p=0.9) for row in range(3)]
-    sampled = sample(logits.clone(), rows)
+    sampled = sample(logits.clone(), rows).read()
     assert sampled.valid == [True, False, True]
     others = pick(logits[[0, 2]], rows[0], rows[2])
     assert [sampled.token_ids[0], sampled.token_ids[2]] == others
@@ -203,7 +203,7 @@ def test_a_poisoned_row_fails_alone(poison, temperature):
 
 def test_a_row_with_no_token_left_fails():
     row = sequence(temperature=0.0, allowed_token_ids=(4,), bad_words=((4,),))
-    assert sample(random_logits(1), [row]).valid == [False]
+    assert sample(random_logits(1), [row]).read().valid == [False]
 
 
 def test_logprobs_are_those_of_the_raw_distribution():
@@ -211,7 +211,7 @@ def test_logprobs_are_those_of_the_raw_distribution():
     raw = logits.log_softmax(-1)
     want = LogprobsWanted(3, token_ids=(8, 2))
     row = sequence(logprobs=want, temperature=0.3, seed=3, logit_bias=((11, 50.0),), top_k=5)
-    sampled = sample(logits.clone(), [sequence(), row])
+    sampled = sample(logits.clone(), [sequence(), row]).read()
     found = sampled.logprobs[1]
     assert sampled.logprobs[0] is None
     assert sampled.token_ids[1] == 11
@@ -226,7 +226,7 @@ def test_an_impossible_token_has_a_finite_logprob():
     logits = torch.zeros(1, VOCAB)
     logits[0, 5:] = -math.inf
     want = LogprobsWanted(0, token_ids=(9,))
-    found = sample(logits, [sequence(temperature=0.0, logprobs=want)]).logprobs[0]
+    found = sample(logits, [sequence(temperature=0.0, logprobs=want)]).read().logprobs[0]
     assert found.selected == [pytest.approx(-1e30)]
     assert found.top == []
 

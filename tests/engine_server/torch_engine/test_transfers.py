@@ -249,11 +249,11 @@ def test_a_failed_batch_is_repeated_alone_with_what_was_handed_over(load, monkey
     forward = runner.forward
     sizes: list[int] = []
 
-    def fails_in_company(batch):
+    def fails_in_company(batch, unread):
         sizes.append(len(batch))
         if len(batch) > 1 and len(sizes) == 1:
             raise RuntimeError("a fault on purpose")
-        return forward(batch)
+        return forward(batch, unread)
 
     monkeypatch.setattr(runner, "forward", fails_in_company)
     decode.run()
