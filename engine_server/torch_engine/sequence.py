@@ -315,9 +315,11 @@ class Sequence:
     def needs_last_token(self) -> bool:
         """True when nothing can be chosen for this sequence before its last token is known."""
         request = self.request
-        follows = self.matcher or self.thinking or self.beam or request.sampling.looks_back
-        is_measured = request.pooling or request.hands_over or request.prompt_scores
-        return bool(follows or is_measured)
+        follows = (self.matcher, self.thinking, self.beam)
+        # What a step says about a prompt decides what the next one has to say about it.
+        about_prompt = (request.prompt_scores, request.pooling)
+        is_asked = request.sampling.looks_back or request.hands_over
+        return is_asked or any(each is not None for each in follows + about_prompt)
 
     def start_matching(self) -> bool:
         """Follow the request's grammar, if any, over the resumed tokens; False when they do not match."""
