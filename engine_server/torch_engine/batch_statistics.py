@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from enginewire.histogram import BETWEEN_TOKENS_SECONDS, Histogram
 
 # vLLM's bounds.

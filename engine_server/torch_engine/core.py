@@ -17,13 +17,14 @@ from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.batch_statistics import BatchStatistics
 from engine_server.torch_engine.beam_search import BeamSearch, share_out
-from engine_server.torch_engine.best_of import Candidates
 from engine_server.torch_engine.counters import Counters
 from engine_server.torch_engine.embedding_waits import CoreOutputs
 from engine_server.torch_engine.launched_batch import LaunchedBatch, Runner, launch
-from engine_server.torch_engine.outputs import add_prompt_logprobs, make_terminal, no_tokens, token_output
+from engine_server.torch_engine.outbox import Outbox
+from engine_server.torch_engine.outputs import make_terminal, no_tokens, token_output
 from engine_server.torch_engine.sampler import Sampled
-from engine_server.torch_engine.scheduler import Scheduled, Scheduler
+from engine_server.torch_engine.scheduled import Scheduled
+from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.scored_prompts import is_prompt_usable, owes_prompt_scores
 from engine_server.torch_engine.sequence import Continuation, Finish, Request, Sequence
 from engine_server.torch_engine.unread_tokens import UnreadTokens
@@ -53,24 +54,21 @@ class EngineCore:
         self._runs_ahead = runs_ahead
         self._ahead: LaunchedBatch | None = None
         self._live: dict[GenerateContext, Request] = {}
-        self._candidates: dict[Request, Candidates] = {}
         self._searches: dict[Request, BeamSearch] = {}
         self._sums = PartialSums()
         self._computed: list[tuple[Request, memoryview]] = []
-        self._outputs = CoreOutputs(step=0)
+        self._outbox = Outbox()
 
     @property
     def has_work(self) -> bool:
         """True when `step` has something to compute or to say."""
-        out = self._outputs
-        return self.scheduler.has_work or bool(out.outputs or out.failures)
+        return self.scheduler.has_work or self._outbox.has_news
 
     def add(self, request: Request) -> None:
         """Queue a request. A choice that a resumed part has already completed ends at once."""
         self.counters.requests_added += 1
         self._live[request.context] = request
-        if request.best_of:
-            self._candidates[request] = Candidates(request.best_of)
+        self._outbox.open(request)
         if request.beams:
             self._searches[request] = BeamSearch(request.beams)
         self.scheduler.add(request)
@@ -108,14 +106,14 @@ class EngineCore:
         for sequence in request.unfinished:
             self.scheduler.release(sequence)
         self._forget(request)
-        self._outputs.failures.append((request.context, error))
+        self._outbox.add_failure(request.context, error)
 
     def reject(self, request: Request, error: EngineError) -> None:
         """Fail a request that was never added."""
         request.forget_handed_over()
         self.counters.requests_added += 1
         self.counters.requests_finished += 1
-        self._outputs.failures.append((request.context, error))
+        self._outbox.add_failure(request.context, error)
 
     def abort_all(self) -> None:
         """Cancel every live request."""
@@ -154,9 +152,7 @@ class EngineCore:
 
     def take_outputs(self) -> CoreOutputs:
         """What happened since the last call."""
-        outputs, self._outputs = self._outputs, CoreOutputs(step=self.counters.steps)
-        outputs.step = self.counters.steps
-        return outputs
+        return self._outbox.take(self.counters.steps)
 
     def take_computed(self) -> list[tuple[Request, memoryview]]:
         """The requests since the last call that `hands_over`, and their KV: they are no longer live here."""
@@ -176,7 +172,7 @@ class EngineCore:
             return None
         if any(grant.sequence.needs_last_token for grant in launched.batch):
             return None
-        followed = [sequence for sequence in results.rows if sequence.block_table and not sequence.will_end]
+        followed = [sequence for sequence in results.rows if not sequence.will_end]
         for sequence in followed:
             sequence.num_unread_tokens = 1
         try:
@@ -258,7 +254,7 @@ class EngineCore:
         for sequence in request.unfinished:
             self.scheduler.release(sequence)
         self._forget(request)
-        self._outputs.vectors.append((request.context, vector))
+        self._outbox.add_vector(request.context, vector)
 
     def _reject(self, request: Request, advanced: set[Sequence]) -> None:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
@@ -299,9 +295,9 @@ class EngineCore:
         if finish:
             self._end(sequence, token_output(sequence, logprobs), finish)
         elif logprobs is not None or owes_prompt_scores(sequence):
-            self._deliver(sequence, token_output(sequence, logprobs))
+            self._outbox.add_output(sequence, token_output(sequence, logprobs))
         else:
-            self._add_row(sequence)
+            self._outbox.add_token(sequence)
 
     def _extend(self, sequence: Sequence, continuations: tuple[Continuation, ...]) -> None:
         """Note how a beam may go on; the last beam of its request to know lets all of them go on."""
@@ -327,44 +323,21 @@ class EngineCore:
     def _end_search(self, request: Request, outputs: list[pb.LLMEngineOutput]) -> None:
         for sequence in request.unfinished:
             self.scheduler.release(sequence)
-        self._add_prompt_scores(request, outputs[0])
-        self._outputs.outputs += [(request.context, output) for output in outputs]
+        self._outbox.add_outputs(request, outputs)
         self.counters.tokens_generated += sum(len(output.token_ids) for output in outputs)
         self._forget(request)
-
-    def _add_row(self, sequence: Sequence) -> None:
-        out = self._outputs
-        out.contexts.append(sequence.request.context)
-        out.indexes.append(sequence.index)
-        out.positions.append(sequence.num_output_tokens - 1)
-        out.token_ids.append(sequence.token_ids[-1])
 
     def _end(self, sequence: Sequence, output: pb.LLMEngineOutput, finish: Finish | None) -> None:
         request = sequence.request
         self.scheduler.release(sequence)
         make_terminal(output, sequence, finish)
-        self._deliver(sequence, output)
+        self._outbox.add_output(sequence, output)
         if not request.unfinished:
             self._forget(request)
 
-    def _deliver(self, sequence: Sequence, output: pb.LLMEngineOutput) -> None:
-        request = sequence.request
-        candidates = self._candidates.get(request)
-        ready = candidates.take(sequence, output) if candidates else [output]
-        for first in ready[:1]:
-            self._add_prompt_scores(request, first)
-        self._outputs.outputs += [(request.context, output) for output in ready]
-
-    def _add_prompt_scores(self, request: Request, output: pb.LLMEngineOutput) -> None:
-        """Put them on the first output of the first choice, unless that was cancelled without any."""
-        scores = request.prompt_scores
-        if scores is not None and output.index == 0 and scores.is_complete:
-            add_prompt_logprobs(output, scores)
-            request.prompt_scores = None
-
     def _forget(self, request: Request) -> None:
         del self._live[request.context]
-        self._candidates.pop(request, None)
+        self._outbox.close(request)
         self._sums.forget(request)
         self._searches.pop(request, None)
         self.counters.requests_finished += 1

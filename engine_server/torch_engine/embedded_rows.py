@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from engine_server.torch_engine.model_runner import new_tokens, pieces_of
 from engine_server.torch_engine.pooling import shares_of
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.sequence import Sequence
 from engine_server.torch_engine.unread_tokens import UnreadTokens
 from engine_server.torch_engine.vectors import Computed, add_up

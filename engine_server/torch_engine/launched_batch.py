@@ -11,7 +11,7 @@ from typing import Protocol
 from engine_server.torch_engine.batch_statistics import BatchStatistics, Stopwatch
 from engine_server.torch_engine.logprobs import PromptRows
 from engine_server.torch_engine.sampler import Choice, sample
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.scored_prompts import read_prompts
 from engine_server.torch_engine.sequence import PromptScores, Sequence
 from engine_server.torch_engine.unread_tokens import UnreadTokens

@@ -21,7 +21,7 @@ from engine_server.torch_engine.graphed_decode import GraphedDecode
 from engine_server.torch_engine.kv_copies import read_kv, write_kv
 from engine_server.torch_engine.model_config import ServedConfig
 from engine_server.torch_engine.pooling import Piece, shares_of
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.sequence import Sequence
 from engine_server.torch_engine.unread_tokens import UnreadRows, UnreadTokens
 from engine_server.torch_engine.varlen_ops import send_inputs

@@ -12,40 +12,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from math import floor
 from operator import attrgetter
 
 from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.prefix_cache import PrefixCache
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.sequence import HandedOver, Request, Sequence
 from engine_server.torch_engine.sliding_window import SlidingWindow
 
 _by_urgency = attrgetter("urgency")
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A sequence, how many of its pending tokens this step computes, and the blocks it just got."""
-
-    sequence: Sequence
-    num_tokens: int
-    new_blocks: Seq[int]
-
-    @property
-    def scored(self) -> range:
-        """Positions of the prompt whose logits this step adds to its scores, each for the token after it."""
-        scores, begin = self.sequence.scored_prompt, self.sequence.num_computed_tokens
-        if scores is None:
-            return range(0)
-        end = min(begin + self.num_tokens, len(self.sequence.request.prompt_token_ids) - 1)
-        return range(max(begin, len(scores)), end)
-
-    @property
-    def samples(self) -> bool:
-        """True when this step reaches the last token, so that a next one can be sampled."""
-        return self.sequence.request.pooling is None and self.num_tokens == self.sequence.num_pending_tokens
 
 
 SCORED_TOKENS = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine_server.torch_engine.logprobs import PromptRows, read_prompt_rows
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.sequence import PromptScores, Request, Sequence
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine_server.torch_engine.host_copies import send_index
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.sequence import Sequence
 
 

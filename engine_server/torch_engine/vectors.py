@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from engine_server.torch_engine.pooling import Pooling, Shares
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.sequence import Request, Sequence
 
 

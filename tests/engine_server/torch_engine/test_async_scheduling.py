@@ -291,6 +291,20 @@ def test_who_has_found_what_turns_out_to_be_broken_begins_again(far, expected, m
     assert engine.answers[finder].tokens[0] == expected("llama", prompt, 5)
 
 
+def test_who_shares_a_prompt_with_a_broken_request_goes_on(far, expected):
+    prompt = PROMPT * 4
+    engine = far(block_size=4)
+    sound = engine.add(greedy(prompt, 8))
+    engine.step()
+    engine.loaded.core._runner.model.embedding[77] = float("nan")
+    broken = engine.add(greedy([*prompt, 77], 5))
+    engine.run()
+    assert isinstance(engine.answers[broken].error, StepFailed)
+    assert engine.answers[sound].tokens[0] == expected("llama", prompt, 8)
+    # The broken one had found the prompt, and nobody computed it again.
+    assert engine.core.statistics.num_tokens.sum <= len(prompt) + 8 + 4 + 1
+
+
 PROGRAM = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.sampled_from(sorted(OPTIONS)), st.integers(1, 30), st.integers(1, 12)),

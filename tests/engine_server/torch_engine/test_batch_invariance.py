@@ -17,7 +17,7 @@ from engine_server.interface import GenerateContext
 from engine_server.torch_engine.loading import load_engine
 from engine_server.torch_engine.model_folder import ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.unread_tokens import UnreadTokens
 from engine_server.torch_engine.vectors import Computed
 from enginewire import v1 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_server.torch_engine.batch_statistics import STEP_TOKENS, BatchStatistics
-from engine_server.torch_engine.scheduler import Scheduled
+from engine_server.torch_engine.scheduled import Scheduled
 from tests.engine_server.torch_engine.scheduling import make_request
 from tests.engine_server.torch_engine.tiny import greedy
 

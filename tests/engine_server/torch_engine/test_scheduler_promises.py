@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.prefix_cache import public_hash
-from engine_server.torch_engine.scheduler import Scheduled, Scheduler
+from engine_server.torch_engine.scheduled import Scheduled
+from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.sequence import Sequence
 from tests.engine_server.torch_engine.replica import Replica
 from tests.engine_server.torch_engine.scheduling import compute, lengths, make_request
