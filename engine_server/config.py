@@ -72,7 +72,7 @@ class ServerOptions:
     )
     batch_invariant: bool = option(
         False,
-        "outputs do not depend on the batch, bit for bit; slower (CPU only)",
+        "outputs do not depend on the batch, bit for bit; slower",
         contract="Capabilities.batch_invariant",
     )
     async_scheduling: bool = option(

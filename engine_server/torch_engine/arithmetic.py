@@ -10,12 +10,18 @@ from dataclasses import dataclass
 import torch
 
 from engine_server.torch_engine.compiled_ops import compiled_ops
+from engine_server.torch_engine.host_copies import is_far
 from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
 from engine_server.torch_engine.linear import Int8Linear, MakeLinear, TiledLinear, can_quantize, make_linear
 from engine_server.torch_engine.model_config import ModelConfig
 from engine_server.torch_engine.model_folder import ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.varlen_ops import varlen_ops
+
+NOT_INVARIANT = (
+    "batch_invariant needs a CPU, the dtype float32 or bfloat16, compile_kernels and a C++ compiler; "
+    "or a GPU, the dtype bfloat16 or float16 and the attention kernel of torch 2.13"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +40,13 @@ def choose_arithmetic(
     options: TorchEngineOptions, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Arithmetic:
     """The fastest that there is; raises ModelLoadError where the options ask for what there is not."""
-    if options.batch_invariant:
+    if options.batch_invariant and not is_far(device):
         ops = _invariant_ops(options, device, dtype)
         return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)), _tiled(make_linear))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
     varlen = varlen_ops(device, dtype, head_counts, options.block_size)
+    if options.batch_invariant and varlen is None:
+        raise ModelLoadError(NOT_INVARIANT)
     compiled = compiled_ops(device, dtype) if options.compile_kernels else None
     ops = varlen or compiled or TorchOps()
     return Arithmetic(ops, _project(options, device, dtype, ops), make_linear)
@@ -48,9 +56,7 @@ def _invariant_ops(options: TorchEngineOptions, device: torch.device, dtype: tor
     """Prompts go token by token through the kernel of decodes: its sums always have the same order."""
     compiled = compiled_ops(device, dtype, "rows") if options.compile_kernels else None
     if compiled is None:
-        raise ModelLoadError(
-            "batch_invariant needs a CPU, the dtype float32 or bfloat16, compile_kernels and a C++ compiler"
-        )
+        raise ModelLoadError(NOT_INVARIANT)
     return compiled
 
 

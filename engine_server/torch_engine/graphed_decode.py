@@ -46,38 +46,46 @@ class _Graph:
 
 
 class GraphedDecode:
-    """Graphs of `model` for batches of up to `max_rows` single tokens."""
+    """Graphs of `model` for batches of single tokens.
+
+    `nobody` is what fills a batch up: a token in a block of its own.
+    """
 
     def __init__(
-        self, model: GraphedModel, cache: KvTensors, max_rows: int, max_context: int, record: Record
+        self, model: GraphedModel, cache: KvTensors, sizes: Seq[int], max_context: int, record: Record
     ) -> None:
-        """Record all of them; `max_context` is in tokens, the last block of `cache` belongs to nobody."""
+        """Record one per size; `max_context` is in tokens, the last block of `cache` belongs to nobody."""
         self._model = model
         self._cache = cache
         self._scratch = len(cache.keys[0]) - 1
         self._max_blocks = -(-max_context // cache.block_size)
-        self._nobody = Span(1, 1, [self._scratch])
+        self.nobody = Span(1, 1, [self._scratch])
         cache.clear([self._scratch])
         # The largest first: the others fit into the memory that it needs.
-        self._graphs = {size: self._record(size, record) for size in reversed(graph_sizes(max_rows))}
+        self._graphs = {size: self._record(size, record) for size in sorted(sizes, reverse=True)}
 
     @torch.inference_mode()
     def forward(
-        self, spans: Seq[Span], token_ids: Seq[int], unread: UnreadRows | None = None
+        self,
+        spans: Seq[Span],
+        token_ids: Seq[int],
+        unread: UnreadRows | None = None,
+        first_row: int = 0,
     ) -> Tensor | None:
         """Logits [len(spans), vocab], good until the next call; None when no graph is large enough.
 
-        `spans` have one new token each; those of the `unread` rows replace their `token_ids`.
+        `spans` have one new token each; those of the `unread` rows replace their `token_ids`. The
+        first of them is `first_row` of the flat batch.
         """
         size = min((size for size in self._graphs if size >= len(spans)), default=None)
         if size is None or max(len(span.block_table) for span in spans) > self._max_blocks:
             return None
         graph = self._graphs[size]
         missing = size - len(spans)
-        padded = [*spans, *[self._nobody] * missing]
+        padded = [*spans, *[self.nobody] * missing]
         self._fill(graph.inputs, padded, [*token_ids, *[0] * missing])
         if unread:
-            unread.put_into(graph.inputs[:size])
+            unread.put_into(graph.inputs[:size], first_row)
         return graph.replay()[: len(spans)]
 
     def _fill(self, inputs: Tensor, spans: Seq[Span], token_ids: list[int]) -> None:
@@ -94,7 +102,7 @@ class GraphedDecode:
     def _record(self, size: int, record: Record) -> _Graph:
         device = self._model.embedding.device
         inputs = torch.zeros(size * (3 + self._max_blocks), dtype=torch.int32, device=device)
-        self._fill(inputs, [self._nobody] * size, [0] * size)
+        self._fill(inputs, [self.nobody] * size, [0] * size)
         ends = torch.arange(size + 1, dtype=torch.int32, device=device)
         rows = torch.arange(size, device=device)
         sizes = [size, size, size, size * self._max_blocks]

@@ -27,7 +27,7 @@ def send(columns: Seq[Seq[int]], device: torch.device) -> list[Tensor]:
 
 def send_index(rows: Seq[int], device: torch.device) -> Tensor:
     """Row numbers to index with."""
-    return torch.tensor(rows, pin_memory=is_far(device)).to(device, non_blocking=True)
+    return torch.tensor(rows, dtype=torch.int64, pin_memory=is_far(device)).to(device, non_blocking=True)
 
 
 def send_column(values: Seq[float], like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from engine_server.torch_engine.layer_ops import ROUNDED_ZERO, LayerOps, TorchOps, step_sizes
+from engine_server.torch_engine.row_tiles import join_rows, split_rows
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 PACKED_FOR_ROWS = 32
@@ -122,13 +123,13 @@ class TiledLinear:
 
     def __call__(self, value: Tensor) -> Tensor:
         """See `Linear`."""
-        tiles = [self._base(tile) for tile in _tiles(value)]
-        return _joined(tiles, len(value))
+        tiles = [self._base(tile) for tile in split_rows(value, TILE_ROWS)]
+        return join_rows(tiles, len(value))
 
     def plus(self, value: Tensor, other: Tensor) -> Tensor:
         """See `Linear`."""
-        pairs = zip(_tiles(value), _tiles(other), strict=True)
-        return _joined([self._base.plus(tile, added) for tile, added in pairs], len(value))
+        pairs = zip(split_rows(value, TILE_ROWS), split_rows(other, TILE_ROWS), strict=True)
+        return join_rows([self._base.plus(tile, added) for tile, added in pairs], len(value))
 
 
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
@@ -160,16 +161,3 @@ def _computes(form: type[PackedLinear] | type[Int8Linear], dtype: torch.dtype) -
         return bool((tried.plus(value, value) - 17).abs().max() < 0.1)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
-
-
-def _tiles(rows: Tensor) -> list[Tensor]:
-    """`TILE_ROWS` rows each; the last are filled up with zeros."""
-    tiles = list(torch.split(rows, TILE_ROWS))
-    missing = TILE_ROWS * len(tiles) - len(rows)
-    if missing:
-        tiles[-1] = torch.cat((tiles[-1], rows.new_zeros(missing, rows.shape[1])))
-    return tiles
-
-
-def _joined(tiles: list[Tensor], num_rows: int) -> Tensor:
-    return (tiles[0] if len(tiles) == 1 else torch.cat(tiles))[:num_rows]

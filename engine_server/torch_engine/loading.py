@@ -22,10 +22,8 @@ from engine_server.torch_engine.arithmetic import choose_arithmetic
 from engine_server.torch_engine.attention import KvTensors
 from engine_server.torch_engine.checkpoint import open_checkpoint
 from engine_server.torch_engine.core import EngineCore
-from engine_server.torch_engine.cuda_graphs import graph_recorder
 from engine_server.torch_engine.embedding_folder import choose_pooling
 from engine_server.torch_engine.generation_config import GenerationDefaults, read_generation_defaults
-from engine_server.torch_engine.graphed_decode import GraphedDecode
 from engine_server.torch_engine.guided_backends import GuidedBackends, open_backends
 from engine_server.torch_engine.guided_vocabulary import read_vocabulary
 from engine_server.torch_engine.host_copies import is_far
@@ -46,6 +44,7 @@ from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.params import SamplingParams, StopRules
 from engine_server.torch_engine.pooling import Embedding, Pooling
 from engine_server.torch_engine.processors import num_cores
+from engine_server.torch_engine.recorded_graphs import record_decodes, record_fixed_shape
 from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence
 from engine_server.torch_engine.thinking import ThinkingTokens, find_thinking_tokens
@@ -115,9 +114,10 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     context_length = choose_context(options, config, scheduler)
     cache = _new_cache(model, pool)
     progress("warm-up", 0.0)
-    graphs = _graphs(options, model, cache, context_length)
-    runs_ahead = options.async_scheduling and is_far(device)
-    core = EngineCore(scheduler, ModelRunner(model, cache, adapted, graphs), runs_ahead=runs_ahead)
+    fixed_shape = record_fixed_shape(options, model, cache, context_length)
+    graphs = None if fixed_shape else record_decodes(options, model, cache, context_length)
+    runner = ModelRunner(model, cache, adapted, graphs, fixed_shape)
+    core = EngineCore(scheduler, runner, runs_ahead=options.async_scheduling and is_far(device))
     slowest_step = warm_up(core, context_length)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
@@ -140,7 +140,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
         embedding=_embedding(options, folder, model),
         kv_layout=layout,
         thinking=_thinking(options, tokenizer, config),
-        embedding_width=_embedding_width(model),
+        embedding_width=_embedding_width(options, model),
     )
 
 
@@ -243,19 +243,6 @@ def longest_window(windows: Seq[int | None]) -> int | None:
     return max(found) if found and len(found) == len(windows) else None
 
 
-def _graphs(
-    options: TorchEngineOptions, model: Model | GenericModel, cache: KvTensors, context_length: int
-) -> GraphedDecode | None:
-    record = graph_recorder(model.embedding.device)
-    if record is None or not isinstance(model, Model) or model.reading != "varlen":
-        return None
-    try:
-        return GraphedDecode(model, cache, options.max_num_seqs, context_length, record)
-    except RuntimeError as error:
-        log.warning("decode steps run without graphs, which is slower: %s", str(error).partition("\n")[0])
-        return None
-
-
 def _new_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:
     if not isinstance(model, Model):
         return model.new_cache(pool.num_blocks, pool.block_size)
@@ -270,7 +257,8 @@ def _embedding(
     options: TorchEngineOptions, folder: ModelFolder, model: Model | GenericModel
 ) -> Embedding | None:
     """None for a model whose states cannot be seen, and for sums whose order depends on the batch."""
-    if model.embedding_size is None:
+    # A graph of fixed shape knows tokens and logits only.
+    if model.embedding_size is None or (options.batch_invariant and model.reading == "varlen"):
         return None
     pooling = choose_pooling(options, folder, is_encoder=False)
     if options.batch_invariant and pooling.kind == "mean":
@@ -278,7 +266,9 @@ def _embedding(
     return Embedding(model.embedding_size, pooling)
 
 
-def _embedding_width(model: Model | GenericModel) -> int | None:
+def _embedding_width(options: TorchEngineOptions, model: Model | GenericModel) -> int | None:
+    if options.batch_invariant and model.reading == "varlen":
+        return None
     return model.embedding.shape[1] if isinstance(model, Model) or model.takes_embeddings else None
 
 

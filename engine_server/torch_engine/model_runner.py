@@ -16,6 +16,7 @@ from engine_server.torch_engine.adapted import AdaptedProjections, LowRanks
 from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.attention import KvTensors, Reading, Span, plan_attention
 from engine_server.torch_engine.embedded_rows import EmbeddedRows, embedded_rows
+from engine_server.torch_engine.fixed_shape import FixedShape
 from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.graphed_decode import GraphedDecode
 from engine_server.torch_engine.kv_copies import read_kv, write_kv
@@ -66,11 +67,14 @@ class ModelRunner:
         cache: KvTensors,
         adapted: AdaptedProjections | None = None,
         graphs: GraphedDecode | None = None,
+        fixed_shape: FixedShape | None = None,
     ) -> None:
+        """`graphs` compute what they can; a `fixed_shape` computes everything."""
         self.model = model
         self.cache = cache
         self._adapted = adapted
         self._graphs = graphs
+        self._fixed_shape = fixed_shape
         self._reads_beyond = model.reading in ("groups", "varlen")
         self._windows = frozenset(model.config.windows)
 
@@ -102,6 +106,9 @@ class ModelRunner:
             self._copy_handed_over(grant.sequence)
         spans = [_span(grant) for grant in batch]
         tokens = [token for grant in batch for token in new_tokens(grant)]
+        if self._fixed_shape:
+            sampled = _sampled_rows(batch, spans)
+            return Computed(self._fixed_shape.forward(spans, tokens, sampled, unread), NO_SUMS)
         embedded, pieces = embedded_rows(batch, self.device), list(pieces_of(batch))
         if self._graphs and embedded is None and all(map(_is_plain_decode, batch)):
             replayed = self._graphs.forward(spans, tokens, unread)

@@ -21,10 +21,13 @@ from engine_server.torch_engine.logits_rules import apply_rules
 from engine_server.torch_engine.logprobs import read_continuations, read_logprobs
 from engine_server.torch_engine.params import SamplingParams
 from engine_server.torch_engine.random_numbers import uniforms
+from engine_server.torch_engine.row_tiles import join_rows, split_rows
 from engine_server.torch_engine.sequence import Continuation, RowLogprobs, Sequence
 
 NUCLEUS_WIDTH = 1024
 """Candidates looked at first for top-p; only a distribution flatter than that is sorted whole."""
+SUMMED_ROWS = 32
+"""A GPU chooses the order of its sums by the number of rows, so it gets this many at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def _draw(logits: Tensor, sequences: Seq[Sequence]) -> Tensor:
 
 def invert(probs: Tensor, numbers: Tensor) -> Tensor:
     """The token [rows] at which each row's cumulative share of `probs` passes its number in [0, 1)."""
-    cumulative = probs.cumsum(dim=-1)
+    cumulative = _running_sums(probs)
     total = cumulative[:, -1]
     point = (numbers * total.double()).to(total.dtype)
     # Rounding may lift the point to the total, which no token passes.
@@ -146,7 +149,7 @@ def cut_tail(probs: Tensor, params: Seq[SamplingParams]) -> Tensor:
     min_p = send_column([param.min_p for param in params], probs)
     limited = send_column([float(k < vocab) for k in top_k], probs) > 0
     ordered = _ordered(probs, top_k, params, limited, top_p)
-    cumulative = ordered.cumsum(dim=-1)
+    cumulative = _running_sums(ordered)
     last = send_index(top_k, probs.device).clamp(max=ordered.shape[-1])[:, None] - 1
     mass = torch.where(limited, cumulative.gather(-1, last), torch.ones_like(top_p))
     before = pad(cumulative[:, :-1], (1, 0))
@@ -155,6 +158,13 @@ def cut_tail(probs: Tensor, params: Seq[SamplingParams]) -> Tensor:
     threshold = torch.where(limited | (top_p < 1.0), threshold, torch.zeros_like(threshold))
     threshold = threshold.maximum(min_p * ordered[:, :1])
     return probs.masked_fill(probs < threshold, 0.0)
+
+
+def _running_sums(values: Tensor) -> Tensor:
+    """Cumulative sums of each row, in an order that does not depend on the number of rows."""
+    if not is_far(values.device):
+        return values.cumsum(dim=-1)
+    return join_rows([tile.cumsum(dim=-1) for tile in split_rows(values, SUMMED_ROWS)], len(values))
 
 
 def _ordered(

@@ -33,19 +33,23 @@ class UnreadTokens:
             if grant.sequence.num_unread_tokens and grant.samples:
                 rows.append(next_row - 1)
                 sources.append(places[grant.sequence])
-        if not rows:
-            return None
-        device = self.token_ids.device
-        return UnreadRows(send_index(rows, device), self.token_ids[send_index(sources, device)])
+        return UnreadRows(rows, sources, self.token_ids) if rows else None
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadRows:
-    """`rows` [count] of a flat batch, and the `token_ids` [count] that belong there."""
+    """The token of the flat batch's row `rows[i]` is number `sources[i]` of `token_ids`."""
 
-    rows: Tensor
+    rows: Seq[int]
+    sources: Seq[int]
     token_ids: Tensor
 
-    def put_into(self, token_ids: Tensor) -> None:
-        """Replace what stands in these rows of `token_ids` [tokens]."""
-        token_ids.index_copy_(0, self.rows, self.token_ids.to(token_ids.dtype))
+    def put_into(self, token_ids: Tensor, first_row: int = 0) -> None:
+        """Replace what stands in these rows of `token_ids` [tokens], which begin with `first_row`."""
+        pairs = zip(self.rows, self.sources, strict=True)
+        here = [pair for pair in pairs if first_row <= pair[0] < first_row + len(token_ids)]
+        if here:
+            device = self.token_ids.device
+            chosen = self.token_ids[send_index([source for _, source in here], device)]
+            places = send_index([row - first_row for row, _ in here], device)
+            token_ids.index_copy_(0, places, chosen.to(token_ids.dtype))

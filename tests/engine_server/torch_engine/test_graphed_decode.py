@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine import arithmetic, loading
+from engine_server.torch_engine import arithmetic, recorded_graphs
 from engine_server.torch_engine.attention import Span
 from engine_server.torch_engine.graphed_decode import Compute, graph_sizes
 from engine_server.torch_engine.varlen_ops import VarlenOps
@@ -36,7 +36,7 @@ class FakeRecorder:
 def recorder(monkeypatch) -> FakeRecorder:
     made = FakeRecorder()
     monkeypatch.setattr(arithmetic, "varlen_ops", lambda *_: VarlenOps(varlen_attn))
-    monkeypatch.setattr(loading, "graph_recorder", lambda device: made)
+    monkeypatch.setattr(recorded_graphs, "graph_recorder", lambda device: made)
     return made
 
 
@@ -118,7 +118,7 @@ def test_an_engine_that_cannot_record_says_so_and_goes_on(load, recorder, monkey
     def fail(compute: Compute) -> Compute:
         raise RuntimeError("out of memory\nand much more")
 
-    monkeypatch.setattr(loading, "graph_recorder", lambda device: fail)
+    monkeypatch.setattr(recorded_graphs, "graph_recorder", lambda device: fail)
     engine = load("llama")
     assert len(engine.answer(greedy([3, 4], 4)).tokens[0]) == 4
     assert "without graphs, which is slower: out of memory" in caplog.text
@@ -126,6 +126,6 @@ def test_an_engine_that_cannot_record_says_so_and_goes_on(load, recorder, monkey
 
 
 def test_without_the_kernel_there_are_no_graphs(load, monkeypatch):
-    monkeypatch.setattr(loading, "graph_recorder", lambda device: FakeRecorder())
+    monkeypatch.setattr(recorded_graphs, "graph_recorder", lambda device: FakeRecorder())
     engine: CoreUnderTest = load("llama")
     assert engine.core._runner._graphs is None
