@@ -120,6 +120,7 @@ def test_every_option_gives_the_same_in_any_company(family, kind, load, far):
         engine.step()
     engine.run()
     assert [parts(engine.answers[context]) for context in contexts] == wanted
+    assert engine.num_failed_batches == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -129,6 +130,7 @@ def test_sequences_that_are_preempted_while_their_token_is_unread_equal_transfor
     contexts = [engine.add(greedy(prompt, 16)) for prompt in asked]
     engine.run()
     assert engine.core.scheduler.num_preemptions > 0
+    assert engine.num_failed_batches == 0
     for context, prompt in zip(contexts, asked, strict=True):
         assert engine.answers[context].tokens[0] == expected(family, prompt, 16)
 
@@ -337,6 +339,7 @@ def test_any_sequence_of_requests_steps_and_aborts_gives_what_each_request_gives
             aborted.add(context)
             engine.core.abort(context)
     engine.run()
+    assert engine.num_failed_batches == 0
     for request, context in added:
         answer, whole = engine.answers[context], alone.answer(request)
         if context not in aborted:

@@ -95,6 +95,7 @@ def test_tokens_that_the_host_has_not_read_reach_their_part(invariant, monkeypat
     engine = invariant(block_size=4)
     contexts = [engine.add(greedy(prompt, 9)) for prompt in LONG]
     engine.run()
+    assert engine.num_failed_batches == 0
     for context, prompt in zip(contexts, LONG, strict=True):
         assert engine.answers[context].tokens[0] == expected("llama", prompt, 9)
 

@@ -57,6 +57,7 @@ def test_tokens_that_the_host_has_not_read_reach_the_graphs(far, recorder, expec
     contexts = [engine.add(greedy(prompt, 8 + i)) for i, prompt in enumerate(prompts())]
     engine.run()
     assert len(recorder.replayed) > 8
+    assert engine.num_failed_batches == 0
     for i, (context, prompt) in enumerate(zip(contexts, prompts(), strict=True)):
         assert engine.answers[context].tokens[0] == expected("llama", prompt, 8 + i)
 

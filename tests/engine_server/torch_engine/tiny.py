@@ -106,6 +106,11 @@ class CoreUnderTest:
         scheduler = self.core.scheduler
         scheduler._preempt(scheduler.running[-1])
 
+    @property
+    def num_failed_batches(self) -> int:
+        """Batches that were computed again row by row, which would hide a mistake."""
+        return sum(method.num_failed for method in self.core.statistics.methods.values())
+
     def step(self) -> None:
         self.core.step()
         self._collect(self.core.take_outputs())
