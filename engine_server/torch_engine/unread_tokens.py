@@ -30,7 +30,7 @@ class UnreadTokens:
         next_row = 0
         for grant in batch:
             next_row += grant.num_tokens
-            if grant.sequence.num_unread_tokens and grant.samples:
+            if grant.sequence.num_unread_tokens:  # then it is the only one of its grant
                 rows.append(next_row - 1)
                 sources.append(places[grant.sequence])
         return UnreadRows(rows, sources, self.token_ids) if rows else None
