@@ -313,13 +313,9 @@ class Sequence:
 
     @property
     def needs_last_token(self) -> bool:
-        """True when nothing can be chosen for this sequence before its last token is known."""
-        request = self.request
-        follows = (self.matcher, self.thinking, self.beam)
-        # What a step says about a prompt decides what the next one has to say about it.
-        about_prompt = (request.prompt_scores, request.pooling)
-        is_asked = request.sampling.looks_back or request.hands_over
-        return is_asked or any(each is not None for each in follows + about_prompt)
+        """True when nothing can or need be chosen for this sequence before its last token is known."""
+        follows = any(each is not None for each in (self.matcher, self.thinking, self.beam))
+        return follows or self.request.sampling.looks_back or self.request.hands_over
 
     def start_matching(self) -> bool:
         """Follow the request's grammar, if any, over the resumed tokens; False when they do not match."""

@@ -14,9 +14,8 @@ from torch import Tensor
 from engine_server.failures import DeadlineExceeded, StepFailed
 from engine_server.torch_engine import launched_batch
 from engine_server.torch_engine.params import SamplingParams
-from engine_server.torch_engine.pooling import Pooling
 from engine_server.torch_engine.sampler import Choice
-from engine_server.torch_engine.sequence import Beam, PromptScores
+from engine_server.torch_engine.sequence import Beam
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.scheduling import make_request
 from tests.engine_server.torch_engine.test_exactness import prompts
@@ -35,10 +34,13 @@ OPTIONS: dict[str, dict[str, object]] = {
         "bad_words_token_ids": [pb.TokenSequence(token_ids=[9])],
     },
     "worded": {"temperature": 0.0, "bad_words_token_ids": [pb.TokenSequence(token_ids=[9, 12])]},
+    "scored": {"temperature": 0.0},
     "twofold": {"temperature": 0.8, "seed": 4, "n": 2},
     "best": {"temperature": 0.8, "seed": 4, "n": 1, "best_of": 3},
     "beams": {"temperature": 0.0, "n": 2, "best_of": 3, "use_beam_search": True},
 }
+
+SAID = {"scored": {"logprobs": 2, "prompt_logprobs": 1}}
 
 
 def ask(kind: str, prompt: list[int], max_tokens: int, **stop: object) -> pb.PreprocessedRequest:
@@ -46,6 +48,7 @@ def ask(kind: str, prompt: list[int], max_tokens: int, **stop: object) -> pb.Pre
         token_ids=prompt,
         sampling_options=pb.SamplingOptions(**OPTIONS[kind]),
         stop_conditions=pb.StopConditions(max_tokens=max_tokens, **stop),
+        output_options=pb.OutputOptions(**SAID.get(kind, {})),
     )
 
 
@@ -68,12 +71,18 @@ def events(monkeypatch) -> list[str]:
     return found
 
 
+def rounded(scores: list[pb.PromptLogprobs]) -> list[list[float]]:
+    """Batches differ in their last bits."""
+    return [[round(value, 3) for value in each.logprobs.token_logprobs] for each in scores]
+
+
 def parts(answer: Answer) -> tuple[object, ...]:
     """All that a caller sees, but for what was in the cache."""
+    scores = [end.prompt_logprobs for end in answer.outputs if end.HasField("prompt_logprobs")]
     ends = [
         (end.index, end.finish_reason, end.completion_usage.completion_tokens) for end in answer.terminals
     ]
-    return dict(answer.tokens), ends, answer.logprobs, answer.error
+    return dict(answer.tokens), ends, len(answer.logprobs), rounded(scores), answer.error
 
 
 def test_the_next_batch_is_launched_before_the_tokens_are_read(far, events, expected):
@@ -171,8 +180,6 @@ def test_what_follows_an_end_is_computed_for_nobody(far, expected):
     "changes",
     [
         {"hands_over": True},
-        {"pooling": Pooling("last")},
-        {"prompt_scores": PromptScores(3, 1)},
         {"sampling": SamplingParams(0, repetition_penalty=1.1)},
         {"sampling": SamplingParams(0, bad_words=((3,), (4, 5)))},
         {"matcher": object()},

@@ -14,6 +14,7 @@ from transformers import AutoModel
 
 from engine_server.failures import Draining, EngineDead, KvExhausted, NotStarted, StepFailed
 from engine_server.interface import EmbeddingEngine, GenerateContext, StepOutputs
+from engine_server.torch_engine import loading
 from engine_server.torch_engine.engine import TorchEngine
 from engine_server.torch_engine.model_folder import ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
@@ -88,6 +89,14 @@ async def test_an_input_has_the_same_vector_alone_and_in_a_batch(pooling, model_
         assert_close(together, torch.cat(alone))
 
 
+@pytest.fixture(params=["waits", "runs ahead"])
+def step(request, monkeypatch) -> None:
+    """An engine that reads the tokens of a step before the next one, and one that does not."""
+    if request.param == "runs ahead":
+        monkeypatch.setattr(loading, "is_far", lambda device: True)
+
+
+@pytest.mark.usefixtures("step")
 async def test_inputs_and_outputs_share_batches_without_touching_each_other(model_folder, expected):
     wanted = vectors_of(AutoModel.from_pretrained(model_folder("llama")).eval(), INPUTS, "mean")
     async with running(model_folder("llama"), pooling="mean", max_num_batched_tokens=16) as engine:
@@ -101,6 +110,7 @@ async def test_inputs_and_outputs_share_batches_without_touching_each_other(mode
         assert_close(vectors, wanted)
 
 
+@pytest.mark.usefixtures("step")
 async def test_a_preempted_input_starts_again_from_nothing(model_folder, expected):
     long = INPUTS[3]
     wanted = vectors_of(AutoModel.from_pretrained(model_folder("llama")).eval(), [long], "mean")
