@@ -63,8 +63,7 @@ class ChoiceState:
         "engine_finished",
         "engine_text",
         "is_finished",
-        "num_received",
-        "token_ids",
+        "num_dropped",
     )
 
     def __init__(self, decoder: Decoder, engine_text: EngineTextCheck) -> None:
@@ -72,10 +71,19 @@ class ChoiceState:
         self.engine_text = engine_text
         self.engine_finished = False
         self.is_finished = False
-        # Output tokens the engine sent, which is more than `token_ids` after a local stop.
-        self.num_received = 0
-        self.token_ids: list[int] = []
+        # Output tokens the engine sent that were not passed on, because of a local stop.
+        self.num_dropped = 0
         self.cum_log_probs: float | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What was passed on."""
+        return self.decoder.token_ids
+
+    @property
+    def num_received(self) -> int:
+        """Output tokens the engine sent."""
+        return len(self.decoder.token_ids) + self.num_dropped
 
 
 class RequestDecoder:
@@ -86,6 +94,17 @@ class RequestDecoder:
     `validate_engine_decode`: then our own text is shown, with all stop conditions, and compared.
     Raises InvalidStopConditions for a number of choices no engine has.
     """
+
+    __slots__ = (
+        "_num_prompt_tokens",
+        "_usage_details",
+        "_validate_engine_decode",
+        "_vocab_size",
+        "choices",
+        "conditions",
+        "has_prompt_logprobs",
+        "is_finished",
+    )
 
     def __init__(
         self,
@@ -113,7 +132,11 @@ class RequestDecoder:
         self.choices: list[ChoiceState] = []
         for _ in range(num_choices):
             decoder = Decoder(
-                vocabulary, conditions, skip_special_tokens=skip_special_tokens, with_tokens=with_tokens
+                vocabulary,
+                conditions,
+                skip_special_tokens=skip_special_tokens,
+                with_tokens=with_tokens,
+                vocab_size=vocab_size,
             )
             check = EngineTextCheck(vocabulary.detokenizer(skip_special_tokens=skip_special_tokens))
             self.choices.append(ChoiceState(decoder, check))
@@ -133,8 +156,16 @@ class RequestDecoder:
 
         Raises ProtocolViolation.
         """
+        if len(token_ids) == 1 and index < len(self.choices):
+            decoder = self.choices[index].decoder
+            text = decoder.known.get(token_ids[0])
+            if text is not None and len(decoder.token_ids) == position < decoder.most_plain - 1:
+                # Most rows by far.
+                decoder.token_ids.append(token_ids[0])
+                return BackendOutput(token_ids, None, text, index, position)
         choice = self._receive(index, position, token_ids)
         if choice.is_finished:
+            choice.num_dropped += len(token_ids)
             return None
         output = BackendOutput(token_ids, None, "", index, position)
         self._decode(choice, token_ids, output, pb.FINISH_REASON_UNSPECIFIED)
@@ -151,6 +182,7 @@ class RequestDecoder:
         if message.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
             self._receive_terminal(choice, message)
         if choice.is_finished:
+            choice.num_dropped += len(token_ids)
             return None
         output = self._copy(message)
         if message.HasField("text") and self._validate_engine_decode:
@@ -188,22 +220,24 @@ class RequestDecoder:
             raise InvalidStopConditions("resume.choices", "must leave a choice to generate")
 
     def _go_on(self, choice: ChoiceState, resumed: pb.ResumedChoice, path: str) -> None:
-        choice.token_ids = list(resumed.generated_token_ids)
-        choice.num_received = len(choice.token_ids)
+        token_ids = list(resumed.generated_token_ids)
         choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
         choice.is_finished = choice.engine_finished = resumed.finished
         try:
-            choice.decoder.process(choice.token_ids)
+            choice.decoder.process(token_ids)
         except DecodeError as error:
             raise InvalidStopConditions(f"{path}.generated_token_ids", str(error)) from error
         if choice.decoder.is_finished and not resumed.finished:
             raise InvalidStopConditions(f"{path}.finished", "a stop condition is met by the tokens before")
-        choice.engine_text.skip(choice.token_ids)
+        choice.token_ids[:] = token_ids
+        choice.engine_text.skip(token_ids)
+        if resumed.finished:
+            choice.decoder.close()
 
     def resume(self) -> list[pb.ResumedChoice]:
         """Where another engine has to continue; what the lost one sent beyond that is forgotten."""
         for choice in self.choices:
-            choice.num_received = len(choice.token_ids)
+            choice.num_dropped = 0
             choice.engine_finished = choice.is_finished
         return [
             pb.ResumedChoice(
@@ -226,7 +260,6 @@ class RequestDecoder:
             raise ProtocolViolation(f"output position {position} where {choice.num_received} was due")
         if token_ids and max(token_ids) >= self._vocab_size:
             raise ProtocolViolation(f"token id {max(token_ids)} with a vocabulary of {self._vocab_size}")
-        choice.num_received += len(token_ids)
         return choice
 
     def _check_columns(self, message: pb.LLMEngineOutput) -> None:
@@ -247,11 +280,11 @@ class RequestDecoder:
         choice.engine_finished = True
         if message.HasField("completion_usage"):
             if all(choice.engine_finished for choice in self.choices):
-                self._check_usage(message.completion_usage)
+                self._check_usage(message.completion_usage, len(message.token_ids))
             self._usage_details.CopyFrom(message.completion_usage)
 
-    def _check_usage(self, usage: pb.CompletionUsage) -> None:
-        received = sum(choice.num_received for choice in self.choices)
+    def _check_usage(self, usage: pb.CompletionUsage, num_new: int) -> None:
+        received = sum(choice.num_received for choice in self.choices) + num_new
         if usage.completion_tokens != received:
             raise ProtocolViolation(f"usage of {usage.completion_tokens} completion tokens, {received} sent")
         if self._num_prompt_tokens not in (None, usage.prompt_tokens):
@@ -278,6 +311,7 @@ class RequestDecoder:
     def _pass_text(self, choice: ChoiceState, message: pb.LLMEngineOutput, output: BackendOutput) -> None:
         """The engine detokenizes itself: its text stands."""
         result = DecodeResult(message.text, list(message.token_ids), list(message.tokens) or None)
+        choice.token_ids.extend(result.token_ids)
         self._emit(choice, result, output, message.finish_reason)
 
     def _decode(
@@ -287,12 +321,11 @@ class RequestDecoder:
         output: BackendOutput,
         reason: pb.FinishReason.ValueType,
     ) -> None:
-        decoder = choice.decoder
+        decoder, num_before = choice.decoder, len(choice.token_ids)
         try:
             text = decoder.take_one(token_ids[0]) if len(token_ids) == 1 else None
             if text is not None and not reason and not decoder.is_finished:
-                # Most outputs by far: one id more, and nothing beside its text.
-                choice.token_ids.append(token_ids[0])
+                # One id more, and nothing beside its text.
                 output.text, output.token_ids = text, token_ids
                 return
             result = decoder.process(token_ids) if text is None else decoder.result(text, token_ids)
@@ -303,6 +336,8 @@ class RequestDecoder:
         except DecodeError as error:
             output.error_message = str(error)
             result, reason = DecodeResult("", token_ids), pb.FINISH_REASON_ERROR
+            choice.token_ids[num_before:] = token_ids
+        choice.num_dropped += len(token_ids) - len(result.token_ids)
         if reason in ENDS_ON_A_TOKEN and len(result.token_ids) < len(token_ids):
             reason = pb.FINISH_REASON_UNSPECIFIED  # it ended on a token that is not passed on
         self._emit(choice, result, output, reason)
@@ -314,7 +349,6 @@ class RequestDecoder:
         output: BackendOutput,
         reason: pb.FinishReason.ValueType,
     ) -> None:
-        choice.token_ids += result.token_ids
         output.text, output.token_ids = result.text, result.token_ids
         if result.tokens is not None:
             output.tokens, output.withheld = result.tokens, choice.decoder.withheld
@@ -322,6 +356,7 @@ class RequestDecoder:
             return
         output.finish_reason = finish_reason(result.stop_trigger, reason)
         choice.is_finished = True
+        choice.decoder.close()
         if output.finish_reason == pb.FINISH_REASON_STOP:
             output.stop_reason = stop_reason(result.stop_trigger)
         self.is_finished = all(choice.is_finished for choice in self.choices)

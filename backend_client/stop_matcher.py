@@ -135,6 +135,15 @@ class StopMatcher:
         """Text that was fed and is not shown yet."""
         return self._tail[self._shown :]
 
+    @property
+    def is_at_rest(self) -> bool:
+        """No candidate is open: what a piece does does not depend on what came before it."""
+        return self._node == 0 and self._best is None
+
+    def stays_at_rest(self, piece: str) -> bool:
+        """The piece is known to pass whole where it comes at rest, and to change nothing."""
+        return self._automaton.moves[0].get(piece) == 0
+
     def feed(self, piece: str) -> str:
         """Take the next piece, return the text that can be shown. After `match` is set: nothing."""
         target = self._automaton.moves[self._node].get(piece)
