@@ -56,6 +56,7 @@ class LiveRequest:
         "_between_tokens",
         "_last_at",
         "_num_open",
+        "_num_resumed",
         "_num_tokens_before",
         "_totals",
         "began_at",
@@ -64,14 +65,12 @@ class LiveRequest:
         "max_tokens",
         "num_choices",
         "num_prompt_tokens",
-        "num_tokens",
     )
 
     def __init__(self, attempts: Attempts, request: pb.PreprocessedRequest, totals: Totals) -> None:
         self.began_at = time.monotonic()
         self.first_token_at: float | None = None
         self.num_prompt_tokens = len(request.token_ids)
-        self.num_tokens = 0
         # A number that no engine allows is refused before anything comes of it.
         self.num_choices = min(max(1, request.sampling_options.n), MAX_CHOICES)
         self.max_tokens: int | None = request.stop_conditions.max_tokens or None
@@ -82,8 +81,9 @@ class LiveRequest:
         # By choice; 0 before its first token.
         self._last_at = [0.0] * self.num_choices
         # A caller that goes on with an answer may have seen choices end, but not all that there are.
-        num_finished = sum(choice.finished for choice in request.resume.choices)
-        self._num_open = max(1, self.num_choices - num_finished)
+        resumed = request.resume.choices
+        self._num_open = max(1, self.num_choices - sum(choice.finished for choice in resumed))
+        self._num_resumed = sum(len(choice.generated_token_ids) for choice in resumed)
         # What lost engines have said.
         self._num_tokens_before = 0
 
@@ -101,6 +101,11 @@ class LiveRequest:
     def num_attempts(self) -> int:
         """Engines it was sent to so far."""
         return self._attempts.number
+
+    @property
+    def num_tokens(self) -> int:
+        """What was passed on, of all choices."""
+        return max(0, self._attempts.num_passed_on - self._num_resumed)
 
     @property
     def num_withheld(self) -> int:
@@ -130,7 +135,6 @@ class LiveRequest:
                 elif self.first_token_at is None:
                     self._take_first(now)
                 last_at[index] = now
-                self.num_tokens += num_tokens
             if output.finish_reason:
                 self._end_choice(output)
 

@@ -71,7 +71,7 @@ class Decoder:
         "_watched",
         "is_finished",
         "known",
-        "most_plain",
+        "last_plain",
         "stop_trigger",
         "token_ids",
     )
@@ -97,7 +97,7 @@ class Decoder:
         self._min_tokens = conditions.min_tokens
         self._token_text = vocabulary.token_text if with_tokens else None
         # What `take_one` cannot give is never asked of it.
-        self.most_plain = 0 if with_tokens else self._max_tokens
+        self.last_plain = 0 if with_tokens else self._max_tokens - 1
         self._matcher: StopMatcher | None = None
         if conditions.stop:
             self._matcher = StopMatcher(conditions.stop, visible=conditions.include_stop_str_in_output)
@@ -131,7 +131,7 @@ class Decoder:
         None, and nothing taken, for an id that is not plain, and where `tokens` are asked for. Raises
         DecodeError.
         """
-        if self.num_generated + 1 >= self.most_plain or token_id in self._watched or self.is_finished:
+        if self.num_generated >= self.last_plain or token_id in self._watched or self.is_finished:
             return None
         text = self.known.get(token_id)
         if text is None:

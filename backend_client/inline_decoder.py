@@ -44,11 +44,10 @@ class InlineDecoder:
 
     def take(self, index: int, position: int, token_ids: list[int]) -> bool:
         """Decode and hand on; False when that was the last of it, or went wrong."""
-        begin = time.perf_counter_ns()
         try:
-            output = self._decoder.process_tokens(index, position, token_ids)
-            self._tracker.num_tokens += len(token_ids)
-            self._tracker.detokenize_ns += time.perf_counter_ns() - begin
+            output = self._decoder.take_known(index, position, token_ids) if len(token_ids) == 1 else None
+            if output is None:
+                output = self._decode(index, position, token_ids)
             if output is not None:
                 self._live.add((output,))
                 self._inline(Annotated(output))
@@ -56,3 +55,11 @@ class InlineDecoder:
             self.error = error
             return False
         return not self._decoder.is_finished
+
+    def _decode(self, index: int, position: int, token_ids: list[int]) -> BackendOutput | None:
+        begin = time.perf_counter_ns()
+        output = self._decoder.process_tokens(index, position, token_ids)
+        num_passed_on = 0 if output is None else len(output.token_ids)
+        self._tracker.num_tokens += len(token_ids) - num_passed_on
+        self._tracker.detokenize_ns += time.perf_counter_ns() - begin
+        return output

@@ -156,13 +156,8 @@ class RequestDecoder:
 
         Raises ProtocolViolation.
         """
-        if len(token_ids) == 1 and index < len(self.choices):
-            decoder = self.choices[index].decoder
-            text = decoder.known.get(token_ids[0])
-            if text is not None and len(decoder.token_ids) == position < decoder.most_plain - 1:
-                # Most rows by far.
-                decoder.token_ids.append(token_ids[0])
-                return BackendOutput(token_ids, None, text, index, position)
+        if len(token_ids) == 1 and (output := self.take_known(index, position, token_ids)) is not None:
+            return output
         choice = self._receive(index, position, token_ids)
         if choice.is_finished:
             choice.num_dropped += len(token_ids)
@@ -170,6 +165,17 @@ class RequestDecoder:
         output = BackendOutput(token_ids, None, "", index, position)
         self._decode(choice, token_ids, output, pb.FINISH_REASON_UNSPECIFIED)
         return output
+
+    def take_known(self, index: int, position: int, token_ids: Sequence[int]) -> BackendOutput | None:
+        """`process_tokens` for one id that is only looked up, as most are; None, and nothing taken, else."""
+        if index < len(self.choices):
+            decoder = self.choices[index].decoder
+            token_id = token_ids[0]
+            text = decoder.known.get(token_id)
+            if text is not None and len(decoder.token_ids) == position < decoder.last_plain:
+                decoder.token_ids.append(token_id)
+                return BackendOutput(token_ids, None, text, index, position)
+        return None
 
     def process(self, message: pb.LLMEngineOutput) -> BackendOutput | None:
         """One output of the engine; None when its choice had ended for the caller already.
@@ -195,12 +201,17 @@ class RequestDecoder:
         self._complete_stop(message, output)
         return output
 
+    @property
+    def num_passed_on(self) -> int:
+        """Tokens of all choices, those of a resumed answer included."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
     def usage(self) -> pb.CompletionUsage:
         """Tokens passed on, counted here; details as far as the engine's own usage was read."""
         usage = pb.CompletionUsage()
         usage.CopyFrom(self._usage_details)
         usage.prompt_tokens = self._num_prompt_tokens or usage.prompt_tokens
-        usage.completion_tokens = sum(len(choice.token_ids) for choice in self.choices)
+        usage.completion_tokens = self.num_passed_on
         usage.total_tokens = min(usage.prompt_tokens + usage.completion_tokens, MAX_UINT32)
         return usage
 
