@@ -125,18 +125,21 @@ class LiveRequest:
     def add(self, outputs: Sequence[BackendOutput]) -> None:
         """Take what is passed on."""
         now = time.monotonic()
-        last_at = self._last_at
         for output in outputs:
             if num_tokens := len(output.token_ids):
-                index = output.index
-                if last := last_at[index]:
-                    # What arrived together was made one after the other.
-                    self._between_tokens.observe((now - last) / num_tokens, num_tokens)
-                elif self.first_token_at is None:
-                    self._take_first(now)
-                last_at[index] = now
+                self.add_tokens(output.index, num_tokens, now)
             if output.finish_reason:
                 self._end_choice(output)
+
+    def add_tokens(self, index: int, num_tokens: int, now: float) -> None:
+        """Take tokens of a choice, at least one, that are passed on."""
+        last_at = self._last_at
+        if last := last_at[index]:
+            # What arrived together was made one after the other.
+            self._between_tokens.observe((now - last) / num_tokens, num_tokens)
+        elif self.first_token_at is None:
+            self._take_first(now)
+        last_at[index] = now
 
     def retry(self, *, is_continued: bool) -> None:
         """It is sent once more, from its beginning or from where its answer stopped."""

@@ -125,6 +125,17 @@ class Decoder:
         """Text that may still become a hidden stop string."""
         return self._matcher.withheld if self._matcher else ""
 
+    def take_known(self, position: int, token_id: int) -> str | None:
+        """`take_one` for an id that is only looked up, as most are; `position` are the ids before it.
+
+        None, and nothing taken, for any other id and at any other position.
+        """
+        text = self.known.get(token_id)
+        if text is not None and len(self.token_ids) == position < self.last_plain:
+            self.token_ids.append(token_id)
+            return text
+        return None
+
     def take_one(self, token_id: int) -> str | None:
         """`process` for a single plain id, the common case of a decode step: only its text.
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from backend_client.activity import LiveRequest
 from backend_client.annotated import Annotated, BackendOutput
+from backend_client.engine_stream import Chunk
+from backend_client.replay import Attempts
 from backend_client.request_decoder import RequestDecoder
 
 Inline = Callable[[Annotated[BackendOutput]], None]
@@ -30,7 +32,7 @@ class RequestTracker:
 class InlineDecoder:
     """Stands in for a consumer while it waits."""
 
-    __slots__ = ("_decoder", "_inline", "_live", "_tracker", "error")
+    __slots__ = ("_decoder", "_first", "_inline", "_live", "_tracker", "error")
 
     def __init__(
         self, decoder: RequestDecoder, live: LiveRequest, tracker: RequestTracker, inline: Inline
@@ -38,16 +40,30 @@ class InlineDecoder:
         # What the caller's function, or an engine that broke the contract, has raised.
         self.error: Exception | None = None
         self._decoder = decoder
+        # Most requests have no other choice.
+        self._first = decoder.choices[0].decoder
         self._live = live
         self._tracker = tracker
         self._inline = inline
 
-    def take(self, index: int, position: int, token_ids: list[int]) -> bool:
+    async def read(self, attempts: Attempts) -> list[Chunk]:
+        """`attempts.read`; what arrives meanwhile is taken, if it is plain tokens."""
+        before = self._decoder.num_passed_on
+        try:
+            return await attempts.read(self.take)
+        finally:
+            self._tracker.num_tokens += self._decoder.num_passed_on - before
+
+    def take(self, index: int, position: int, token_ids: list[int], arrived_at: float) -> bool:
         """Decode and hand on; False when that was the last of it, or went wrong."""
         try:
-            output = self._decoder.take_known(index, position, token_ids) if len(token_ids) == 1 else None
-            if output is None:
-                output = self._decode(index, position, token_ids)
+            if len(token_ids) == 1 and not index:
+                text = self._first.take_known(position, token_ids[0])
+                if text is not None:
+                    self._live.add_tokens(index, 1, arrived_at)
+                    self._inline(Annotated(BackendOutput(token_ids, None, text, index, position)))
+                    return True
+            output = self._decode(index, position, token_ids)
             if output is not None:
                 self._live.add((output,))
                 self._inline(Annotated(output))
@@ -59,7 +75,7 @@ class InlineDecoder:
     def _decode(self, index: int, position: int, token_ids: list[int]) -> BackendOutput | None:
         begin = time.perf_counter_ns()
         output = self._decoder.process_tokens(index, position, token_ids)
-        num_passed_on = 0 if output is None else len(output.token_ids)
-        self._tracker.num_tokens += len(token_ids) - num_passed_on
+        # What is passed on is counted by `read`.
+        self._tracker.num_tokens += len(token_ids) - (0 if output is None else len(output.token_ids))
         self._tracker.detokenize_ns += time.perf_counter_ns() - begin
         return output

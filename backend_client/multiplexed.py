@@ -155,14 +155,14 @@ class MultiplexedConnection:
         # Under load, what is taken inline waits for the next round as well, and then comes as longer runs.
         at_once = began >= self._next_wake and not self._is_waking and self._wake_timer is None
         if frame.handles:
-            self._take_rows(frame, at_once=at_once)
+            self._take_rows(frame, began if at_once else None)
         for event in frame.events:
             self._take_event(event)
         if at_once and not self._to_wake:
             self._pause_after(began)
         self._wake_soon()
 
-    def _take_rows(self, frame: pb.GenerateMultiplexedResponse, *, at_once: bool) -> None:
+    def _take_rows(self, frame: pb.GenerateMultiplexedResponse, arrived_at: float | None) -> None:
         num_rows = len(frame.handles)
         indexes = frame.indexes or [0] * num_rows
         positions = frame.first_output_positions
@@ -173,7 +173,7 @@ class MultiplexedConnection:
         for handle, index, position, run in zip(frame.handles, indexes, positions, runs, strict=True):
             stream = streams.get(handle)
             if stream is not None:
-                if stream.tokens(index, position, run, at_once=at_once) and not stream.is_woken:
+                if stream.tokens(index, position, run, arrived_at) and not stream.is_woken:
                     stream.is_woken = True
                     to_wake.append(stream)
             elif not self._was_used(handle):

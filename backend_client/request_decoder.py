@@ -156,8 +156,10 @@ class RequestDecoder:
 
         Raises ProtocolViolation.
         """
-        if len(token_ids) == 1 and (output := self.take_known(index, position, token_ids)) is not None:
-            return output
+        if len(token_ids) == 1 and index < len(self.choices):
+            text = self.choices[index].decoder.take_known(position, token_ids[0])
+            if text is not None:
+                return BackendOutput(token_ids, None, text, index, position)
         choice = self._receive(index, position, token_ids)
         if choice.is_finished:
             choice.num_dropped += len(token_ids)
@@ -165,17 +167,6 @@ class RequestDecoder:
         output = BackendOutput(token_ids, None, "", index, position)
         self._decode(choice, token_ids, output, pb.FINISH_REASON_UNSPECIFIED)
         return output
-
-    def take_known(self, index: int, position: int, token_ids: Sequence[int]) -> BackendOutput | None:
-        """`process_tokens` for one id that is only looked up, as most are; None, and nothing taken, else."""
-        if index < len(self.choices):
-            decoder = self.choices[index].decoder
-            token_id = token_ids[0]
-            text = decoder.known.get(token_id)
-            if text is not None and len(decoder.token_ids) == position < decoder.last_plain:
-                decoder.token_ids.append(token_id)
-                return BackendOutput(token_ids, None, text, index, position)
-        return None
 
     def process(self, message: pb.LLMEngineOutput) -> BackendOutput | None:
         """One output of the engine; None when its choice had ended for the caller already.
