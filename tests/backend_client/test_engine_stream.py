@@ -203,7 +203,9 @@ async def test_what_may_wait_is_taken_in_longer_runs_when_the_consumer_would_be_
 async def test_a_taker_that_has_enough_lets_the_consumer_run_and_keeps_the_order():
     found, _ = stream()
     asked: list[int] = []
-    reading = asyncio.create_task(found.read(lambda index, position, ids, now: asked.append(position) is not None))
+    reading = asyncio.create_task(
+        found.read(lambda index, position, ids, now: asked.append(position) is not None)
+    )
     await asyncio.sleep(0)
     found.tokens(0, 0, [1, 2])
     found.tokens(1, 0, [7])
@@ -232,7 +234,9 @@ async def test_the_end_wakes_a_consumer_whose_tokens_were_taken():
 async def test_nothing_is_taken_behind_what_the_consumer_has_not_seen():
     found, _ = stream()
     taken: list[int] = []
-    reading = asyncio.create_task(found.read(lambda index, position, ids, now: taken.append(position) is None))
+    reading = asyncio.create_task(
+        found.read(lambda index, position, ids, now: taken.append(position) is None)
+    )
     await asyncio.sleep(0)
     found.output(pb.LLMEngineOutput(token_ids=[1], engine_data=b"x"))
     assert found.tokens(0, 1, [2], 1.0)
