@@ -62,7 +62,9 @@ class Decoder:
         "_detokenizer",
         "_hidden",
         "_include_stop",
+        "_known",
         "_known_at_rest",
+        "_last_plain",
         "_matcher",
         "_max_tokens",
         "_min_tokens",
@@ -70,8 +72,6 @@ class Decoder:
         "_visible",
         "_watched",
         "is_finished",
-        "known",
-        "last_plain",
         "stop_trigger",
         "token_ids",
     )
@@ -97,7 +97,7 @@ class Decoder:
         self._min_tokens = conditions.min_tokens
         self._token_text = vocabulary.token_text if with_tokens else None
         # What `take_one` cannot give is never asked of it.
-        self.last_plain = 0 if with_tokens else self._max_tokens - 1
+        self._last_plain = 0 if with_tokens else self._max_tokens - 1
         self._matcher: StopMatcher | None = None
         if conditions.stop:
             self._matcher = StopMatcher(conditions.stop, visible=conditions.include_stop_str_in_output)
@@ -112,8 +112,7 @@ class Decoder:
             skip_special_tokens, conditions.stop, self._watched, vocab_size
         )
         # Ids that would show just this text if they came now, and change nothing else. Not all of them.
-        self.known: Mapping[int, str] = NOTHING_KNOWN
-        self._look_around()
+        self._known: Mapping[int, str] = self._known_at_rest if self._is_at_rest else NOTHING_KNOWN
 
     @property
     def num_generated(self) -> int:
@@ -130,8 +129,8 @@ class Decoder:
 
         None, and nothing taken, for any other id and at any other position.
         """
-        text = self.known.get(token_id)
-        if text is not None and len(self.token_ids) == position < self.last_plain:
+        text = self._known.get(token_id)
+        if text is not None and len(self.token_ids) == position < self._last_plain:
             self.token_ids.append(token_id)
             return text
         return None
@@ -142,9 +141,9 @@ class Decoder:
         None, and nothing taken, for an id that is not plain, and where `tokens` are asked for. Raises
         DecodeError.
         """
-        if self.num_generated >= self.last_plain or token_id in self._watched or self.is_finished:
+        if len(self.token_ids) >= self._last_plain or token_id in self._watched or self.is_finished:
             return None
-        text = self.known.get(token_id)
+        text = self._known.get(token_id)
         if text is None:
             text = self._find_out(token_id)
         self.token_ids.append(token_id)
@@ -152,32 +151,25 @@ class Decoder:
 
     def _find_out(self, token_id: int) -> str:
         """The text of a plain id, remembered if it is all there is to know."""
-        was_at_rest = self.known is self._known_at_rest
-        text = self._detokenizer.step(token_id)
+        was_at_rest = self._known is self._known_at_rest
+        text = piece = self._detokenizer.step(token_id)
         matcher = self._matcher
-        if matcher is None:
-            self._look_around()
-            is_all = True
-        else:
-            matcher.armed = self.num_generated + 1 >= self._min_tokens
-            piece, text = text, matcher.feed(text)
+        if matcher is not None:
+            matcher.armed = len(self.token_ids) + 1 >= self._min_tokens
+            text = matcher.feed(piece)
             if matcher.match is not None:
                 self._stop_at_match()
-            self._look_around()
-            is_all = matcher.stays_at_rest(piece)
-        known = self._known_at_rest
-        if was_at_rest and self.known is known and is_all and len(known) < MAX_KNOWN_IDS:
-            known[token_id] = text
+        # Where nothing shows, something is held, most of the time.
+        is_at_rest = text != "" and self._is_at_rest
+        self._known = self._known_at_rest if is_at_rest else NOTHING_KNOWN
+        if was_at_rest and is_at_rest and len(self._known_at_rest) < MAX_KNOWN_IDS:
+            if matcher is None or matcher.stays_at_rest(piece):
+                self._known_at_rest[token_id] = piece
         return text
 
-    def _look_around(self) -> None:
-        """After each id that was not known."""
-        is_at_rest = (
-            not self.is_finished
-            and self._detokenizer.is_at_rest
-            and (self._matcher is None or self._matcher.is_at_rest)
-        )
-        self.known = self._known_at_rest if is_at_rest else NOTHING_KNOWN
+    @property
+    def _is_at_rest(self) -> bool:
+        return self._detokenizer.is_at_rest and (self._matcher is None or self._matcher.is_at_rest)
 
     def process(self, token_ids: Sequence[int]) -> DecodeResult:
         """Take the next ids of the choice; after the end: nothing. Raises DecodeError."""
@@ -204,14 +196,15 @@ class Decoder:
     def close(self) -> None:
         """No further ids will come, and nobody wants what is held."""
         self.is_finished = True
-        self.known = NOTHING_KNOWN
+        self._known = NOTHING_KNOWN
 
     def _tokens(self, token_ids: Sequence[int]) -> list[str] | None:
         return None if self._token_text is None else [self._token_text(token_id) for token_id in token_ids]
 
     def _is_plain(self, token_ids: Sequence[int]) -> bool:
         """No id of these can stop by itself, and all are on the same side of the floor."""
-        before, after = self.num_generated, self.num_generated + len(token_ids)
+        before = len(self.token_ids)
+        after = before + len(token_ids)
         return (
             after < self._max_tokens
             and (before + 1 >= self._min_tokens or after < self._min_tokens)
@@ -224,13 +217,14 @@ class Decoder:
         text = "".join(pieces)
         num_kept = len(pieces)
         if self._matcher is not None:
-            self._matcher.armed = self.num_generated + num_kept >= self._min_tokens
+            self._matcher.armed = len(self.token_ids) + num_kept >= self._min_tokens
             text = self._matcher.feed(text)
             if self._matcher.match is not None:
                 num_kept = count_until(pieces, self._matcher.match.decided_at)
                 self._stop_at_match()
-        self.token_ids += token_ids[:num_kept]
-        self._look_around()
+        self.token_ids += token_ids if num_kept == len(token_ids) else token_ids[:num_kept]
+        # Whoever asks for single ids again finds out.
+        self._known = NOTHING_KNOWN
         return text, num_kept
 
     def _walk(self, token_ids: Sequence[int]) -> tuple[str, int]:

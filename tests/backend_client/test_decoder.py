@@ -339,16 +339,22 @@ def test_an_id_is_not_known_where_it_could_mean_more_than_its_text() -> None:
     a, x, y = spell("axy")
     part = BYTE_LEVEL.encode("👩").ids[0]
     ids = [a, x, y, part, EOS]
-    for before in ([], [x], [part], [x, y]):
-        for learned in ids:
-            decoder(stop=("xy",), eos_token_ids={EOS}, max_tokens=5).process([learned])
-        subject = decoder(stop=("xy",), eos_token_ids={EOS}, max_tokens=5)
-        subject.process(before)
+
+    def fresh(before: list[int], **conditions: object) -> Decoder:
+        subject = decoder(stop=("xy",), eos_token_ids={EOS}, **conditions)
+        for token_id in before:
+            subject.process([token_id])
+        return subject
+
+    for token_id in ids:
+        fresh([token_id])
+    for before in ([], [a], [x], [part], [x, y], [EOS]):
         place = len(before)
-        assert [token_id for token_id in ids if subject.take_known(place, token_id)] == [a] * (not before)
-    assert decoder(stop=("xy",), eos_token_ids={EOS}, max_tokens=1).take_known(0, a) is None
-    shown = decoder(stop=("xy",), eos_token_ids={EOS}, max_tokens=5, with_tokens=True)
-    assert shown.take_known(0, a) is None
+        known = [token_id for token_id in ids if fresh(before).take_known(place, token_id) is not None]
+        assert known == ([a, y] if before in ([], [a]) else [])
+    assert fresh([], max_tokens=1).take_known(0, a) is None
+    assert fresh([], max_tokens=2).take_known(0, a) == "a"
+    assert fresh([], with_tokens=True).take_known(0, a) is None
 
 
 def test_a_known_id_is_taken_at_its_position_only() -> None:
@@ -369,11 +375,9 @@ def test_a_stop_string_below_the_floor_teaches_nothing() -> None:
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backend_client.decoder.MAX_KNOWN_IDS", 2)
     vocabulary = Vocabulary(BYTE_LEVEL)
-    for _ in range(2):
-        subject = Decoder(vocabulary, StopConditions())
-        assert run_looking_up(subject, spell("abcdabcd"))[0] == "abcdabcd"
-    assert len(subject.known) == 0
-    assert len(Decoder(vocabulary, StopConditions()).known) == 2
+    assert run_looking_up(Decoder(vocabulary, StopConditions()), spell("abcdabcd"))[0] == "abcdabcd"
+    known = [Decoder(vocabulary, StopConditions()).take_known(0, token_id) for token_id in spell("abcd")]
+    assert known == ["a", "b", None, None]
 
 
 def test_no_ids_change_nothing() -> None:
