@@ -162,9 +162,9 @@ class Decoder:
         # Where nothing shows, something is held, most of the time.
         is_at_rest = text != "" and self._is_at_rest
         self._known = self._known_at_rest if is_at_rest else NOTHING_KNOWN
-        if was_at_rest and is_at_rest and len(self._known_at_rest) < MAX_KNOWN_IDS:
-            if matcher is None or matcher.stays_at_rest(piece):
-                self._known_at_rest[token_id] = piece
+        may_learn = was_at_rest and is_at_rest and len(self._known_at_rest) < MAX_KNOWN_IDS
+        if may_learn and (matcher is None or matcher.stays_at_rest(piece)):
+            self._known_at_rest[token_id] = piece
         return text
 
     @property
