@@ -108,8 +108,9 @@ class Decoder:
             vocabulary.special_ids if skip_special_tokens else {},
         )
         self._watched = frozenset(self._visible | self._hidden.keys())
+        automaton = self._matcher.automaton if self._matcher else None
         self._known_at_rest = vocabulary.known_texts(
-            skip_special_tokens, conditions.stop, self._watched, vocab_size
+            skip_special_tokens, automaton, self._watched, vocab_size
         )
         # Ids that would show just this text if they came now, and change nothing else. Not all of them.
         self._known: Mapping[int, str] = self._known_at_rest if self._is_at_rest else NOTHING_KNOWN

@@ -30,7 +30,7 @@ class StopMatch:
     decided_at: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StopAutomaton:
     """Aho-Corasick over characters. Node 0 is the root; all lists are indexed by node.
 
@@ -124,6 +124,11 @@ class StopMatcher:
         # Begin and end, in `_tail`, of the best complete match. While set, no remembered move is taken:
         # it might be decided by the next piece, or be decided and nothing more may be shown.
         self._best: tuple[int, int] | None = None
+
+    @property
+    def automaton(self) -> StopAutomaton:
+        """Shared with matchers of equal stops, and so a name for them."""
+        return self._automaton
 
     @property
     def stops(self) -> frozenset[str]:
