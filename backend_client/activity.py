@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from backend_client.annotated import BackendOutput
 from backend_client.failure import Failure
+from backend_client.pace import Pace, TokenGaps
 from backend_client.replay import Attempts
 from backend_client.request_decoder import MAX_CHOICES
 from enginewire import v1 as pb
@@ -32,7 +33,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN_SECONDS)
-        self.between_tokens = Histogram(BETWEEN_TOKENS_SECONDS)
+        self.gaps = TokenGaps(Histogram(BETWEEN_TOKENS_SECONDS))
         self.whole = Histogram(REQUEST_SECONDS)
         self.prompt_lengths = Histogram(TOKENS)
         self.answer_lengths = Histogram(TOKENS)
@@ -47,15 +48,19 @@ class Totals:
         self.stopped_here = 0
         self.detokenize_seconds = 0.0
 
+    @property
+    def between_tokens(self) -> Histogram:
+        """Seconds from a token of a choice to its next one."""
+        return self.gaps.histogram
+
 
 class LiveRequest:
     """One request between its call and its end. Times of time.monotonic."""
 
     __slots__ = (
         "_attempts",
-        "_between_tokens",
-        "_last_at",
         "_num_open",
+        "_num_resumed",
         "_num_tokens_before",
         "_totals",
         "began_at",
@@ -64,26 +69,25 @@ class LiveRequest:
         "max_tokens",
         "num_choices",
         "num_prompt_tokens",
-        "num_tokens",
+        "paces",
     )
 
     def __init__(self, attempts: Attempts, request: pb.PreprocessedRequest, totals: Totals) -> None:
         self.began_at = time.monotonic()
         self.first_token_at: float | None = None
         self.num_prompt_tokens = len(request.token_ids)
-        self.num_tokens = 0
         # A number that no engine allows is refused before anything comes of it.
         self.num_choices = min(max(1, request.sampling_options.n), MAX_CHOICES)
         self.max_tokens: int | None = request.stop_conditions.max_tokens or None
         self.failure: Failure | None = None
         self._attempts = attempts
         self._totals = totals
-        self._between_tokens = totals.between_tokens
-        # By choice; 0 before its first token.
-        self._last_at = [0.0] * self.num_choices
+        # By choice.
+        self.paces = [Pace(totals.gaps) for _ in range(self.num_choices)]
         # A caller that goes on with an answer may have seen choices end, but not all that there are.
-        num_finished = sum(choice.finished for choice in request.resume.choices)
-        self._num_open = max(1, self.num_choices - num_finished)
+        resumed = request.resume.choices
+        self._num_open = max(1, self.num_choices - sum(choice.finished for choice in resumed))
+        self._num_resumed = sum(len(choice.generated_token_ids) for choice in resumed)
         # What lost engines have said.
         self._num_tokens_before = 0
 
@@ -103,6 +107,11 @@ class LiveRequest:
         return self._attempts.number
 
     @property
+    def num_tokens(self) -> int:
+        """What was passed on, of all choices."""
+        return max(0, self._attempts.num_passed_on - self._num_resumed)
+
+    @property
     def num_withheld(self) -> int:
         """Characters that may still become a stop string."""
         return self._attempts.num_withheld
@@ -120,17 +129,10 @@ class LiveRequest:
     def add(self, outputs: Sequence[BackendOutput]) -> None:
         """Take what is passed on."""
         now = time.monotonic()
-        last_at = self._last_at
         for output in outputs:
-            if num_tokens := len(output.token_ids):
-                index = output.index
-                if last := last_at[index]:
-                    # What arrived together was made one after the other.
-                    self._between_tokens.observe((now - last) / num_tokens, num_tokens)
-                elif self.first_token_at is None:
-                    self._take_first(now)
-                last_at[index] = now
-                self.num_tokens += num_tokens
+            num_tokens = len(output.token_ids)
+            if num_tokens and not self.paces[output.index].take(num_tokens, now):
+                self.take_first(now)
             if output.finish_reason:
                 self._end_choice(output)
 
@@ -158,10 +160,12 @@ class LiveRequest:
             totals.answer_lengths.observe(self.num_tokens)
             totals.stopped_here += self._attempts.decoder.needs_abort
 
-    def _take_first(self, now: float) -> None:
-        self.first_token_at = now
-        self._totals.first_token.observe(now - self.began_at)
-        self._totals.prompt_tokens += self.num_prompt_tokens
+    def take_first(self, now: float) -> None:
+        """The first token of a choice, which may not be the first choice that has one."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self._totals.first_token.observe(now - self.began_at)
+            self._totals.prompt_tokens += self.num_prompt_tokens
 
     def _end_choice(self, output: BackendOutput) -> None:
         totals = self._totals

@@ -97,7 +97,7 @@ class Backend:
         try:
             while not attempts.is_finished:
                 try:
-                    chunks = await attempts.read(inlined.take if inlined else None)
+                    chunks = await (inlined.read(attempts) if inlined else attempts.read())
                 except RequestFailed as failure:
                     goes_on = attempts.recover(failure)
                     live.retry(is_continued=goes_on)

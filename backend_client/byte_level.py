@@ -98,6 +98,11 @@ class ByteLevelDetokenizer:
         self._texts = table.texts
         self._held = table.nothing_held
 
+    @property
+    def is_at_rest(self) -> bool:
+        """See Detokenizer."""
+        return not self._held.data
+
     def step(self, token_id: int) -> str:
         """See Detokenizer."""
         held = self._held

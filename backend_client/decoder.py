@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from backend_client.stop_conditions import (
     EosTokenDetected,
@@ -33,7 +34,10 @@ from backend_client.stop_conditions import (
 from backend_client.stop_matcher import StopMatcher
 from backend_client.vocabulary import Vocabulary
 
-NO_LIMIT = 1 << 62
+NO_LIMIT: Final = 1 << 62
+# Ids whose text is remembered for one set of conditions: the frequent ones of a vocabulary, and a bound.
+MAX_KNOWN_IDS: Final = 16_384
+NOTHING_KNOWN: Final[Mapping[int, str]] = {}
 
 
 @dataclass(slots=True)
@@ -58,17 +62,18 @@ class Decoder:
         "_detokenizer",
         "_hidden",
         "_include_stop",
+        "_known",
+        "_known_at_rest",
+        "_last_plain",
         "_matcher",
         "_max_tokens",
         "_min_tokens",
-        "_most_plain",
-        "_step_text",
         "_token_text",
         "_visible",
         "_watched",
         "is_finished",
-        "num_generated",
         "stop_trigger",
+        "token_ids",
     )
 
     def __init__(
@@ -78,20 +83,21 @@ class Decoder:
         *,
         skip_special_tokens: bool = True,
         with_tokens: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
-        """`with_tokens`: fill DecodeResult.tokens."""
+        """`with_tokens`: fill DecodeResult.tokens. No id from `vocab_size` on may come."""
         # After a stop or `finish`: further ids are dropped.
         self.is_finished = False
-        self.num_generated = 0
+        # All that count.
+        self.token_ids: list[int] = []
         self.stop_trigger: StopTrigger | None = None
         self._include_stop = conditions.include_stop_str_in_output
         self._detokenizer = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
-        self._step_text = self._detokenizer.step
         self._max_tokens = conditions.max_tokens or NO_LIMIT
         self._min_tokens = conditions.min_tokens
         self._token_text = vocabulary.token_text if with_tokens else None
         # What `take_one` cannot give is never asked of it.
-        self._most_plain = 0 if with_tokens else self._max_tokens
+        self._last_plain = 0 if with_tokens else self._max_tokens - 1
         self._matcher: StopMatcher | None = None
         if conditions.stop:
             self._matcher = StopMatcher(conditions.stop, visible=conditions.include_stop_str_in_output)
@@ -101,12 +107,34 @@ class Decoder:
             self._matcher.stops if self._matcher else frozenset(),
             vocabulary.special_ids if skip_special_tokens else {},
         )
-        self._watched = self._visible | self._hidden.keys()
+        self._watched = frozenset(self._visible | self._hidden.keys())
+        automaton = self._matcher.automaton if self._matcher else None
+        self._known_at_rest = vocabulary.known_texts(
+            skip_special_tokens, automaton, self._watched, vocab_size
+        )
+        # Ids that would show just this text if they came now, and change nothing else. Not all of them.
+        self._known: Mapping[int, str] = self._known_at_rest if self._is_at_rest else NOTHING_KNOWN
+
+    @property
+    def num_generated(self) -> int:
+        """How many ids count."""
+        return len(self.token_ids)
 
     @property
     def withheld(self) -> str:
         """Text that may still become a hidden stop string."""
         return self._matcher.withheld if self._matcher else ""
+
+    def take_known(self, position: int, token_id: int) -> str | None:
+        """`take_one` for an id that is only looked up, as most are; `position` are the ids before it.
+
+        None, and nothing taken, for any other id and at any other position.
+        """
+        text = self._known.get(token_id)
+        if text is not None and len(self.token_ids) == position < self._last_plain:
+            self.token_ids.append(token_id)
+            return text
+        return None
 
     def take_one(self, token_id: int) -> str | None:
         """`process` for a single plain id, the common case of a decode step: only its text.
@@ -114,19 +142,35 @@ class Decoder:
         None, and nothing taken, for an id that is not plain, and where `tokens` are asked for. Raises
         DecodeError.
         """
-        count = self.num_generated + 1
-        if count >= self._most_plain or token_id in self._watched or self.is_finished:
+        if len(self.token_ids) >= self._last_plain or token_id in self._watched or self.is_finished:
             return None
-        self.num_generated = count
-        text = self._step_text(token_id)
-        matcher = self._matcher
-        if matcher is None:
-            return text
-        matcher.armed = count >= self._min_tokens
-        text = matcher.feed(text)
-        if matcher.match is not None:
-            self._stop_at_match()
+        text = self._known.get(token_id)
+        if text is None:
+            text = self._find_out(token_id)
+        self.token_ids.append(token_id)
         return text
+
+    def _find_out(self, token_id: int) -> str:
+        """The text of a plain id, remembered if it is all there is to know."""
+        was_at_rest = self._known is self._known_at_rest
+        text = piece = self._detokenizer.step(token_id)
+        matcher = self._matcher
+        if matcher is not None:
+            matcher.armed = len(self.token_ids) + 1 >= self._min_tokens
+            text = matcher.feed(piece)
+            if matcher.match is not None:
+                self._stop_at_match()
+        # Where nothing shows, something is held, most of the time.
+        is_at_rest = text != "" and self._is_at_rest
+        self._known = self._known_at_rest if is_at_rest else NOTHING_KNOWN
+        may_learn = was_at_rest and is_at_rest and len(self._known_at_rest) < MAX_KNOWN_IDS
+        if may_learn and (matcher is None or matcher.stays_at_rest(piece)):
+            self._known_at_rest[token_id] = piece
+        return text
+
+    @property
+    def _is_at_rest(self) -> bool:
+        return self._detokenizer.is_at_rest and (self._matcher is None or self._matcher.is_at_rest)
 
     def process(self, token_ids: Sequence[int]) -> DecodeResult:
         """Take the next ids of the choice; after the end: nothing. Raises DecodeError."""
@@ -150,12 +194,18 @@ class Decoder:
         text = "" if self.is_finished else self._end(None)
         return DecodeResult(text, [], self._tokens([]), self.stop_trigger)
 
+    def close(self) -> None:
+        """No further ids will come, and nobody wants what is held."""
+        self.is_finished = True
+        self._known = NOTHING_KNOWN
+
     def _tokens(self, token_ids: Sequence[int]) -> list[str] | None:
         return None if self._token_text is None else [self._token_text(token_id) for token_id in token_ids]
 
     def _is_plain(self, token_ids: Sequence[int]) -> bool:
         """No id of these can stop by itself, and all are on the same side of the floor."""
-        before, after = self.num_generated, self.num_generated + len(token_ids)
+        before = len(self.token_ids)
+        after = before + len(token_ids)
         return (
             after < self._max_tokens
             and (before + 1 >= self._min_tokens or after < self._min_tokens)
@@ -167,15 +217,15 @@ class Decoder:
         pieces = self._detokenizer.feed(token_ids)
         text = "".join(pieces)
         num_kept = len(pieces)
-        self.num_generated += num_kept
-        if self._matcher is None:
-            return text, num_kept
-        self._matcher.armed = self.num_generated >= self._min_tokens
-        text = self._matcher.feed(text)
-        if self._matcher.match is not None:
-            num_kept = count_until(pieces, self._matcher.match.decided_at)
-            self.num_generated -= len(pieces) - num_kept
-            self._stop_at_match()
+        if self._matcher is not None:
+            self._matcher.armed = len(self.token_ids) + num_kept >= self._min_tokens
+            text = self._matcher.feed(text)
+            if self._matcher.match is not None:
+                num_kept = count_until(pieces, self._matcher.match.decided_at)
+                self._stop_at_match()
+        self.token_ids += token_ids if num_kept == len(token_ids) else token_ids[:num_kept]
+        # Whoever asks for single ids again finds out.
+        self._known = NOTHING_KNOWN
         return text, num_kept
 
     def _walk(self, token_ids: Sequence[int]) -> tuple[str, int]:
@@ -190,7 +240,7 @@ class Decoder:
     def _step(self, token_id: int) -> str:
         armed = self.num_generated + 1 >= self._min_tokens
         if (trigger := self._hidden.get(token_id)) is not None:
-            self.num_generated += 1
+            self.token_ids.append(token_id)
             return self._end(trigger) if armed else ""
         text, _ = self._take([token_id])
         if self.is_finished:
@@ -203,7 +253,7 @@ class Decoder:
 
     def _end(self, trigger: StopTrigger | None) -> str:
         """Flush; a stop string that was complete already wins over `trigger`."""
-        self.is_finished = True
+        self.close()
         self.stop_trigger = trigger
         text = self._detokenizer.flush()
         if self._matcher is None:
@@ -217,7 +267,7 @@ class Decoder:
     def _stop_at_match(self) -> None:
         assert self._matcher is not None
         assert self._matcher.match is not None
-        self.is_finished = True
+        self.close()
         self.stop_trigger = sequence_trigger(self._matcher.match.stop, self._include_stop)
 
 

@@ -29,6 +29,11 @@ class DecodeError(Exception):
 class Detokenizer(Protocol):
     """The state of one text stream: at most a few bytes or tokens, whatever the ids."""
 
+    @property
+    def is_at_rest(self) -> bool:
+        """What a token shows does not depend on what came before it."""
+        ...
+
     def step(self, token_id: int) -> str:
         """The text that became complete with this token, often its own text. Raises DecodeError."""
         ...
@@ -107,6 +112,11 @@ class ByteFallbackDetokenizer:
         self._strip = table.strip
         self._pending = b""
         self._broken = False
+
+    @property
+    def is_at_rest(self) -> bool:
+        """See Detokenizer."""
+        return not (self._pending or self._broken or self._strip)
 
     def step(self, token_id: int) -> str:
         """See Detokenizer."""
@@ -195,6 +205,11 @@ class WindowDetokenizer:
         self._ids: list[int] = []
         self._shown = 0
         self._num_pending = 0
+
+    @property
+    def is_at_rest(self) -> bool:
+        """See Detokenizer. Its tokenizer may look at any neighbour."""
+        return False
 
     def step(self, token_id: int) -> str:
         """See Detokenizer."""

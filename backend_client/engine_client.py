@@ -271,7 +271,7 @@ def _take(response: pb.GenerateResponse, stream: EngineStream) -> None:
     # The same split as in a frame: an output that is only tokens travels as tokens.
     if all(field.name in PLAIN_FIELDS for field, _ in output.ListFields()):
         has_news = stream.tokens(
-            output.index, output.first_output_position, list(output.token_ids), at_once=True
+            output.index, output.first_output_position, list(output.token_ids), time.monotonic()
         )
     else:
         stream.output(output)

@@ -7,6 +7,7 @@ other become one chunk, so a consumer that lags does less work per token. Knows 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -39,8 +40,11 @@ class Chunk:
         return self.output is not None and self.output.finish_reason == pb.FINISH_REASON_CANCELLED
 
 
-Take = Callable[[int, int, list[int]], bool]
-"""Takes plain tokens: index, position, ids. False when the consumer has to run then. Must not raise."""
+Take = Callable[[int, int, list[int], float], bool]
+"""Takes plain tokens: index, position, ids, and when they came, a time of time.monotonic.
+
+False when the consumer has to run then. Must not raise.
+"""
 
 
 class EngineStream:
@@ -89,13 +93,16 @@ class EngineStream:
         self._on_abort = on_abort
         self._max_waiting_tokens = max_waiting_tokens
 
-    def tokens(self, index: int, position: int, token_ids: list[int], *, at_once: bool = False) -> bool:
+    def tokens(
+        self, index: int, position: int, token_ids: list[int], arrived_at: float | None = None
+    ) -> bool:
         """Tokens of one choice; True when `wake` is due. The list becomes the stream's own.
 
-        `at_once`: those that can be taken without waking the consumer shall not wait.
+        With `arrived_at`, what can be taken without waking the consumer does not wait.
         """
-        if at_once and self._take is not None and not self._chunks:
-            if self._take(index, position, token_ids):
+        # As long as the consumer waits, chunks weigh something.
+        if arrived_at is not None and self._take is not None and not self._waiting_tokens:
+            if self._take(index, position, token_ids, arrived_at):
                 return False
             # It was taken all the same: there is only something to see.
             token_ids, position = [], position + len(token_ids)
@@ -160,9 +167,10 @@ class EngineStream:
         """Give plain tokens to whoever takes them; False when something is left for the consumer."""
         chunks, self._chunks, self._last = self._chunks, [], None
         self._waiting_tokens = 0
+        now = time.monotonic()
         for place, chunk in enumerate(chunks):
             if chunk.output is None:
-                if take(chunk.index, chunk.first_output_position, chunk.token_ids):
+                if take(chunk.index, chunk.first_output_position, chunk.token_ids, now):
                     continue
                 chunk.first_output_position += len(chunk.token_ids)
                 chunk.token_ids = []

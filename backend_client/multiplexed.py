@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -155,25 +155,19 @@ class MultiplexedConnection:
         # Under load, what is taken inline waits for the next round as well, and then comes as longer runs.
         at_once = began >= self._next_wake and not self._is_waking and self._wake_timer is None
         if frame.handles:
-            self._take_rows(frame, at_once=at_once)
+            self._take_rows(frame, began if at_once else None)
         for event in frame.events:
             self._take_event(event)
         if at_once and not self._to_wake:
             self._pause_after(began)
         self._wake_soon()
 
-    def _take_rows(self, frame: pb.GenerateMultiplexedResponse, *, at_once: bool) -> None:
-        num_rows = len(frame.handles)
-        indexes = frame.indexes or [0] * num_rows
-        positions = frame.first_output_positions
-        runs = _runs(frame)
-        if not num_rows == len(indexes) == len(positions) == len(runs):
-            raise violation("a frame whose columns differ in length")
+    def _take_rows(self, frame: pb.GenerateMultiplexedResponse, arrived_at: float | None) -> None:
         streams, to_wake = self._streams, self._to_wake
-        for handle, index, position, run in zip(frame.handles, indexes, positions, runs, strict=True):
+        for handle, index, position, run in _rows(frame):
             stream = streams.get(handle)
             if stream is not None:
-                if stream.tokens(index, position, run, at_once=at_once) and not stream.is_woken:
+                if stream.tokens(index, position, run, arrived_at) and not stream.is_woken:
                     stream.is_woken = True
                     to_wake.append(stream)
             elif not self._was_used(handle):
@@ -272,15 +266,24 @@ class MultiplexedConnection:
         self._wake_soon()
 
 
-def _runs(frame: pb.GenerateMultiplexedResponse) -> list[list[int]]:
-    """The tokens of each row. Raises RequestFailed when they are not all the tokens."""
-    token_ids = list(frame.token_ids)
-    if not frame.token_counts:
-        return [[token_id] for token_id in token_ids]
-    ends = list(accumulate(frame.token_counts))
-    if ends[-1] != len(token_ids):
+def _rows(frame: pb.GenerateMultiplexedResponse) -> Iterable[tuple[int, int, int, list[int]]]:
+    """Handle, index, position and tokens, row by row. Raises RequestFailed for columns that do not fit."""
+    num_rows = len(frame.handles)
+    indexes = frame.indexes or [0] * num_rows
+    positions = frame.first_output_positions
+    counts = frame.token_counts or [1] * num_rows
+    if not num_rows == len(indexes) == len(positions) == len(counts) or len(frame.token_ids) != sum(counts):
         raise violation("a frame whose columns differ in length")
-    return [token_ids[begin:end] for begin, end in pairwise((0, *ends))]
+    # Not lists: a row is gone before the next one is made, so that all of them are in the same memory.
+    return zip(frame.handles, indexes, positions, _runs(frame), strict=True)
+
+
+def _runs(frame: pb.GenerateMultiplexedResponse) -> Iterator[list[int]]:
+    """The tokens of each row."""
+    if not frame.token_counts:
+        return ([token_id] for token_id in frame.token_ids)
+    ends = accumulate(frame.token_counts, initial=0)
+    return (frame.token_ids[begin:end] for begin, end in pairwise(ends))
 
 
 def _open_choices(request: pb.PreprocessedRequest) -> OpenChoices:

@@ -99,6 +99,11 @@ class Attempts:
         return "" if self._endpoint is None else self._endpoint.client.target
 
     @property
+    def num_passed_on(self) -> int:
+        """Tokens of all choices, those of a resumed answer included."""
+        return 0 if self._decoder is None else self._decoder.num_passed_on
+
+    @property
     def num_withheld(self) -> int:
         """Characters of all choices that may still become a stop string."""
         return 0 if self._decoder is None else sum(len(c.decoder.withheld) for c in self._decoder.choices)

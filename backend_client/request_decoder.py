@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend_client.annotated import BackendOutput, first_rows, matched_stop
+from backend_client.choice_state import ChoiceState, EngineTextCheck
 from backend_client.decoder import Decoder, DecodeResult
-from backend_client.detokenizer import DecodeError, Detokenizer
+from backend_client.detokenizer import DecodeError
 from backend_client.finish_reason import finish_reason, is_known, stop_reason
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
@@ -30,54 +31,6 @@ class ProtocolViolation(Exception):
         super().__init__(f"protocol violation: {which}")
 
 
-class EngineTextCheck:
-    """Compares the text an engine sends with our own, wherever either of them cuts it."""
-
-    __slots__ = ("_detokenizer", "_ours", "_theirs", "differs")
-
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self.differs = False
-        self._detokenizer = detokenizer
-        self._ours = ""
-        self._theirs = ""
-
-    def compare(self, token_ids: Sequence[int], text: str) -> None:
-        """Take the next output; texts of which one begins with the other may still become equal."""
-        self._ours += "".join(self._detokenizer.feed(token_ids))
-        self._theirs += text
-        common = min(len(self._ours), len(self._theirs))
-        self.differs |= self._ours[:common] != self._theirs[:common]
-        self._ours, self._theirs = self._ours[common:], self._theirs[common:]
-
-    def skip(self, token_ids: Sequence[int]) -> None:
-        """Tokens whose text was compared, or shown, elsewhere."""
-        self._detokenizer.feed(token_ids)
-
-
-class ChoiceState:
-    """One choice: its decoder, what the engine said about it, and what was passed on."""
-
-    __slots__ = (
-        "cum_log_probs",
-        "decoder",
-        "engine_finished",
-        "engine_text",
-        "is_finished",
-        "num_received",
-        "token_ids",
-    )
-
-    def __init__(self, decoder: Decoder, engine_text: EngineTextCheck) -> None:
-        self.decoder = decoder
-        self.engine_text = engine_text
-        self.engine_finished = False
-        self.is_finished = False
-        # Output tokens the engine sent, which is more than `token_ids` after a local stop.
-        self.num_received = 0
-        self.token_ids: list[int] = []
-        self.cum_log_probs: float | None = None
-
-
 class RequestDecoder:
     """The decoding side of one request. `process` and `process_tokens` never emit anything twice.
 
@@ -86,6 +39,17 @@ class RequestDecoder:
     `validate_engine_decode`: then our own text is shown, with all stop conditions, and compared.
     Raises InvalidStopConditions for a number of choices no engine has.
     """
+
+    __slots__ = (
+        "_num_prompt_tokens",
+        "_usage_details",
+        "_validate_engine_decode",
+        "_vocab_size",
+        "choices",
+        "conditions",
+        "has_prompt_logprobs",
+        "is_finished",
+    )
 
     def __init__(
         self,
@@ -113,7 +77,11 @@ class RequestDecoder:
         self.choices: list[ChoiceState] = []
         for _ in range(num_choices):
             decoder = Decoder(
-                vocabulary, conditions, skip_special_tokens=skip_special_tokens, with_tokens=with_tokens
+                vocabulary,
+                conditions,
+                skip_special_tokens=skip_special_tokens,
+                with_tokens=with_tokens,
+                vocab_size=vocab_size,
             )
             check = EngineTextCheck(vocabulary.detokenizer(skip_special_tokens=skip_special_tokens))
             self.choices.append(ChoiceState(decoder, check))
@@ -133,8 +101,13 @@ class RequestDecoder:
 
         Raises ProtocolViolation.
         """
+        if len(token_ids) == 1 and index < len(self.choices):
+            text = self.choices[index].decoder.take_known(position, token_ids[0])
+            if text is not None:
+                return BackendOutput(token_ids, None, text, index, position)
         choice = self._receive(index, position, token_ids)
         if choice.is_finished:
+            choice.num_dropped += len(token_ids)
             return None
         output = BackendOutput(token_ids, None, "", index, position)
         self._decode(choice, token_ids, output, pb.FINISH_REASON_UNSPECIFIED)
@@ -151,6 +124,7 @@ class RequestDecoder:
         if message.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
             self._receive_terminal(choice, message)
         if choice.is_finished:
+            choice.num_dropped += len(token_ids)
             return None
         output = self._copy(message)
         if message.HasField("text") and self._validate_engine_decode:
@@ -163,12 +137,17 @@ class RequestDecoder:
         self._complete_stop(message, output)
         return output
 
+    @property
+    def num_passed_on(self) -> int:
+        """Tokens of all choices, those of a resumed answer included."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
     def usage(self) -> pb.CompletionUsage:
         """Tokens passed on, counted here; details as far as the engine's own usage was read."""
         usage = pb.CompletionUsage()
         usage.CopyFrom(self._usage_details)
         usage.prompt_tokens = self._num_prompt_tokens or usage.prompt_tokens
-        usage.completion_tokens = sum(len(choice.token_ids) for choice in self.choices)
+        usage.completion_tokens = self.num_passed_on
         usage.total_tokens = min(usage.prompt_tokens + usage.completion_tokens, MAX_UINT32)
         return usage
 
@@ -188,22 +167,24 @@ class RequestDecoder:
             raise InvalidStopConditions("resume.choices", "must leave a choice to generate")
 
     def _go_on(self, choice: ChoiceState, resumed: pb.ResumedChoice, path: str) -> None:
-        choice.token_ids = list(resumed.generated_token_ids)
-        choice.num_received = len(choice.token_ids)
+        token_ids = list(resumed.generated_token_ids)
         choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
         choice.is_finished = choice.engine_finished = resumed.finished
         try:
-            choice.decoder.process(choice.token_ids)
+            choice.decoder.process(token_ids)
         except DecodeError as error:
             raise InvalidStopConditions(f"{path}.generated_token_ids", str(error)) from error
         if choice.decoder.is_finished and not resumed.finished:
             raise InvalidStopConditions(f"{path}.finished", "a stop condition is met by the tokens before")
-        choice.engine_text.skip(choice.token_ids)
+        choice.token_ids[:] = token_ids
+        choice.engine_text.skip(token_ids)
+        if resumed.finished:
+            choice.decoder.close()
 
     def resume(self) -> list[pb.ResumedChoice]:
         """Where another engine has to continue; what the lost one sent beyond that is forgotten."""
         for choice in self.choices:
-            choice.num_received = len(choice.token_ids)
+            choice.num_dropped = 0
             choice.engine_finished = choice.is_finished
         return [
             pb.ResumedChoice(
@@ -226,7 +207,6 @@ class RequestDecoder:
             raise ProtocolViolation(f"output position {position} where {choice.num_received} was due")
         if token_ids and max(token_ids) >= self._vocab_size:
             raise ProtocolViolation(f"token id {max(token_ids)} with a vocabulary of {self._vocab_size}")
-        choice.num_received += len(token_ids)
         return choice
 
     def _check_columns(self, message: pb.LLMEngineOutput) -> None:
@@ -247,11 +227,11 @@ class RequestDecoder:
         choice.engine_finished = True
         if message.HasField("completion_usage"):
             if all(choice.engine_finished for choice in self.choices):
-                self._check_usage(message.completion_usage)
+                self._check_usage(message.completion_usage, len(message.token_ids))
             self._usage_details.CopyFrom(message.completion_usage)
 
-    def _check_usage(self, usage: pb.CompletionUsage) -> None:
-        received = sum(choice.num_received for choice in self.choices)
+    def _check_usage(self, usage: pb.CompletionUsage, num_new: int) -> None:
+        received = sum(choice.num_received for choice in self.choices) + num_new
         if usage.completion_tokens != received:
             raise ProtocolViolation(f"usage of {usage.completion_tokens} completion tokens, {received} sent")
         if self._num_prompt_tokens not in (None, usage.prompt_tokens):
@@ -278,6 +258,7 @@ class RequestDecoder:
     def _pass_text(self, choice: ChoiceState, message: pb.LLMEngineOutput, output: BackendOutput) -> None:
         """The engine detokenizes itself: its text stands."""
         result = DecodeResult(message.text, list(message.token_ids), list(message.tokens) or None)
+        choice.token_ids.extend(result.token_ids)
         self._emit(choice, result, output, message.finish_reason)
 
     def _decode(
@@ -287,12 +268,11 @@ class RequestDecoder:
         output: BackendOutput,
         reason: pb.FinishReason.ValueType,
     ) -> None:
-        decoder = choice.decoder
+        decoder, num_before = choice.decoder, len(choice.token_ids)
         try:
             text = decoder.take_one(token_ids[0]) if len(token_ids) == 1 else None
             if text is not None and not reason and not decoder.is_finished:
-                # Most outputs by far: one id more, and nothing beside its text.
-                choice.token_ids.append(token_ids[0])
+                # One id more, and nothing beside its text.
                 output.text, output.token_ids = text, token_ids
                 return
             result = decoder.process(token_ids) if text is None else decoder.result(text, token_ids)
@@ -303,6 +283,8 @@ class RequestDecoder:
         except DecodeError as error:
             output.error_message = str(error)
             result, reason = DecodeResult("", token_ids), pb.FINISH_REASON_ERROR
+            choice.token_ids[num_before:] = token_ids
+        choice.num_dropped += len(token_ids) - len(result.token_ids)
         if reason in ENDS_ON_A_TOKEN and len(result.token_ids) < len(token_ids):
             reason = pb.FINISH_REASON_UNSPECIFIED  # it ended on a token that is not passed on
         self._emit(choice, result, output, reason)
@@ -314,7 +296,6 @@ class RequestDecoder:
         output: BackendOutput,
         reason: pb.FinishReason.ValueType,
     ) -> None:
-        choice.token_ids += result.token_ids
         output.text, output.token_ids = result.text, result.token_ids
         if result.tokens is not None:
             output.tokens, output.withheld = result.tokens, choice.decoder.withheld
@@ -322,6 +303,7 @@ class RequestDecoder:
             return
         output.finish_reason = finish_reason(result.stop_trigger, reason)
         choice.is_finished = True
+        choice.decoder.close()
         if output.finish_reason == pb.FINISH_REASON_STOP:
             output.stop_reason = stop_reason(result.stop_trigger)
         self.is_finished = all(choice.is_finished for choice in self.choices)

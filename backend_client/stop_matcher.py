@@ -30,7 +30,7 @@ class StopMatch:
     decided_at: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StopAutomaton:
     """Aho-Corasick over characters. Node 0 is the root; all lists are indexed by node.
 
@@ -126,6 +126,11 @@ class StopMatcher:
         self._best: tuple[int, int] | None = None
 
     @property
+    def automaton(self) -> StopAutomaton:
+        """Shared with matchers of equal stops, and so a name for them."""
+        return self._automaton
+
+    @property
     def stops(self) -> frozenset[str]:
         """The stop strings."""
         return self._automaton.stops
@@ -134,6 +139,15 @@ class StopMatcher:
     def withheld(self) -> str:
         """Text that was fed and is not shown yet."""
         return self._tail[self._shown :]
+
+    @property
+    def is_at_rest(self) -> bool:
+        """No candidate is open: what a piece does does not depend on what came before it."""
+        return self._node == 0 and self._best is None
+
+    def stays_at_rest(self, piece: str) -> bool:
+        """The piece is known to pass whole where it comes at rest, and to change nothing."""
+        return self._automaton.moves[0].get(piece) == 0
 
     def feed(self, piece: str) -> str:
         """Take the next piece, return the text that can be shown. After `match` is set: nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Hashable
 from enum import Enum
 from functools import lru_cache
 
@@ -26,6 +27,8 @@ from backend_client.detokenizer import (
 MAX_ID_HOLES = 65_536
 # Frequent texts are asked for again and again; bounds what one process keeps of them.
 MAX_TOKEN_TEXTS = 65_536
+# Sets of stop conditions that are in use at a time; of others what was learned is forgotten.
+MAX_KNOWN_TEXTS = 16
 SELF_TEST_SEQUENCES = 96
 SELF_TEST_LENGTH = 24
 
@@ -57,10 +60,15 @@ class Vocabulary:
         self._tables = {skip: self._table(self.kind, skip) for skip in (False, True)}
         self.token_text = lru_cache(maxsize=MAX_TOKEN_TEXTS)(self._tables[False].token_text)
         self.token_bytes = self._tables[False].token_bytes
+        self._known_texts = lru_cache(maxsize=MAX_KNOWN_TEXTS)(_nothing_known)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh text stream."""
         return self._tables[skip_special_tokens].detokenizer()
+
+    def known_texts(self, *conditions: Hashable) -> dict[int, str]:
+        """Shared by all who name the same conditions: what they have learned about ids."""
+        return self._known_texts(conditions)
 
     def _exact_kind(self) -> TableKind:
         """What the decoder's description suggests, if it stands the test."""
@@ -111,6 +119,10 @@ class Vocabulary:
                 if text != self._tokenizer.decode(sequence, skip_special_tokens=skip):
                     return False
         return True
+
+
+def _nothing_known(conditions: tuple[Hashable, ...]) -> dict[int, str]:
+    return {}
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, object]]:

@@ -255,7 +255,8 @@ def frame_of(
     """One frame: the rows, as one for each choice, then the events."""
     handles, indexes, positions, token_ids = zip(*rows, strict=True) if rows else ((), (), (), ())
     counts: Sequence[int] = ()
-    if len(set(zip(handles, indexes, strict=True))) < len(rows):
+    has_indexes = any(indexes)
+    if len(set(zip(handles, indexes, strict=True) if has_indexes else handles)) < len(rows):
         runs = runs_of(rows)
         handles, indexes = zip(*runs, strict=True)
         positions = tuple(run.position for run in runs.values())
@@ -264,7 +265,7 @@ def frame_of(
     return pb.GenerateMultiplexedResponse(
         step=step,
         handles=handles,
-        indexes=indexes if any(indexes) else (),
+        indexes=indexes if has_indexes else (),
         token_counts=counts,
         first_output_positions=positions,
         token_ids=token_ids,

@@ -45,6 +45,16 @@ def run(subject: Decoder, chunks: list[list[int]]) -> tuple[str, list[int], Stop
     return "".join(result.text for result in results), ids, subject.stop_trigger
 
 
+def run_looking_up(subject: Decoder, ids: list[int]) -> tuple[str, list[int], StopTrigger | None]:
+    """Ids one by one, decoded where they are not known."""
+    texts = []
+    for token_id in ids:
+        text = subject.take_known(subject.num_generated, token_id)
+        texts.append(subject.process([token_id]).text if text is None else text)
+    texts.append(subject.finish().text)
+    return "".join(texts), subject.token_ids, subject.stop_trigger
+
+
 def split(ids: list[int], sizes: list[int]) -> list[list[int]]:
     chunks, rest = [], ids
     for size in itertools.cycle([size for size in sizes if size] or [1]):
@@ -137,6 +147,8 @@ def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> Non
         assert (shown, trigger) == offline(tokenizer, ids, conditions, skip)
         singles = Decoder(vocabulary, conditions, skip_special_tokens=skip)
         assert run(singles, [[token_id] for token_id in ids]) == (shown, kept, trigger)
+        looking_up = Decoder(vocabulary, conditions, skip_special_tokens=skip)
+        assert run_looking_up(looking_up, ids) == (shown, kept, trigger)
         assert kept == ids[: len(kept)]
         assert subject.num_generated == len(kept)
 
@@ -307,6 +319,70 @@ def test_a_complete_but_undecided_match_wins_over_the_token_that_ends_the_choice
     subject = decoder(stop=("abcd", "bc"), eos_token_ids={EOS})
     result = subject.process([*spell("abc"), EOS])
     assert (result.text, result.stop_trigger) == ("a", HiddenStopSequenceDetected("bc"))
+
+
+def test_an_id_that_was_seen_under_equal_conditions_is_only_looked_up() -> None:
+    vocabulary = Vocabulary(BYTE_LEVEL)
+    conditions = StopConditions(stop=("xy",), eos_token_ids=frozenset({EOS}))
+    [a] = spell("a")
+    first, second, other = (
+        Decoder(vocabulary, each) for each in (conditions, conditions, StopConditions(stop=("xyz",)))
+    )
+    assert first.take_known(0, a) is None
+    assert first.process([a]).text == "a"
+    assert second.take_known(0, a) == "a"
+    assert second.token_ids == [a]
+    assert other.take_known(0, a) is None
+
+
+def test_an_id_is_not_known_where_it_could_mean_more_than_its_text() -> None:
+    a, x, y = spell("axy")
+    part = BYTE_LEVEL.encode("👩").ids[0]
+    ids = [a, x, y, part, EOS]
+
+    def fresh(before: list[int], **conditions: object) -> Decoder:
+        subject = decoder(stop=("xy",), eos_token_ids={EOS}, **conditions)
+        for token_id in before:
+            subject.process([token_id])
+        return subject
+
+    for token_id in ids:
+        fresh([token_id])
+    for before in ([], [a], [x], [part], [x, y], [EOS]):
+        place = len(before)
+        known = [token_id for token_id in ids if fresh(before).take_known(place, token_id) is not None]
+        assert known == ([a, y] if before in ([], [a]) else [])
+    assert fresh([], max_tokens=1).take_known(0, a) is None
+    assert fresh([], max_tokens=2).take_known(0, a) == "a"
+    assert fresh([], with_tokens=True).take_known(0, a) is None
+
+
+def test_a_known_id_is_taken_at_its_position_only() -> None:
+    vocabulary = Vocabulary(BYTE_LEVEL)
+    for _ in range(2):
+        subject = Decoder(vocabulary, StopConditions())
+        subject.process(spell("a"))
+    subject.process(spell("a"))
+    assert [subject.take_known(place, spell("a")[0]) for place in (1, 3, 2)] == [None, None, "a"]
+
+
+def test_a_stop_string_below_the_floor_teaches_nothing() -> None:
+    texts = {i: VOCABULARY.token_text(i) for i in range(len(toy.SPECIAL), VOCABULARY.size)}
+    # The stop string is complete and over within one token.
+    token_id, text = next(
+        (i, t) for i, t in texts.items() if len(t) > 1 and t.isalpha() and t[0] not in t[1:]
+    )
+    for _ in range(2):
+        found = run_looking_up(decoder(stop=(text[0],), min_tokens=3), [token_id] * 4)
+        assert found == (text * 2, [token_id] * 3, HiddenStopSequenceDetected(text[0]))
+
+
+def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backend_client.decoder.MAX_KNOWN_IDS", 2)
+    vocabulary = Vocabulary(BYTE_LEVEL)
+    assert run_looking_up(Decoder(vocabulary, StopConditions()), spell("abcdabcd"))[0] == "abcdabcd"
+    known = [Decoder(vocabulary, StopConditions()).take_known(0, token_id) for token_id in spell("abcd")]
+    assert known == ["a", "b", None, None]
 
 
 def test_no_ids_change_nothing() -> None:

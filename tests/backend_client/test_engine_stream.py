@@ -125,7 +125,7 @@ def test_whoever_takes_them_every_token_arrives_once_and_in_order(steps, answers
         fed: dict[int, int] = {}
         left = list(answers)
 
-        def took(index: int, position: int, token_ids: list[int]) -> bool:
+        def took(index: int, position: int, token_ids: list[int], arrived_at: float) -> bool:
             have = got.setdefault(index, [])
             assert position == len(have)
             have += token_ids
@@ -144,7 +144,7 @@ def test_whoever_takes_them_every_token_arrives_once_and_in_order(steps, answers
                 message = pb.LLMEngineOutput(index=index, first_output_position=position, token_ids=ids)
                 found.output(message)
             else:
-                found.tokens(index, position, ids, at_once=how == "at once")
+                found.tokens(index, position, ids, 1.0 if how == "at once" else None)
             between = betweens[place % len(betweens)]
             if between != "nothing":
                 found.wake()
@@ -162,7 +162,7 @@ async def test_plain_tokens_go_at_once_to_whoever_takes_them_while_the_consumer_
     found, _ = stream()
     taken: list[tuple[int, int, list[int]]] = []
 
-    def take(index: int, position: int, token_ids: list[int]) -> bool:
+    def take(index: int, position: int, token_ids: list[int], arrived_at: float) -> bool:
         taken.append((index, position, token_ids))
         return position < 2
 
@@ -170,10 +170,10 @@ async def test_plain_tokens_go_at_once_to_whoever_takes_them_while_the_consumer_
     assert [chunk.token_ids for chunk in await found.read(take)] == [[1]]
     reading = asyncio.create_task(found.read(take))
     await asyncio.sleep(0)
-    assert not found.tokens(0, 1, [2], at_once=True)
-    assert found.tokens(0, 2, [3, 4], at_once=True)
+    assert not found.tokens(0, 1, [2], 1.0)
+    assert found.tokens(0, 2, [3, 4], 1.0)
     # The consumer has to look now, and what follows waits for it.
-    assert found.tokens(0, 4, [5], at_once=True)
+    assert found.tokens(0, 4, [5], 1.0)
     found.wake()
     chunks = await reading
     assert taken == [(0, 1, [2]), (0, 2, [3, 4])]
@@ -184,7 +184,7 @@ async def test_what_may_wait_is_taken_in_longer_runs_when_the_consumer_would_be_
     found, _ = stream()
     taken: list[tuple[int, list[int]]] = []
     reading = asyncio.create_task(
-        found.read(lambda index, position, ids: taken.append((position, ids)) is None)
+        found.read(lambda index, position, ids, now: taken.append((position, ids)) is None)
     )
     await asyncio.sleep(0)
     assert found.tokens(0, 0, [1])
@@ -203,7 +203,9 @@ async def test_what_may_wait_is_taken_in_longer_runs_when_the_consumer_would_be_
 async def test_a_taker_that_has_enough_lets_the_consumer_run_and_keeps_the_order():
     found, _ = stream()
     asked: list[int] = []
-    reading = asyncio.create_task(found.read(lambda index, position, ids: asked.append(position) is not None))
+    reading = asyncio.create_task(
+        found.read(lambda index, position, ids, now: asked.append(position) is not None)
+    )
     await asyncio.sleep(0)
     found.tokens(0, 0, [1, 2])
     found.tokens(1, 0, [7])
@@ -221,7 +223,7 @@ async def test_a_taker_that_has_enough_lets_the_consumer_run_and_keeps_the_order
 
 async def test_the_end_wakes_a_consumer_whose_tokens_were_taken():
     found, _ = stream()
-    reading = asyncio.create_task(found.read(lambda index, position, ids: True))
+    reading = asyncio.create_task(found.read(lambda index, position, ids, now: True))
     await asyncio.sleep(0)
     found.tokens(0, 0, [1])
     found.end()
@@ -232,14 +234,16 @@ async def test_the_end_wakes_a_consumer_whose_tokens_were_taken():
 async def test_nothing_is_taken_behind_what_the_consumer_has_not_seen():
     found, _ = stream()
     taken: list[int] = []
-    reading = asyncio.create_task(found.read(lambda index, position, ids: taken.append(position) is None))
+    reading = asyncio.create_task(
+        found.read(lambda index, position, ids, now: taken.append(position) is None)
+    )
     await asyncio.sleep(0)
     found.output(pb.LLMEngineOutput(token_ids=[1], engine_data=b"x"))
-    assert found.tokens(0, 1, [2], at_once=True)
+    assert found.tokens(0, 1, [2], 1.0)
     found.wake()
     assert [chunk.token_ids for chunk in await reading] == [[1], [2]]
     # Nobody waits now.
-    assert found.tokens(0, 2, [3], at_once=True)
+    assert found.tokens(0, 2, [3], 1.0)
     assert taken == []
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from backend_client.annotated import Annotated, BackendOutput
+from backend_client.inline_decoder import RequestTracker
 from enginewire import v1 as pb
 from tests.backend_client.asking import ask, hear
 from tests.backend_client.hostile import tokens
@@ -56,6 +57,39 @@ async def test_what_the_function_raises_ends_its_own_request_only(socket_folder,
         assert backend.activity.live == []
         await until_true(lambda: len(engine.aborted) == 2)
     assert heard.text() == "other"
+
+
+async def test_what_was_taken_inline_counts_like_everything_else(socket_folder, vocabulary) -> None:
+    engine = Lives([*plain_text(b"answer"), 5.0])
+    tracker = RequestTracker()
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        heard = await hear(backend, ask(max_tokens=6), is_inline=True, tracker=tracker)
+        totals = backend.activity.totals
+    assert heard.num_inline == 5
+    assert tracker.num_tokens == 6
+    assert (totals.first_token.count, totals.between_tokens.count) == (1, 5)
+    assert totals.answer_lengths.sum == backend.activity.generated_tokens == 6
+    assert totals.between_tokens.sum > 4 * PAUSE
+
+
+async def test_what_a_stop_cut_off_inline_was_received_all_the_same(socket_folder, vocabulary) -> None:
+    request = ask(max_tokens=9, stop_conditions=pb.StopConditions(stop=["st"]))
+    engine = Lives([tokens(b"a"), PAUSE, tokens(b"n", 1), PAUSE, tokens(b"stop", 2), 5.0])
+    tracker = RequestTracker()
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        heard = await hear(backend, request, is_inline=True, tracker=tracker)
+        generated = backend.activity.generated_tokens
+    assert (heard.text(), heard.num_inline) == ("an", 2)
+    assert (tracker.num_tokens, generated) == (6, 4)
+
+
+async def test_a_first_token_that_comes_inline_is_a_first_token(socket_folder, vocabulary) -> None:
+    engine = Lives([tokens(b"", engine_data=b"x"), PAUSE, tokens(b"a"), PAUSE, tokens(b"b", 1), 5.0])
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        heard = await hear(backend, ask(max_tokens=2), is_inline=True)
+        totals = backend.activity.totals
+    assert heard.text() == "ab"
+    assert (totals.first_token.count, totals.between_tokens.count) == (1, 1)
 
 
 async def test_a_broken_contract_is_an_error_as_ever(socket_folder, vocabulary) -> None:

@@ -222,6 +222,44 @@ def test_row_18_the_rows_of_a_frame_are_checked_too() -> None:
         request().process_tokens(1, 0, spell("a"))
 
 
+def test_row_18_an_id_that_another_engine_has_is_no_id_of_this_one() -> None:
+    [a] = spell("a")
+    for _ in range(2):
+        assert request().process_tokens(0, 0, [a]) == BackendOutput([a], None, "a")
+    small = RequestDecoder(
+        VOCABULARY, StopConditions(eos_token_ids=frozenset({EOS})), num_prompt_tokens=5, vocab_size=a
+    )
+    with pytest.raises(ProtocolViolation, match="vocabulary"):
+        small.process_tokens(0, 0, [a])
+
+
+def test_row_18_nothing_follows_a_terminal_whoever_made_the_text() -> None:
+    [a] = spell("a")
+    request().process_tokens(0, 0, [a])
+    ends = [
+        output("a", 0, text="A", finish_reason=pb.FINISH_REASON_LENGTH),
+        output("a", 0, finish_reason=pb.FINISH_REASON_ERROR),
+        output("", 0, finish_reason=pb.FINISH_REASON_CANCELLED),
+    ]
+    for end in ends:
+        decoder = request(2)
+        decoder.process(end)
+        with pytest.raises(ProtocolViolation, match="after the terminal"):
+            decoder.process_tokens(0, len(end.token_ids), [a])
+    resumed = request(2)
+    resumed.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=[a], finished=True)]))
+    with pytest.raises(ProtocolViolation, match="after the terminal"):
+        resumed.process_tokens(0, 1, [a])
+
+
+def test_tokens_behind_text_of_the_engine_count_on_from_it() -> None:
+    decoder = request(max_tokens=3)
+    assert taken(decoder, output("ab", text="AB")).text == "AB"
+    last = decoder.process_tokens(0, 2, spell("c"))
+    assert last is not None
+    assert (last.text, last.finish_reason) == ("c", pb.FINISH_REASON_LENGTH)
+
+
 def test_a_system_end_of_sequence_has_no_stop_reason() -> None:
     message = pb.LLMEngineOutput(token_ids=[EOS], finish_reason=pb.FINISH_REASON_EOS)
     end = taken(request(), message)
