@@ -32,7 +32,7 @@ class AbortAsStop(Reference):
         return output
 
 
-@mutant("abort_as_status", kills=("ABO-01", "USE-05"))
+@mutant("abort_as_status", kills="ABO-01")
 class AbortAsStatus(Reference):
     def abort(self, job: Job) -> None:
         self.fail(job, Refusal(pb.ERROR_REASON_CANCELLED, "it was aborted"))

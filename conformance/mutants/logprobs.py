@@ -125,7 +125,8 @@ class GreedySecondBest(Reference):
         token = super().next_token(choice, logits)
         if self.temperature(choice.job.request.sampling_options) or len(choice.tokens) != 5:
             return token
-        return max((other for other in range(len(logits)) if other != token), key=logits.__getitem__)
+        second = max((other for other in range(len(logits)) if other != token), key=logits.__getitem__)
+        return second if math.isfinite(logits[second]) else token
 
 
 @mutant("unnormalised_logits", kills="LOG-06")
