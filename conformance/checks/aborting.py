@@ -24,7 +24,7 @@ OVER: Final = (pb.ABORT_OUTCOME_FINISHED, pb.ABORT_OUTCOME_UNKNOWN)
 """What may be said of a request that ended: it is remembered, or already forgotten."""
 
 
-@check("ABO-01", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "SEQ-01", "SEQ-02"))
+@check("ABO-01", alone=True, needs=(*SHAPE, "STR-04", "STR-09", "SEQ-01", "SEQ-02"))
 async def choices_end_as_cancelled(ctx: Context) -> None:
     """After the first token, with two choices where the engine has several."""
     count = 2 if ctx.capabilities.multiple_choices else 1
@@ -69,7 +69,7 @@ async def may_be_repeated(ctx: Context) -> None:
             expect(result.outcome in OVER, "a request that ended is aborted once more", seen=_name(result))
 
 
-@check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01"))
+@check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "INF-08"))
 async def reaches_the_queue(ctx: Context) -> None:
     """While all slots are taken."""
     async with saturated(ctx) as running:

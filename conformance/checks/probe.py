@@ -42,7 +42,7 @@ async def the_model_answers(ctx: Context) -> None:
         expect_equal(probe.tokens[:1], plain.tokens, "a greedy probe does not bring the model's token")
 
 
-@check("PRB-03", needs=("PRB-01",))
+@check("PRB-03", needs=("PRB-01", "ERR-02"))
 async def a_failed_probe_says_so(ctx: Context) -> None:
     """One that the model cannot compute."""
     await ctx.generate(_probe(ctx))
@@ -70,7 +70,7 @@ async def nothing_is_left(ctx: Context) -> None:
         expect_equal(found, 0, "a request found the blocks of a probe in the cache")
 
 
-@check("PRB-05", needs=("PRB-01",), alone=True)
+@check("PRB-05", needs=("PRB-01", "MDT-06"), alone=True)
 async def every_rank_can_be_probed(ctx: Context) -> None:
     """One probe for each; where the load tells ranks apart, it runs on that rank."""
     start, size = ctx.config.data_parallel_start_rank, max(ctx.config.data_parallel_size, 1)
