@@ -20,7 +20,7 @@ async def a_prompt_is_enough(ctx: Context) -> None:
     """A request id, token ids, and the word that it is a probe."""
     inner = pb.PreprocessedRequest(token_ids=ctx.prompt(), is_probe=True)
     request = pb.GenerateRequest(request_id=ctx.request().request_id, request=inner)
-    stream = await ctx.start(request, timeout=ctx.bounds.answer).end()
+    stream = await ctx.start(request, timeout=2 * ctx.bounds.answer).end()
     message = "a probe with only token_ids is not served"
     expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     expect(stream.terminals, "the answer of a probe has no terminal output", seen=stream.exchange.status)
