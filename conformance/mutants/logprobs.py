@@ -126,7 +126,8 @@ class GreedySecondBest(Reference):
         if self.temperature(choice.job.request.sampling_options) or len(choice.tokens) != 5:
             return token
         second = max((other for other in range(len(logits)) if other != token), key=logits.__getitem__)
-        return second if math.isfinite(logits[second]) else token
+        is_allowed = math.isfinite(self.adjusted(choice, list(logits))[second])
+        return second if is_allowed else token
 
 
 @mutant("unnormalised_logits", kills="LOG-06")
