@@ -8,7 +8,7 @@ from typing import Final
 
 import grpc
 
-from conformance.context import Context, require_refusal
+from conformance.context import LASTING_SECONDS, Context, require_refusal
 from conformance.registry import SHAPE, WHOLE, Phase, check
 from conformance.saturation import queued, saturated
 from conformance.stream import Stream
@@ -16,6 +16,7 @@ from conformance.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire import v1 as pb
 
 TIMES: Final = 10
+LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)
 CYCLES: Final = 200
 AT_A_TIME: Final = 8
 MORE: Final = 4
@@ -86,13 +87,19 @@ async def reaches_the_queue(ctx: Context) -> None:
 @check("ABO-06", phase=Phase.LOAD, alone=True, needs=WHOLE)
 async def live_ids_are_taken(ctx: Context) -> None:
     """A second request, then a third one after the end of the first."""
-    first = await ctx.start(ctx.lasting_request()).first_token()
-    same = ctx.request(request_id=first.request.request_id)
-    exchange = await ctx.refused(same)
-    await _ends_as_it_should(first)
-    taken = (grpc.StatusCode.ALREADY_EXISTS,)
-    require_refusal(exchange, taken, reason=pb.ERROR_REASON_DUPLICATE_ID)
-    await ctx.generate(same)
+    for seconds in LONGER:
+        first = await ctx.start(ctx.lasting_request(seconds)).first_token()
+        same = ctx.request(request_id=first.request.request_id)
+        exchange = await ctx.refused(same)
+        has_ended = not (await ctx.client.load()).running
+        await _ends_as_it_should(first)
+        if exchange.is_ok and has_ended:
+            continue  # a busy machine may have brought the second one when the first was over
+        taken = (grpc.StatusCode.ALREADY_EXISTS,)
+        require_refusal(exchange, taken, reason=pb.ERROR_REASON_DUPLICATE_ID)
+        await ctx.generate(same)
+        return
+    raise NotApplicable("a request ends before its id can be used again")
 
 
 @check("ABO-07", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "USE-01", "USE-05"))
