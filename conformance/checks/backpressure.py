@@ -44,7 +44,7 @@ async def a_pause_loses_nothing(ctx: Context) -> None:
     expect_equal(stream.tokens, read_at_once.tokens, "a reader that paused got other tokens")
 
 
-@check("BPR-02", needs=(*SHAPE, "CON-01", "CON-06"), phase=Phase.LOAD, alone=True)
+@check("BPR-02", needs=(*SHAPE, "CON-01"), phase=Phase.LOAD, alone=True)
 async def others_go_on(ctx: Context) -> None:
     """A small request beside several stalled readers, compared with the same request alone."""
     slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else STALLED + 1

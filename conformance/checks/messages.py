@@ -80,7 +80,7 @@ async def what_is_too_large_is_refused(ctx: Context) -> None:
     expect(beside.exchange.code in UNHARMED, "a stream of the same connection failed", seen=seen)
 
 
-@check("MSG-03", needs=SHAPE, alone=True)
+@check("MSG-03", needs=(*SHAPE, "INF-09"), alone=True)
 async def responses_are_small(ctx: Context) -> None:
     """The largest answers that may be asked for, in as few messages as the server likes."""
     any_size = ctx.connect(None, ("grpc.max_receive_message_length", -1))

@@ -106,7 +106,7 @@ class AbortBlocked(SlowWhenFull):
         return await super().abort_requests(request)
 
 
-@mutant("static_batching", kills="CON-06")
+@mutant("static_batching", kills=("CON-06", "BPR-02"))
 class StaticBatching(Reference):
     def fits(self, job: Job) -> bool:
         is_late = is_short(job) and any(not is_short(running) for running in self.running)
