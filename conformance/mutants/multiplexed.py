@@ -106,7 +106,7 @@ class MuxAcceptsBeforeItChecks(Reference):
             raise
 
     def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
-        if submit.generate.request.stop_conditions.max_tokens == 0:
+        if submit.generate.request.model:
             self.say_accepted(stream, submit)
         super().submit(stream, submit, call)
 
