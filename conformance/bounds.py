@@ -40,10 +40,10 @@ class Bounds:
         return max(60.0, 240 * self.ttft + 2000 * self.itl) * self.scale
 
     def generation(self, output_tokens: int, prompt_tokens: int = 0) -> float:
-        """For a request from start to end, alone or in good company."""
+        """For a request from start to end, alone or in good company; no less patient than a unary call."""
         # A prompt is computed in chunks: per 64 tokens at most as long as a small one.
         prefill = self.ttft * (1 + prompt_tokens / 64)
-        return self.answer + 10 * (prefill + self.itl * output_tokens) * self.scale
+        return 2 * self.answer + 10 * (prefill + self.itl * output_tokens) * self.scale
 
     def tokens_in(self, seconds: float) -> int:
         """Tokens that one stream needs at least that time for; at least 1."""

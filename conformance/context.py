@@ -28,6 +28,9 @@ from enginewire import v1 as pb
 LASTING_SECONDS = 0.3
 """Long enough to be still running after a few calls."""
 
+LEFT = (None, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""What a call has whose caller went away: the server may not have noticed."""
+
 INVALID = (grpc.StatusCode.INVALID_ARGUMENT,)
 REFUSALS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
 """What ERR-17 allows for a request that uses a capability which is not advertised."""
@@ -226,15 +229,20 @@ class Context:
             raise NotApplicable("EngineConfig.context_length is absent")
         return self.config.context_length
 
+    async def end(self, request_ids: list[str]) -> None:
+        """Abort what may still run: only a courtesy to the checks to come, ABO-04 judges the answer."""
+        if request_ids:
+            with suppress(Violation):
+                await self.session.client().abort(request_ids)
+
     async def close(self) -> None:
         """End what the check left running, close what it opened."""
-        alive = [stream for stream in self._streams if stream.exchange.code is None]
+        alive = [stream for stream in self._streams if stream.exchange.code in LEFT]
         for client in self._clients:
             for call in client.calls:
                 if call.exchange.code is None:
                     call.cancel()
-        if alive:
-            await self._abort([stream.request.request_id for stream in alive])
+        await self.end([stream.request.request_id for stream in alive])
         await asyncio.gather(*(proxy.close() for proxy in self._proxies))
         await asyncio.gather(*(channel.close() for channel in self._channels))
         await asyncio.gather(*(program.stop() for program in self._programs))
@@ -255,11 +263,6 @@ class Context:
             seen=len(stream.tokens),
         )
         return Greedy(list(request.request.token_ids), stream.tokens[:count])
-
-    async def _abort(self, request_ids: list[str]) -> None:
-        # Only a courtesy to the server: ABO-04 judges what it answers.
-        with suppress(Violation):
-            await self.session.client().abort(request_ids)
 
 
 def require_refusal(

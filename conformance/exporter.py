@@ -73,7 +73,7 @@ async def scrape(ctx: Context) -> Metrics:
     if not url.startswith(("http://", "https://")):
         raise NotApplicable("needs --metrics-url")
     try:
-        return parse(await asyncio.to_thread(_read, url, ctx.bounds.answer))
+        return parse(await asyncio.to_thread(_read, url, ctx.client.timeout))
     except (URLError, OSError) as error:
         raise Violation("metrics are advertised and not exported", expected=url, seen=error) from None
 

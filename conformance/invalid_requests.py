@@ -65,7 +65,7 @@ async def send(ctx: Context, suite: list[Invalid], client: Client | None = None)
             return Refused(invalid, stream.exchange)
 
     answered = await asyncio.gather(*map(one, suite))
-    return [refused for refused in answered if not refused.exchange.is_ok]
+    return [refused for refused in answered if not (refused.exchange.is_ok or refused.exchange.timed_out)]
 
 
 def _invalid_requests(ctx: Context) -> Iterator[Invalid]:

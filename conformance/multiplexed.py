@@ -26,6 +26,7 @@ class Handle:
     """What came for one use of a handle, in order. `late` is what came after its end."""
 
     choices: int
+    request_id: str
     outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
     accepted: list[pb.Accepted] = field(default_factory=list)
     status: pb.Status | None = None
@@ -77,6 +78,11 @@ class Multiplexed:
         """The recorded RPC."""
         return self.call.exchange
 
+    @property
+    def live(self) -> list[str]:
+        """Ids of the requests that have no end yet."""
+        return [use.request_id for uses in self.uses.values() for use in uses if not use.has_ended]
+
     def handle(self, number: int) -> Handle:
         """The latest use of a handle."""
         return self.uses[number][-1]
@@ -87,7 +93,9 @@ class Multiplexed:
 
     def submitted(self, number: int, request: pb.GenerateRequest, timeout: float = 0) -> pb.Submit:
         """The Submit of a request, for a frame with several of them."""
-        self.uses.setdefault(number, []).append(Handle(max(request.request.sampling_options.n, 1)))
+        self.uses.setdefault(number, []).append(
+            Handle(max(request.request.sampling_options.n, 1), request.request_id)
+        )
         submit = pb.Submit(handle=number, generate=request)
         if timeout:
             submit.timeout.CopyFrom(Duration(nanos=round(timeout * 1e9) % 10**9, seconds=int(timeout)))

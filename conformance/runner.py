@@ -76,9 +76,8 @@ class Runner:
             else:
                 due.append(check)
         await self._run_together([check for check in due if not self._runs_alone(check)])
-        for check in due:
-            if self._runs_alone(check):
-                self._outcomes[check.key] = await self._run(check)
+        for check in needs_first(check for check in due if self._runs_alone(check)):
+            self._outcomes[check.key] = await self._run(check)
 
     def _runs_alone(self, check: Check) -> bool:
         return check.alone or check.phase >= Phase.DESTRUCTIVE or self.selection.one_by_one
@@ -185,6 +184,21 @@ class Runner:
         if not outcome.closed_gate or not negative or negative.status is not Status.PASS:
             return outcome
         return replace(outcome, status=Status.NEG_PASS, message=f"{outcome.message}; its use is refused")
+
+
+def needs_first(checks: Iterable[Check]) -> list[Check]:
+    """The same checks in the same order, but none before one that it needs."""
+    due, placed = {check.key: check for check in checks}, dict[str, Check]()
+
+    def place(check: Check) -> None:
+        for need in check.needs:
+            if need in due and need not in placed:
+                place(due[need])
+        placed[check.key] = check
+
+    for check in due.values():
+        place(check)
+    return list(placed.values())
 
 
 def replace_target(session: Session, target: str) -> Session:

@@ -25,11 +25,12 @@ from conformance.connection import Connection
 from conformance.given import PAIR, PAIR_RUN, Given
 from conformance.in_process import InProcess, InProcessLauncher, Served
 from conformance.mutants import Mutant, mutants
-from conformance.outcome import FAILED, ExitCode, Report, Status
+from conformance.outcome import FAILED, ExitCode, Outcome, Report, Status
 from conformance.reference.adapters import SOURCES
 from conformance.reference.handoffs import Decode
 from conformance.reference.server import Reference
 from conformance.registry import SHAPE, Phase, all_checks
+from conformance.report.text import visible
 from conformance.report.verdict import tally
 from conformance.runner import Runner
 from conformance.selection import Selection
@@ -57,6 +58,8 @@ class Kill:
     failed: tuple[str, ...]
     faults: tuple[str, ...]
     seconds: float
+    surprises: tuple[str, ...] = ()
+    """What the checks said that should not have failed."""
 
     @property
     def is_killed(self) -> bool:
@@ -80,7 +83,7 @@ def main(options: argparse.Namespace) -> int:
         _show_reference(reference)
     kills = _killed(chosen, options.workers, options.quick)
     for kill in kills:
-        print(_line(kill))
+        print("\n".join([_line(kill), *(f"      {surprise}" for surprise in kill.surprises)]))
     passes = _adversary_passes() if not options.run and part == 1 else {}
     for name, count in passes.items():
         print(f"adversary {name:24} {count} PASS")
@@ -178,13 +181,20 @@ async def kill(mutant: Mutant | ClientMutant, *, quick: bool = False) -> Kill:
         spared = [check.key for check in all_checks() if check.is_costly and check.key not in mutant.kills]
         judging = judge(mutant.server, phases_of(mutant), name=mutant.name, run=run, skip=spared)
         report = await reached(judging)
-    failed = tuple(outcome.key for outcome in report.outcomes if outcome.status in KILLING)
+    broken = [outcome for outcome in report.outcomes if outcome.status in KILLING]
     faults = [
         f"{outcome.key}: {outcome.message}" for outcome in report.outcomes if outcome.status is Status.ERROR
     ]
     if report.unreachable:
         faults.append(report.unreachable)
-    return Kill(mutant.name, mutant.kills, failed, tuple(faults), report.seconds)
+    return Kill(
+        name=mutant.name,
+        expected=mutant.kills,
+        failed=tuple(outcome.key for outcome in broken),
+        faults=tuple(faults),
+        seconds=report.seconds,
+        surprises=tuple(map(_said, (outcome for outcome in broken if outcome.key not in mutant.kills))),
+    )
 
 
 def kill_all(names: Sequence[str], quick: bool) -> list[Kill]:
@@ -240,6 +250,11 @@ def _line(kill: Kill) -> str:
     extra = f"  also {', '.join(others)}" if others else ""
     faults = f"  faults {kill.faults}" if kill.faults else ""
     return f"{verdict:5} {kill.name:34} {', '.join(kill.expected)}{extra}{faults}  {kill.seconds:.1f} s"
+
+
+def _said(outcome: Outcome) -> str:
+    seen = f", seen: {outcome.seen}" if outcome.seen else ""
+    return visible(f"{outcome.key}: {outcome.message}{seen} after {outcome.seconds:.1f} s")
 
 
 def _show_reference(report: Report) -> None:

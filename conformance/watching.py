@@ -29,13 +29,13 @@ async def until(
     return load
 
 
-async def freed(ctx: Context, streams: list[Stream], within: float = 0) -> None:
-    """Wait until nothing of the streams is held any more; what stays is aborted, for the checks to come."""
+async def freed(ctx: Context, requests: list[pb.GenerateRequest], within: float = 0) -> None:
+    """Wait until nothing of the requests is held any more; what stays is aborted, for the checks to come."""
     message = "what a request held was not freed"
     try:
         await until(ctx, is_idle, message, expected="nothing running, waiting or held", within=within)
     except Violation:
-        await ctx.client.abort([stream.request.request_id for stream in streams])
+        await ctx.client.abort([request.request_id for request in requests])
         raise
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import grpc
 
-from conformance.context import Context, require_refusal
+from conformance.context import LASTING_SECONDS, Context, require_refusal
 from conformance.registry import SHAPE, WHOLE, Phase, check
 from conformance.saturation import queued, saturated
 from conformance.stream import Stream
@@ -16,6 +16,7 @@ from conformance.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire import v1 as pb
 
 TIMES: Final = 10
+LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)
 CYCLES: Final = 200
 AT_A_TIME: Final = 8
 MORE: Final = 4
@@ -24,7 +25,7 @@ OVER: Final = (pb.ABORT_OUTCOME_FINISHED, pb.ABORT_OUTCOME_UNKNOWN)
 """What may be said of a request that ended: it is remembered, or already forgotten."""
 
 
-@check("ABO-01", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "SEQ-01", "SEQ-02"))
+@check("ABO-01", alone=True, needs=(*SHAPE, "STR-04", "STR-09", "SEQ-01", "SEQ-02"))
 async def choices_end_as_cancelled(ctx: Context) -> None:
     """After the first token, with two choices where the engine has several."""
     count = 2 if ctx.capabilities.multiple_choices else 1
@@ -69,7 +70,7 @@ async def may_be_repeated(ctx: Context) -> None:
             expect(result.outcome in OVER, "a request that ended is aborted once more", seen=_name(result))
 
 
-@check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01"))
+@check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "INF-08"))
 async def reaches_the_queue(ctx: Context) -> None:
     """While all slots are taken."""
     async with saturated(ctx) as running:
@@ -86,13 +87,19 @@ async def reaches_the_queue(ctx: Context) -> None:
 @check("ABO-06", phase=Phase.LOAD, alone=True, needs=WHOLE)
 async def live_ids_are_taken(ctx: Context) -> None:
     """A second request, then a third one after the end of the first."""
-    first = await ctx.start(ctx.lasting_request()).first_token()
-    same = ctx.request(request_id=first.request.request_id)
-    exchange = await ctx.refused(same)
-    await _ends_as_it_should(first)
-    taken = (grpc.StatusCode.ALREADY_EXISTS,)
-    require_refusal(exchange, taken, reason=pb.ERROR_REASON_DUPLICATE_ID)
-    await ctx.generate(same)
+    for seconds in LONGER:
+        first = await ctx.start(ctx.lasting_request(seconds)).first_token()
+        same = ctx.request(request_id=first.request.request_id)
+        exchange = await ctx.refused(same)
+        has_ended = not (await ctx.client.load()).running
+        await _ends_as_it_should(first)
+        if exchange.is_ok and has_ended:
+            continue  # a busy machine may have brought the second one when the first was over
+        taken = (grpc.StatusCode.ALREADY_EXISTS,)
+        require_refusal(exchange, taken, reason=pb.ERROR_REASON_DUPLICATE_ID)
+        await ctx.generate(same)
+        return
+    raise NotApplicable("a request ends before its id can be used again")
 
 
 @check("ABO-07", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "USE-01", "USE-05"))

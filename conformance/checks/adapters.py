@@ -93,7 +93,7 @@ async def adapters_in_use_stay(ctx: Context) -> None:
         await stream.more(len(stream.tokens) + TOKENS)
         expect(name in await listed(ctx), "an adapter in use is not listed any more", expected=name)
         await ctx.client.abort([stream.request.request_id])
-        await stream.ok()
+        await stream.end()
 
 
 @check("LOR-06", needs=("LOR-01", "LOR-02"), alone=True)

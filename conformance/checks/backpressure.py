@@ -28,12 +28,12 @@ STALLED: Final = 3
 NEIGHBOUR_TOKENS: Final = 32
 
 
-@check("BPR-01", needs=WHOLE, phase=Phase.LOAD, alone=True)
+@check("BPR-01", needs=(*WHOLE, "SAM-01"), phase=Phase.LOAD, alone=True)
 async def a_pause_loses_nothing(ctx: Context) -> None:
     """Everything is generated while nobody reads; then it is read and compared."""
     count = min(max(ctx.bounds.tokens_in(2.0), FEWEST), MOST, _buffer(ctx) // 2, _room(ctx))
     read_at_once = await ctx.generate(ctx.request(max_tokens=count))
-    stream = await _stalled(ctx, ctx.request(max_tokens=count))
+    (stream,) = await _stalled(ctx, ctx.request(max_tokens=count))
     await _settled(ctx)
     await stream.ok()
     position = 0
@@ -44,15 +44,14 @@ async def a_pause_loses_nothing(ctx: Context) -> None:
     expect_equal(stream.tokens, read_at_once.tokens, "a reader that paused got other tokens")
 
 
-@check("BPR-02", needs=SHAPE, phase=Phase.LOAD, alone=True)
+@check("BPR-02", needs=(*SHAPE, "CON-01"), phase=Phase.LOAD, alone=True)
 async def others_go_on(ctx: Context) -> None:
     """A small request beside several stalled readers, compared with the same request alone."""
     slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else STALLED + 1
     if slots < 2:
         raise NotApplicable("max_num_seqs is 1")
     alone = await _seconds(ctx)
-    # Together: one that stalls must not be what keeps the next one from its first token.
-    await asyncio.gather(*(_stalled(ctx, ctx.long_request()) for _ in range(min(STALLED, slots - 1))))
+    await _stalled(ctx, *(ctx.long_request() for _ in range(min(STALLED, slots - 1))))
     bound = 4 * alone + ctx.bounds.reaction
     beside = await _seconds(ctx, timeout=2 * bound)
     message = "a request is slower beside readers that stall"
@@ -68,7 +67,7 @@ async def buffers_are_bounded(ctx: Context) -> None:
         raise NotApplicable("the target is too slow to fill its buffer in time")
     before = (await ctx.idle()).tokens_generated
     changes = {"n": choices} if choices > 1 else {}
-    stream = await _stalled(ctx, ctx.request(max_tokens=tokens, **changes))
+    (stream,) = await _stalled(ctx, ctx.request(max_tokens=tokens, **changes))
     generated = (await _settled(ctx)).tokens_generated - before
     if not generated:
         raise NotApplicable("Load.tokens_generated does not count")
@@ -79,29 +78,38 @@ async def buffers_are_bounded(ctx: Context) -> None:
         _require_slow_consumer(stream)
 
 
-@check("BPR-04", needs=SHAPE, phase=Phase.LOAD, alone=True)
+@check("BPR-04", needs=(*SHAPE, "ABO-01", "CAN-01"), phase=Phase.LOAD, alone=True)
 async def stalled_requests_can_be_stopped(ctx: Context) -> None:
     """By Abort, and by cancelling the call."""
-    stream = await _stalled(ctx, ctx.long_request())
+    (stream,) = await _stalled(ctx, ctx.long_request())
     await ctx.client.abort([stream.request.request_id])
     await ctx.idle()
-    stream = await _stalled(ctx, ctx.long_request())
+    (stream,) = await _stalled(ctx, ctx.long_request())
     stream.cancel()
     await ctx.idle()
 
 
-async def _stalled(ctx: Context, request: pb.GenerateRequest) -> Stream:
-    """A request whose reader took its first token and nothing more, for as long as it fits the window."""
-    before = (await ctx.client.load()).tokens_generated
-    stream = ctx.start(request, client=ctx.connect(None, *NARROW), timeout=2 * ctx.bounds.check)
-    await stream.first_token()
-    deadline = time.monotonic() + ctx.bounds.reaction
-    while time.monotonic() < deadline:
-        load = await ctx.client.load()
-        if load.tokens_generated >= before + FEWEST or not load.running:
-            break
+async def _stalled(ctx: Context, *requests: pb.GenerateRequest) -> list[Stream]:
+    """Requests whose readers took a first token and nothing more, when each has filled its window.
+
+    However slow that is, or until the engine rests.
+    """
+    load = await ctx.client.load()
+    enough = load.tokens_generated + FEWEST * len(requests)
+    timeout = 2 * ctx.bounds.check
+    streams = [ctx.start(request, client=ctx.connect(None, *NARROW), timeout=timeout) for request in requests]
+    # Together: one that stalls must not be what keeps the next one from its first token.
+    await asyncio.gather(*(stream.first_token() for stream in streams))
+    grew_at = time.monotonic()
+    while load.tokens_generated < enough and time.monotonic() < grew_at + ctx.bounds.reaction:
         await pause()
-    return stream
+        now = await ctx.client.load()
+        if not now.running:
+            break
+        if now.tokens_generated != load.tokens_generated:
+            grew_at = time.monotonic()
+        load = now
+    return streams
 
 
 async def _settled(ctx: Context) -> pb.Load:

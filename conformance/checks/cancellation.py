@@ -32,7 +32,7 @@ async def a_cancelled_stream_is_freed(ctx: Context) -> None:
     stream = await ctx.start(ctx.long_request()).first_token()
     await still_running(ctx, stream)
     stream.cancel()
-    await freed(ctx, [stream])
+    await freed(ctx, [stream.request])
 
 
 @check("CAN-02", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
@@ -41,10 +41,10 @@ async def a_cancelled_prefill_is_freed(ctx: Context) -> None:
     length = min(ctx.context_length() // 2, LARGE_PROMPT)
     stream = await ctx.start(ctx.long_request(token_ids=ctx.prompt(length))).accepted()
     stream.cancel()
-    await freed(ctx, [stream])
+    await freed(ctx, [stream.request])
 
 
-@check("CAN-02", variant="queued", phase=Phase.LOAD, alone=True, needs=NEEDS)
+@check("CAN-02", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "INF-08"))
 async def a_cancelled_waiter_is_freed(ctx: Context) -> None:
     """While all slots are taken."""
     async with saturated(ctx) as running:
@@ -63,10 +63,10 @@ async def a_late_stream_is_freed(ctx: Context) -> None:
     proxy.black_hole()
     await still_running(ctx, stream)
     await stream.end()
-    await freed(ctx, [stream])
+    await freed(ctx, [stream.request])
 
 
-@check("CAN-03", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
+@check("CAN-03", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "ABO-05", "INF-08", "CAN-01"))
 async def a_late_waiter_is_never_started(ctx: Context) -> None:
     """Its deadline passes while it waits, and then every slot gets free."""
     proxy, client = await ctx.proxy()
@@ -79,7 +79,7 @@ async def a_late_waiter_is_never_started(ctx: Context) -> None:
         if (await ctx.client.load()).running < len(running):
             raise NotApplicable("the slots are free again before the deadline of a request that waits")
         await ctx.client.abort([stream.request.request_id for stream in (first, *running)])
-        await freed(ctx, [waiting])
+        await freed(ctx, [waiting.request])
 
 
 @check("CAN-04", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
@@ -90,7 +90,7 @@ async def a_reset_connection_is_freed(ctx: Context) -> None:
     await asyncio.gather(*(stream.first_token() for stream in streams))
     await still_running(ctx, streams[0])
     proxy.reset()
-    await freed(ctx, streams)
+    await freed(ctx, [stream.request for stream in streams])
 
 
 @check("CAN-05", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-04"))
@@ -101,7 +101,7 @@ async def a_vanished_peer_is_noticed(ctx: Context) -> None:
     stream = await ctx.start(ctx.long_request(), client=client).first_token()
     proxy.black_hole()
     await still_running(ctx, stream)
-    await freed(ctx, [stream], within=KEEPALIVE_SECONDS * ctx.bounds.scale + ctx.bounds.reaction)
+    await freed(ctx, [stream.request], within=KEEPALIVE_SECONDS * ctx.bounds.scale + ctx.bounds.reaction)
     generated = (await until(ctx, is_idle, "")).tokens_generated - before.tokens_generated
     if generated >= stream.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the longest request ends before keepalive can notice anything")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from conformance.context import REFUSALS, Context
-from conformance.registry import SHAPE, check
+from conformance.registry import SHAPE, Phase, check
 from conformance.requests import Value
 from conformance.stream import Stream
 from conformance.violation import Violation, expect, expect_equal
@@ -75,7 +75,7 @@ async def an_abort_ends_all(ctx: Context) -> None:
     await ctx.idle()
 
 
-@check("SEQ-05", variant="cancelled", needs=(*SHAPE, "SEQ-01", "CAN-01"), alone=True)
+@check("SEQ-05", variant="cancelled", phase=Phase.LOAD, needs=(*SHAPE, "SEQ-01", "CAN-01"), alone=True)
 async def a_cancelled_call_frees_all(ctx: Context) -> None:
     """A caller that goes away."""
     (await _running(ctx)).cancel()

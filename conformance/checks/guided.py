@@ -11,7 +11,7 @@ import grpc
 
 from conformance import detokenizer, requests
 from conformance.context import REFUSALS, Context, require_refusal
-from conformance.registry import SHAPE, check
+from conformance.registry import SHAPE, WHOLE, check
 from conformance.stream import Choice, Stream
 from conformance.violation import NotApplicable, expect, expect_equal
 from enginewire import v1 as pb
@@ -109,7 +109,7 @@ async def two_guides_are_not_mixed(ctx: Context) -> None:
     )
 
 
-@check("GDE-06", needs=SHAPE)
+@check("GDE-06", needs=WHOLE)
 async def cut_outputs_end_with_length(ctx: Context) -> None:
     """Two tokens of a long alternative."""
     _needs(ctx, pb.GUIDED_MODE_CHOICE)

@@ -58,7 +58,7 @@ async def each_rank_has_a_source(ctx: Context) -> None:
         expect(not wild, "an endpoint is a wildcard", expected="an address", seen=source.endpoint)
 
 
-@check("KVE-03", needs=SHAPE, alone=True)
+@check("KVE-03", needs=(*SHAPE, "INF-04"), alone=True)
 async def sequences_grow_by_one(ctx: Context) -> None:
     """A snapshot, then some requests."""
     observed = await _observed(ctx)

@@ -23,7 +23,7 @@ MOST: Final = 64
 SCRAPE_SECONDS: Final = 0.05
 
 
-@check("MET-01")
+@check("MET-01", needs=("KVE-02",))
 async def ranks_are_named(ctx: Context) -> None:
     """Now as at the start, and the ranks that have KV events."""
     ranks = list(ctx.config.metrics_ranks)

@@ -18,6 +18,7 @@ from conformance.registry import SHAPE, WHOLE, Phase, check, negative
 from conformance.requests import Value
 from conformance.stream import reason_name
 from conformance.violation import expect, expect_equal
+from conformance.watching import freed
 from enginewire import v1 as pb
 
 SEVERAL: Final = 4
@@ -25,21 +26,41 @@ LAGGING_TOKENS: Final = 256
 FIRST: Final = "MUX-01"
 SHORT: Final = 0.2
 
-WANTED: Final[tuple[tuple[str, dict[str, Value]], ...]] = (
-    ("", {"max_tokens": 1}),
-    ("", {"max_tokens": 24}),
-    ("", {"max_tokens": 8, "stream_interval": 4}),
-    ("logprobs", {"max_tokens": 8, "logprobs": 1}),
-    ("multiple_choices", {"max_tokens": 8, "n": 2}),
-    ("seed", {"max_tokens": 8, "seed": 7, "temperature": 1.0}),
+PLAIN: Final[tuple[dict[str, Value], ...]] = (
+    {"max_tokens": 1},
+    {"max_tokens": 24},
+    {"max_tokens": 8, "stream_interval": 4},
 )
-"""Requests that use the rows and the events of frames, and the capability each of them needs."""
+WITH_LOGPROBS: Final[dict[str, Value]] = {"max_tokens": 8, "logprobs": 1}
+WITH_CHOICES: Final[dict[str, Value]] = {"max_tokens": 8, "n": 2}
+WITH_SEED: Final[dict[str, Value]] = {"max_tokens": 8, "seed": 7, "temperature": 1.0}
 
 
-@check("MUX-01", needs=SHAPE)
+@check("MUX-01", needs=(*SHAPE, "USE-04", "SAM-01"), alone=True)
 async def answers_are_those_of_generate(ctx: Context) -> None:
     """Several kinds of requests, one by one and together on one stream."""
-    wanted = [changes for gate, changes in WANTED if not gate or getattr(ctx.capabilities, gate)]
+    await _are_the_same(ctx, *PLAIN)
+
+
+@check("MUX-01", variant="logprobs", gate="logprobs", needs=(FIRST, "LOG-01"), alone=True)
+async def answers_with_logprobs_are_those_of_generate(ctx: Context) -> None:
+    """Outputs that are no rows of a frame."""
+    await _are_the_same(ctx, WITH_LOGPROBS, *PLAIN)
+
+
+@check("MUX-01", variant="choices", gate="multiple_choices", needs=(FIRST, "SEQ-01", "SEQ-02"), alone=True)
+async def choices_are_those_of_generate(ctx: Context) -> None:
+    """Rows that name a choice."""
+    await _are_the_same(ctx, WITH_CHOICES, *PLAIN)
+
+
+@check("MUX-01", variant="seeded", gate="seed", needs=(FIRST, "SAM-04", "SAM-04/batch-invariant"), alone=True)
+async def seeded_answers_are_those_of_generate(ctx: Context) -> None:
+    """A temperature and a seed."""
+    await _are_the_same(ctx, WITH_SEED, *PLAIN)
+
+
+async def _are_the_same(ctx: Context, *wanted: dict[str, Value]) -> None:
     async with _open(ctx) as stream:
         alone = [await ctx.generate(ctx.request(**changes)) for changes in wanted]
         for number, changes in enumerate(wanted):
@@ -63,7 +84,7 @@ async def answers_are_those_of_generate(ctx: Context) -> None:
                 expect_equal(getattr(handle.usage, name), theirs, f"{name} {what} are others")
 
 
-@check("MUX-02", needs=(*SHAPE, FIRST))
+@check("MUX-02", needs=(*SHAPE, FIRST), alone=True)
 async def handles_end_once(ctx: Context) -> None:
     """Until the whole stream has ended, nothing follows the end of a handle."""
     async with _several(ctx) as stream:
@@ -75,11 +96,11 @@ async def handles_end_once(ctx: Context) -> None:
             expect(not late, "something of a handle came after its end", expected="nothing", seen=late[:1])
 
 
-@check("MUX-03", needs=(*SHAPE, FIRST))
+@check("MUX-03", needs=(*SHAPE, FIRST, "MUX-04"), alone=True)
 async def acceptance_comes_once_and_first(ctx: Context) -> None:
     """For what is accepted, and never for what is refused."""
     async with _several(ctx) as stream:
-        refused = ctx.request(max_tokens=0)
+        refused = ctx.request(model="no-such-model")
         stream.submit(SEVERAL, refused)
         await stream.until_ended(*range(SEVERAL + 1))
         for number in range(SEVERAL):
@@ -93,7 +114,7 @@ async def acceptance_comes_once_and_first(ctx: Context) -> None:
         expect(not accepted, "a request that is refused was accepted first", seen=accepted)
 
 
-@check("MUX-04", needs=(*SHAPE, FIRST))
+@check("MUX-04", needs=(*SHAPE, FIRST, "ERR-06"), alone=True)
 async def rejections_are_events(ctx: Context) -> None:
     """A bad request between good ones."""
     async with _several(ctx) as stream:
@@ -111,7 +132,7 @@ async def rejections_are_events(ctx: Context) -> None:
             expect(not seen, "a rejection disturbed another handle", seen=seen)
 
 
-@check("MUX-05", needs=(*SHAPE, FIRST))
+@check("MUX-05", needs=(*SHAPE, FIRST), alone=True)
 async def live_handles_are_not_used_twice(ctx: Context) -> None:
     """The stream ends; its request is over."""
     async with _open(ctx) as stream:
@@ -124,18 +145,18 @@ async def live_handles_are_not_used_twice(ctx: Context) -> None:
         expect(is_invalid, message, expected="INVALID_ARGUMENT", seen=exchange.status)
 
 
-@check("MUX-06", needs=(*SHAPE, FIRST))
+@check("MUX-06", needs=(*SHAPE, FIRST, "MUX-04"), alone=True)
 async def handles_are_free_after_their_end(ctx: Context) -> None:
     """After a terminal output and after a rejection."""
     async with _open(ctx) as stream:
-        for request in (ctx.request(), ctx.request(max_tokens=0), ctx.request()):
+        for request in (ctx.request(), ctx.request(model="no-such-model"), ctx.request()):
             stream.submit(1, request)
             await stream.until_ended(1)
         status = stream.handle(1).status
         expect(status is None, "a handle cannot be used again after its end", expected="OK", seen=status)
 
 
-@check("MUX-07", needs=(*SHAPE, FIRST))
+@check("MUX-07", needs=(*WHOLE, FIRST, "ABO-01", "ABO-05"), phase=Phase.LOAD, alone=True)
 async def handles_are_aborted(ctx: Context) -> None:
     """A running one, one of the same frame, one that is not there; the others go on."""
     async with _open(ctx) as stream:
@@ -143,7 +164,7 @@ async def handles_are_aborted(ctx: Context) -> None:
         stream.submit(2, ctx.request(max_tokens=LAGGING_TOKENS))
         await stream.until(lambda: bool(stream.handle(1).tokens))
         stream.send(stream.submitted(3, ctx.long_request()), abort=(1, 3, 4))
-        await stream.until_ended(1, 3, within=ctx.bounds.answer)
+        await stream.until_ended(1, 3, within=2 * ctx.bounds.answer)
         await stream.until_ended(2)
         for number in (1, 3):
             _require_cancelled(stream.handle(number))
@@ -151,7 +172,7 @@ async def handles_are_aborted(ctx: Context) -> None:
         expect_equal(seen, ["LENGTH"], "an abort touched another handle")
 
 
-@check("MUX-08", needs=(*WHOLE, FIRST))
+@check("MUX-08", needs=(*WHOLE, FIRST), alone=True)
 async def half_closing_lets_requests_finish(ctx: Context) -> None:
     """Right after the submits; and a stream with no request at all."""
     async with _several(ctx) as stream:
@@ -169,18 +190,19 @@ async def half_closing_lets_requests_finish(ctx: Context) -> None:
         expect(exchange.is_ok, "a stream without requests does not end with OK", seen=exchange.status)
 
 
-@check("MUX-09", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
+@check("MUX-09", needs=(*SHAPE, FIRST, "ABO-08", "CAN-01"), phase=Phase.LOAD, alone=True)
 async def an_ended_stream_frees_its_requests(ctx: Context) -> None:
     """Cancelled while several requests run."""
     async with _open(ctx) as stream:
-        for number in range(SEVERAL):
-            stream.submit(number, ctx.long_request())
+        requests = [ctx.long_request() for _ in range(SEVERAL)]
+        for number, request in enumerate(requests):
+            stream.submit(number, request)
         await stream.until(lambda: bool(stream.handle(0).tokens))
         stream.call.cancel()
-        await ctx.idle()
+        await freed(ctx, requests)
 
 
-@check("MUX-10", needs=(*WHOLE, FIRST))
+@check("MUX-10", needs=(*WHOLE, FIRST), alone=True)
 async def frames_are_in_order(ctx: Context) -> None:
     """Steps, columns, and the positions of every choice."""
     async with _several(ctx) as stream:
@@ -211,7 +233,7 @@ async def a_slow_reader_loses_nothing(ctx: Context) -> None:
             expect_equal(stream.handle(number).tokens, tokens, "a reader that lagged got other tokens")
 
 
-@check("MUX-12", needs=(*SHAPE, FIRST))
+@check("MUX-12", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
 async def timeouts_end_their_request(ctx: Context) -> None:
     """A short one, beside a request without."""
     async with _open(ctx) as stream:
@@ -247,6 +269,7 @@ async def _open(ctx: Context, client: Client | None = None) -> AsyncIterator[Mul
         yield stream
     finally:
         await stream.close()
+        await ctx.end(stream.live)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ async def a_prompt_is_enough(ctx: Context) -> None:
     """A request id, token ids, and the word that it is a probe."""
     inner = pb.PreprocessedRequest(token_ids=ctx.prompt(), is_probe=True)
     request = pb.GenerateRequest(request_id=ctx.request().request_id, request=inner)
-    stream = await ctx.start(request, timeout=ctx.bounds.answer).end()
+    stream = await ctx.start(request, timeout=2 * ctx.bounds.answer).end()
     message = "a probe with only token_ids is not served"
     expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     expect(stream.terminals, "the answer of a probe has no terminal output", seen=stream.exchange.status)
@@ -42,7 +42,7 @@ async def the_model_answers(ctx: Context) -> None:
         expect_equal(probe.tokens[:1], plain.tokens, "a greedy probe does not bring the model's token")
 
 
-@check("PRB-03", needs=("PRB-01",))
+@check("PRB-03", needs=("PRB-01", "ERR-02"))
 async def a_failed_probe_says_so(ctx: Context) -> None:
     """One that the model cannot compute."""
     await ctx.generate(_probe(ctx))
@@ -70,7 +70,7 @@ async def nothing_is_left(ctx: Context) -> None:
         expect_equal(found, 0, "a request found the blocks of a probe in the cache")
 
 
-@check("PRB-05", needs=("PRB-01",), alone=True)
+@check("PRB-05", needs=("PRB-01", "MDT-06"), alone=True)
 async def every_rank_can_be_probed(ctx: Context) -> None:
     """One probe for each; where the load tells ranks apart, it runs on that rank."""
     start, size = ctx.config.data_parallel_start_rank, max(ctx.config.data_parallel_size, 1)

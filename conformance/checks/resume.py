@@ -26,7 +26,12 @@ async def greedy_goes_on(ctx: Context) -> None:
     await _goes_on(ctx, "greedy", max_tokens=TOKENS)
 
 
-@check("RES-02", needs=(*SHAPE, RESUMED), gate="seed")
+@check(
+    "RES-02",
+    needs=(*SHAPE, RESUMED, "SAM-02", "SAM-04", "SAM-04/batch-invariant"),
+    gate="seed",
+    alone=True,
+)
 async def seeded_goes_on(ctx: Context) -> None:
     """The random number of a token does not depend on who drew those before it."""
     await _goes_on(ctx, "seeded", max_tokens=TOKENS, seed=11, temperature=1.0)
@@ -39,7 +44,7 @@ async def penalties_go_on(ctx: Context) -> None:
         await _goes_on(ctx, "penalised", max_tokens=TOKENS, **{name: value})
 
 
-@check("RES-04", needs=(*WHOLE, RESUMED))
+@check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"))
 async def limits_count_what_was_delivered(ctx: Context) -> None:
     """max_tokens, min_tokens, usage, and a stop id that comes after the cut."""
     greedy = await ctx.greedy(TOKENS)
@@ -55,7 +60,7 @@ async def limits_count_what_was_delivered(ctx: Context) -> None:
     expect_equal(stream.choice.reason_name, "STOP", "a stop id ended a resumed choice in another way")
 
 
-@check("RES-05", needs=(*SHAPE, RESUMED))
+@check("RES-05", needs=(*SHAPE, RESUMED, "STP-01", "STP-02", "LIM-06"))
 async def min_tokens_goes_on(ctx: Context) -> None:
     """A stop id right after the cut, with and without room below min_tokens."""
     greedy = await ctx.greedy(TOKENS)
@@ -79,7 +84,7 @@ async def positions_go_on(ctx: Context) -> None:
             position += len(output.token_ids)
 
 
-@check("RES-07", needs=(*SHAPE, RESUMED), gate="logprobs")
+@check("RES-07", needs=(*SHAPE, RESUMED, "LOG-01", "LOG-03", "LOG-10"), gate="logprobs")
 async def logprobs_go_on(ctx: Context) -> None:
     """The rows of the new tokens alone, and the sum over all of them."""
     whole = await ctx.generate(ctx.request(max_tokens=TOKENS, logprobs=0))
@@ -91,9 +96,10 @@ async def logprobs_go_on(ctx: Context) -> None:
         mine, expected = _rows(stream.choice), rows[cut:]
         close = len(mine) == len(expected) and all(_close(*pair) for pair in zip(mine, expected, strict=True))
         expect(close, "the log-probabilities of a resumed choice are others", expected=expected, seen=mine)
-        total = stream.choice.outputs[-1].cum_log_probs
+        # What it is without a cut is for LOG-10 to say.
+        total, undisturbed = (each.choice.outputs[-1].cum_log_probs for each in (stream, whole))
         message = "cum_log_probs does not go on from what was handed in"
-        expect(_close(total, math.fsum(rows)), message, expected=math.fsum(rows), seen=total)
+        expect(_close(total, undisturbed), message, expected=undisturbed, seen=total)
 
 
 @check("RES-08", needs=(*WHOLE, "SEQ-01", "SEQ-02", RESUMED), gate="multiple_choices")
@@ -113,12 +119,12 @@ async def finished_choices_stay_finished(ctx: Context) -> None:
 async def there_has_to_be_something_to_do(ctx: Context) -> None:
     """All choices finished; a choice that there is not; one that is named twice."""
     greedy = await ctx.greedy(TOKENS)
-    good = _resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:4])
     done = pb.ResumedChoice(generated_token_ids=greedy.tokens[:4], finished=True)
     absent = pb.ResumedChoice(index=1, generated_token_ids=greedy.tokens[:4])
     live = pb.ResumedChoice(generated_token_ids=greedy.tokens[:4])
     for choices in ([done], [absent], [live, live]):
         change: dict[str, Value] = {"resume": pb.Resume(choices=choices, attempt=1)}
+        good = _resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:4])
         exchange = await ctx.rejects(change, good=good, field="")
         named = exchange.detail.field if exchange.detail else ""
         expect(named.startswith("resume"), "the refusal names another field", expected="resume", seen=named)

@@ -69,7 +69,7 @@ async def seeds_differ(ctx: Context) -> None:
     )
 
 
-@check("SAM-04", needs=(*SHAPE, "SAM-02"), alone=True)
+@check("SAM-04", needs=(*SHAPE, "SAM-02", "CON-01"), alone=True)
 async def the_first_token_is_its_own(ctx: Context) -> None:
     """Alone, then beside seeded and unseeded neighbours."""
     alone, beside = await _alone_and_beside(ctx)
@@ -77,14 +77,20 @@ async def the_first_token_is_its_own(ctx: Context) -> None:
     expect_equal(first[1], first[0], "the first token of a seed depends on what else is in the batch")
 
 
-@check("SAM-04", variant="batch-invariant", gate="batch_invariant", needs=(*SHAPE, "SAM-02"), alone=True)
+@check(
+    "SAM-04",
+    variant="batch-invariant",
+    gate="batch_invariant",
+    needs=(*SHAPE, "SAM-02", "CON-01"),
+    alone=True,
+)
 async def all_tokens_are_their_own(ctx: Context) -> None:
     """The whole output."""
     alone, beside = await _alone_and_beside(ctx)
     expect_equal(beside, alone, "tokens of a seed depend on what else is in the batch")
 
 
-@check("SAM-05", needs=(*SHAPE, "SAM-01"), alone=True)
+@check("SAM-05", needs=(*SHAPE, "SAM-01", "CON-01"), alone=True)
 async def greedy_is_its_own(ctx: Context) -> None:
     """A few prompts alone and beside others; rounding may turn one of them."""
     requests = [

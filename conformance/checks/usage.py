@@ -44,7 +44,7 @@ async def usage_is_on_the_last_terminal(ctx: Context) -> None:
     expect_equal(places, [last], "completion_usage is not on the last terminal output alone")
 
 
-@check("USE-05", needs=(*SHAPE, "STR-04", "USE-01", "USE-02", "ABO-01"))
+@check("USE-05", needs=(*SHAPE, "STR-04", "USE-01", "USE-02", "ABO-01"), alone=True)
 async def aborted_requests_are_counted(ctx: Context) -> None:
     """Up to the abort."""
     stream = await ctx.start(ctx.long_request()).first_token()

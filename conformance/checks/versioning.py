@@ -63,7 +63,7 @@ async def newer_clients_are_served(ctx: Context) -> None:
         expect_equal(stream.tokens, tokens, f"a client of revision {revision} gets other tokens")
 
 
-@check("VER-05", needs=(*SHAPE, "VER-02"), alone=True)
+@check("VER-05", needs=(*SHAPE, "VER-02", "SAM-01"), alone=True)
 async def revisions_do_not_mix(ctx: Context) -> None:
     """A client that is refused, and one of each end of the range, while another one is served."""
     high = ctx.info.maximum_client_revision

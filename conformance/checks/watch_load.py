@@ -19,7 +19,7 @@ WATCHED_SECONDS: Final = 1.0
 FIRST: Final = "WLD-01"
 
 
-@check("WLD-01")
+@check("WLD-01", needs=("HLT-03",), alone=True)
 async def the_load_comes_at_once(ctx: Context) -> None:
     """Without any change, and with the longest interval there is."""
     for interval in (None, SHORTEST, 3_600_000):
@@ -27,7 +27,7 @@ async def the_load_comes_at_once(ctx: Context) -> None:
         expect(load.state, "the first load of a watch names no state", seen=load)
 
 
-@check("WLD-02", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
+@check("WLD-02", needs=(*SHAPE, FIRST, "CAN-01"), phase=Phase.LOAD, alone=True)
 async def changes_are_sent(ctx: Context) -> None:
     """A request begins, and ends."""
     await ctx.idle()
@@ -57,7 +57,7 @@ async def the_interval_holds(ctx: Context) -> None:
     expect(count <= most, "the load is sent too often", expected=f"at most {most:.0f}", seen=count)
 
 
-@check("WLD-04", needs=(FIRST,))
+@check("WLD-04", needs=(FIRST,), alone=True)
 async def short_intervals_are_refused(ctx: Context) -> None:
     """Shorter than 10 ms, and none at all."""
     for interval in (0, 1, SHORTEST - 1):

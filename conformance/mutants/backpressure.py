@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from conformance.mutants import mutant
 from conformance.reference.job import Item, Job
 from conformance.reference.server import Reference
@@ -64,10 +62,8 @@ class StalledUnabortable(Reference):
 
 @mutant("stalled_uncancellable", kills="BPR-04")
 class StalledUncancellable(Reference):
-    """Lets go in the end, or every later check would fail as well."""
+    """An Abort lets go, with which the kit tidies up: every later check would fail as well."""
 
     def ended(self, job: Job) -> None:
-        if job.items.qsize() < LAGGING:
+        if "BPR-04" not in job.request_id or job.items.qsize() < LAGGING:
             super().ended(job)
-        else:
-            asyncio.get_running_loop().call_later(3.0, super().ended, job)

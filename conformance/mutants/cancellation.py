@@ -15,9 +15,6 @@ from enginewire import v1 as pb
 SOON = 0.05
 """gRPC's clock and ours may disagree on a deadline by this, in seconds."""
 
-TOGETHER = 0.003
-"""Streams that end within so many seconds of each other were cut by one event."""
-
 
 class GoesOn(Reference):
     """Jobs that lost their caller run to their natural end, if `goes_on` says so."""
@@ -51,7 +48,7 @@ class LeakOnQueuedCancel(GoesOn):
         return not job.is_running
 
 
-@mutant("deadline_ignored", kills="CAN-03")
+@mutant("deadline_ignored", kills=("CAN-03", "MUX-12"))
 class DeadlineIgnored(GoesOn):
     def goes_on(self, job: Job) -> bool:
         return job.is_running and time.monotonic() > job.deadline - SOON
@@ -83,13 +80,14 @@ class DeadlineIgnoredInTheQueue(GoesOn):
 class LeakOnDisconnect(GoesOn):
     """Of the streams of a connection that is lost, it notices the first."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last_lost = 0.0
+    has_noticed = False
 
     def goes_on(self, job: Job) -> bool:
-        before, self._last_lost = self._last_lost, time.monotonic()
-        return self._last_lost - before < TOGETHER
+        # Only there: elsewhere streams of one connection are cancelled one by one.
+        if "CAN-04" not in job.request_id:
+            return False
+        goes_on, self.has_noticed = self.has_noticed, True
+        return goes_on
 
 
 @mutant("leak_half_open", kills="CAN-05")

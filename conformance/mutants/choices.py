@@ -85,14 +85,14 @@ class LaterChoicesUnseeded(Reference):
         return secrets.randbits(53) / 2**53 if choice.index else super().draw(choice)
 
 
-@mutant("abort_only_first_choice", kills=("SEQ-05", "ABO-01"))
-class AbortOnlyFirstChoice(Reference):
+@mutant("abort_forgets_later_choices", kills="SEQ-05")
+class AbortForgetsLaterChoices(Reference):
+    """Of more than two choices, the first two have their terminals."""
+
     def abort(self, job: Job) -> None:
-        if len(job.open_choices) < 2:
-            super().abort(job)
-            return
-        first = job.open_choices[0]
-        self.send(job, self.cancelled(first))
+        for choice in job.open_choices[:2]:
+            self.send(job, self.cancelled(choice))
+        self.finish(job)
 
 
 @mutant("siblings_kept_until_the_next", kills="SEQ-05/cancelled")

@@ -106,7 +106,7 @@ class AbortBlocked(SlowWhenFull):
         return await super().abort_requests(request)
 
 
-@mutant("static_batching", kills="CON-06")
+@mutant("static_batching", kills=("CON-06", "BPR-02"))
 class StaticBatching(Reference):
     def fits(self, job: Job) -> bool:
         is_late = is_short(job) and any(not is_short(running) for running in self.running)
@@ -123,7 +123,8 @@ class StuckAfterLoad(Reference):
         self._stuck: list[Job] = []
 
     def release(self, job: Job) -> None:
-        self._left += job in self.waiting
+        # Only there: other checks cancel what waits as well.
+        self._left += job in self.waiting and "CON-07" in job.request_id
         super().release(job)
 
     def admit(self, job: Job) -> None:

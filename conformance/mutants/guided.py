@@ -21,6 +21,10 @@ def _kind(choice: Choice) -> str:
     return choice.job.request.sampling_options.guided_decoding.WhichOneof("guide") or ""
 
 
+def _has_guide(request: pb.GenerateRequest) -> bool:
+    return request.request.sampling_options.HasField("guided_decoding")
+
+
 @mutant("guided_ignored", kills="GDE-01")
 class GuidedIgnored(Reference):
     def guide(self, choice: Choice) -> grammar.Guide | None:
@@ -65,16 +69,15 @@ class GuideAcceptedUnread(Reference):
 class FirstGuideWins(Reference):
     def parsed(self, request_class: type[Message], payload: bytes) -> Any:
         message = super().parsed(request_class, payload)
-        if not isinstance(message, pb.GenerateRequest):
+        # Not for others: a large message has as many beginnings as bytes, and its server would stand still.
+        if not isinstance(message, pb.GenerateRequest) or not _has_guide(message):
             return message
         for end in range(1, len(payload)):
             try:
                 head = request_class.FromString(payload[:end])
             except DecodeError:
                 continue
-            if isinstance(head, pb.GenerateRequest) and head.request.sampling_options.HasField(
-                "guided_decoding"
-            ):
+            if isinstance(head, pb.GenerateRequest) and _has_guide(head):
                 return head
         return message
 

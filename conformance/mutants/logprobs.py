@@ -125,7 +125,9 @@ class GreedySecondBest(Reference):
         token = super().next_token(choice, logits)
         if self.temperature(choice.job.request.sampling_options) or len(choice.tokens) != 5:
             return token
-        return max((other for other in range(len(logits)) if other != token), key=logits.__getitem__)
+        second = max((other for other in range(len(logits)) if other != token), key=logits.__getitem__)
+        is_allowed = math.isfinite(self.adjusted(choice, list(logits))[second])
+        return second if is_allowed else token
 
 
 @mutant("unnormalised_logits", kills="LOG-06")

@@ -108,7 +108,8 @@ class PriorityOfTheKeyWins(Reference):
         super().fold(request, call)
 
 
-RANKS = replace(Settings(), capabilities=(*CAPABILITIES, "data_parallel"), ranks=2)
+RANKS = replace(Settings(), capabilities=(*set(CAPABILITIES) - {"kv_events"}, "data_parallel"), ranks=2)
+"""Without KV events: the reference has those of one rank."""
 
 
 @mutant("rank_modulo", kills="MDT-06")

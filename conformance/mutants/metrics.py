@@ -46,7 +46,7 @@ class GaugeStuck(Reference):
 @mutant("counter_falls", kills="MET-02")
 class CounterFalls(Reference):
     def metrics(self) -> dict[tuple[str, str], float]:
-        return {**super().metrics(), FINISHED: len(self.finished) % 4}
+        return {**super().metrics(), FINISHED: self.counters.requests_finished % 4}
 
 
 @mutant("running_off", kills="MET-03")

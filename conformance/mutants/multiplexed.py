@@ -26,7 +26,23 @@ class MuxWithoutUsage(Reference):
         yield from super().frames_of(events)
 
 
-@mutant("mux_forgets_choices", kills="MUX-01")
+@mutant("mux_loses_outputs_with_logprobs", kills="MUX-01/logprobs")
+class MuxLosesOutputsWithLogprobs(Reference):
+    def frames_of(self, events: Events) -> Iterator[Frame]:
+        kept = [
+            event for event in events if event.output.finish_reason or not event.output.HasField("logprobs")
+        ]
+        yield from super().frames_of(kept)
+
+
+@mutant("mux_unseeded", kills="MUX-01/seeded")
+class MuxUnseeded(Reference):
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        submit.generate.request.sampling_options.ClearField("seed")
+        return super().submitted(submit, call)
+
+
+@mutant("mux_forgets_choices", kills="MUX-01/choices")
 class MuxForgetsChoices(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:
         for frame in super().frames_of(events):
@@ -90,7 +106,7 @@ class MuxAcceptsBeforeItChecks(Reference):
             raise
 
     def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
-        if submit.generate.request.stop_conditions.max_tokens == 0:
+        if submit.generate.request.model:
             self.say_accepted(stream, submit)
         super().submit(stream, submit, call)
 

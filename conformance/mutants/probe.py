@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from conformance.mutants import mutant
+from conformance.mutants.metadata import RANKS
 from conformance.reference.job import Choice, Job
 from conformance.reference.refusal import Refusal, invalid
 from conformance.reference.server import Reference
 from conformance.reference.service import Call
-from conformance.reference.settings import CAPABILITIES, Settings
 from enginewire import v1 as pb
 
 Responses = AsyncIterator[pb.GenerateResponse]
@@ -74,7 +73,7 @@ class ProbePollutesCache(Reference):
 class TwoRanks(Reference):
     """Correct: two data-parallel ranks that share one scheduler."""
 
-    settings = replace(Settings(), capabilities=(*CAPABILITIES, "data_parallel"), ranks=2)
+    settings = RANKS
 
     def rank_of(self, job: Job) -> int:
         """The rank that runs a job."""

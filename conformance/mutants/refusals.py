@@ -116,7 +116,7 @@ class RejectLeaks(BadId):
 @mutant("reject_fills_the_cache", kills="ERR-14")
 class RejectFillsTheCache(BadId):
     def worded(self, refusal: Refusal, request_id: str) -> Refusal:
-        self.cache[("", "", (len(self.cache),))] = None
+        self.add_blocks([("", "", (len(self.cache),) * self.settings.block_size)])
         return refusal
 
 

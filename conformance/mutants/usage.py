@@ -78,7 +78,7 @@ class BypassIgnored(Reference):
 
 @mutant("resets_no_cache", kills="ERR-17/prefix_cache")
 class ResetsNoCache(Reference):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"prefix_cache"}))
+    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"prefix_cache", "kv_events"}))
 
     def allows(self, capability: str) -> bool:
         return capability == "prefix_cache" or super().allows(capability)

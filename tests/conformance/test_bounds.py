@@ -7,6 +7,10 @@ def test_a_request_lasts_however_fast_the_target_turns_out_to_be() -> None:
     assert Bounds(itl=0.5, least_itl=0.001).tokens_in(1.0) == 1000
 
 
+def test_a_generation_has_at_least_the_patience_of_a_unary_call() -> None:
+    assert Bounds().generation(1) >= 2 * Bounds().answer
+
+
 def test_a_stall_while_measuring_only_widens_the_bounds() -> None:
     assert Bounds(itl=0.5, least_itl=0.001).reaction == Bounds(itl=0.5).reaction == 10.0
 

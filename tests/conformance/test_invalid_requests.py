@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from conformance.bounds import Bounds
 from conformance.context import Context
 from conformance.invalid_requests import Invalid, invalid_requests, refusals, send
 from conformance.outcome import Outcome, Status
 from conformance.reference.server import Reference
+from conformance.reference.service import Call
 from conformance.violation import expect, expect_equal
 from enginewire import v1 as pb
 from tests.conformance.judging import judged, made_up
@@ -55,6 +57,20 @@ async def test_what_is_served_is_left_out() -> None:
         expect(not await send(ctx, invalid_requests(ctx)[2:8]), "a request that was served counts as refused")
 
     assert (await in_check(look, TakesEverything)).status is Status.PASS
+
+
+class AnswersTooLate(Reference):
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
+        await asyncio.Event().wait()
+        yield pb.GenerateResponse()
+
+
+async def test_what_is_not_answered_in_time_is_left_out() -> None:
+    async def look(ctx: Context) -> None:
+        ctx.session.bounds = Bounds(scale=0.01)
+        expect(not await send(ctx, invalid_requests(ctx)[2:4]), "no answer counts as a refusal")
+
+    assert (await in_check(look, AnswersTooLate)).status is Status.PASS
 
 
 async def test_a_server_that_refuses_nothing_is_found_out() -> None:

@@ -198,3 +198,8 @@ def test_a_timeout_is_whole_seconds_and_the_rest() -> None:
     stream.uses = {}
     submit = stream.submitted(1, request(), timeout=1.25)
     assert (submit.timeout.seconds, submit.timeout.nanos) == (1, 250_000_000)
+
+
+async def test_what_has_no_end_is_live() -> None:
+    stream = await after(Frame(events=[output(1, LENGTH), output(2)]), submits=2)
+    assert stream.live == ["r2"]

@@ -7,6 +7,7 @@ import pytest
 from conformance.adversaries import ADVERSARIES, Adversary
 from conformance.connection import Connection
 from conformance.context import REFUSALS, Context
+from conformance.mutants.cancellation import LeakOnCancel
 from conformance.mutants.discovery import InfoUnimplemented
 from conformance.outcome import ExitCode, Status
 from conformance.reference.server import Reference
@@ -15,7 +16,7 @@ from conformance.runner import Runner
 from conformance.selection import Selection
 from conformance.self_test import judge
 from conformance.session import Session, Unreachable
-from conformance.violation import NotApplicable, Violation
+from conformance.violation import NotApplicable, Violation, expect
 from tests.conformance.judging import judged, made_up, statuses
 
 
@@ -67,6 +68,16 @@ async def test_what_needs_a_failed_check_is_blocked() -> None:
     ]
     seen = statuses(await judged(checks=checks))
     assert (seen["STR-02"], seen["STR-03"]) == (Status.BLOCKED, Status.PASS)
+
+
+async def test_what_runs_alone_waits_for_what_it_needs() -> None:
+    checks = [
+        made_up("STR-01", passes, alone=True, needs=("STR-03",)),
+        made_up("STR-02", passes, alone=True),
+        made_up("STR-03", fails, alone=True),
+    ]
+    seen = statuses(await judged(checks=checks))
+    assert (seen["STR-01"], seen["STR-02"]) == (Status.BLOCKED, Status.PASS)
 
 
 async def test_without_facts_about_the_engine_everything_is_blocked() -> None:
@@ -151,6 +162,25 @@ async def test_what_a_check_leaves_running_is_ended() -> None:
     checks = [made_up("STR-01", leaves_a_stream), made_up("STR-02", finds_idle, alone=True)]
     assert statuses(await judged(make, checks))["STR-02"] is Status.PASS
     assert servers[0].live == {}
+
+
+async def test_what_a_check_cancelled_is_ended_where_the_server_does_not_notice() -> None:
+    servers: list[Reference] = []
+
+    def make() -> Reference:
+        servers.append(LeakOnCancel())
+        return servers[0]
+
+    async def cancels(ctx: Context) -> None:
+        stream = await ctx.start(ctx.long_request()).first_token()
+        stream.cancel()
+        await stream.end()
+
+    async def finds_idle(ctx: Context) -> None:
+        expect(not servers[0].live, "something still runs")
+
+    checks = [made_up("STR-01", cancels), made_up("STR-02", finds_idle, alone=True)]
+    assert statuses(await judged(make, checks))["STR-02"] is Status.PASS
 
 
 async def test_a_check_that_hangs_fails_in_bounded_time() -> None:

@@ -36,7 +36,7 @@ async def ctx(server: Reference) -> AsyncIterator[Context]:
 async def test_a_cancelled_stream_is_freed(ctx: Context) -> None:
     stream = await ctx.start(ctx.long_request()).first_token()
     stream.cancel()
-    await freed(ctx, [stream])
+    await freed(ctx, [stream.request])
 
 
 @pytest.mark.parametrize("server", [LeakOnCancel], indirect=True)
@@ -44,7 +44,7 @@ async def test_what_is_not_freed_is_a_violation_and_aborted(ctx: Context, server
     stream = await ctx.start(ctx.long_request()).first_token()
     stream.cancel()
     with pytest.raises(Violation, match="not freed"):
-        await freed(ctx, [stream], within=0.2)
+        await freed(ctx, [stream.request], within=0.2)
     assert server.live == {}
 
 
