@@ -160,10 +160,12 @@ class EngineServer:
         starting = asyncio.create_task(self.start(), name="start")
         stopped = asyncio.create_task(stop.get())
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        came_too = not stopped.cancel()
         if not starting.done():
             starting.cancel()
             return False
+        if came_too:  # just when the engine was up: whoever waits next has to hear of it
+            stop.put_nowait(stopped.result())
         if (error := starting.exception()) is not None:
             raise EngineStartFailed(str(error)) from error
         config = starting.result()

@@ -209,6 +209,19 @@ async def test_run_ends_with_1_and_one_line_when_the_engine_cannot_start(socket_
     assert record.exc_info is None
 
 
+async def test_a_signal_that_comes_with_the_end_of_the_start_is_not_lost(socket_folder, monkeypatch):
+    server = make_server(socket_folder)
+    stop: asyncio.Queue[signal.Signals] = asyncio.Queue()
+
+    async def start() -> pb.EngineConfig:
+        stop.put_nowait(signal.SIGTERM)
+        return pb.EngineConfig()
+
+    monkeypatch.setattr(server, "start", start)
+    assert await server._start_unless_stopped(stop)
+    assert stop.get_nowait() is signal.SIGTERM
+
+
 async def test_run_ends_with_0_when_a_signal_comes_during_the_start(socket_folder):
     running = asyncio.create_task(make_server(socket_folder, StartsNever()).run())
     await until_true((socket_folder / "s.sock").exists)
