@@ -259,12 +259,12 @@ class EngineCore:
     def _reject(self, request: Request, advanced: set[Sequence]) -> None:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
         cache = self.scheduler.prefix_cache
-        blocks = [block for sequence in request.unfinished for block in cache.blocks_of(sequence)]
+        blocks = {block for sequence in request.unfinished for block in cache.blocks_of(sequence)}
         self.fail(request, StepFailed("logits and rules leave no token to choose"))
         # Who has joined the next batch may have found some of it.
         for grant in self._ahead.batch if self._ahead else []:
             sequence = grant.sequence
-            if sequence not in advanced and not set(blocks).isdisjoint(sequence.block_table):
+            if sequence not in advanced and not blocks.isdisjoint(sequence.block_table):
                 self.scheduler.restart(sequence)
         cache.distrust(blocks)
 

@@ -137,10 +137,11 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
         like=model.embedding,
         grammars=grammars,
         adapted=adapted,
-        embedding=_embedding(options, folder, model),
+        # A graph of fixed shape knows token ids and logits only.
+        embedding=None if fixed_shape else _embedding(options, folder, model),
         kv_layout=layout,
         thinking=_thinking(options, tokenizer, config),
-        embedding_width=_embedding_width(options, model),
+        embedding_width=None if fixed_shape else _embedding_width(model),
     )
 
 
@@ -257,8 +258,7 @@ def _embedding(
     options: TorchEngineOptions, folder: ModelFolder, model: Model | GenericModel
 ) -> Embedding | None:
     """None for a model whose states cannot be seen, and for sums whose order depends on the batch."""
-    # A graph of fixed shape knows tokens and logits only.
-    if model.embedding_size is None or (options.batch_invariant and model.reading == "varlen"):
+    if model.embedding_size is None:
         return None
     pooling = choose_pooling(options, folder, is_encoder=False)
     if options.batch_invariant and pooling.kind == "mean":
@@ -266,9 +266,7 @@ def _embedding(
     return Embedding(model.embedding_size, pooling)
 
 
-def _embedding_width(options: TorchEngineOptions, model: Model | GenericModel) -> int | None:
-    if options.batch_invariant and model.reading == "varlen":
-        return None
+def _embedding_width(model: Model | GenericModel) -> int | None:
     return model.embedding.shape[1] if isinstance(model, Model) or model.takes_embeddings else None
 
 
