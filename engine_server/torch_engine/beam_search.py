@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from heapq import merge
 from math import exp, log
 
+from engine_server.torch_engine.beam import Continuation
 from engine_server.torch_engine.outputs import FINISH_REASONS, logprob_rows, usage_of
 from engine_server.torch_engine.params import BeamRules
-from engine_server.torch_engine.sequence import Continuation, Finish, Request, RowLogprobs, Sequence
+from engine_server.torch_engine.scores import RowLogprobs
+from engine_server.torch_engine.sequence import Finish, Request, Sequence
 from enginewire import v1 as pb
 
 OUTPUT_TOKENS = 256

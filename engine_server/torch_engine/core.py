@@ -16,6 +16,7 @@ from torch import Tensor
 from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.batch_statistics import BatchStatistics
+from engine_server.torch_engine.beam import Continuation
 from engine_server.torch_engine.beam_search import BeamSearch, share_out
 from engine_server.torch_engine.counters import Counters
 from engine_server.torch_engine.embedding_waits import CoreOutputs
@@ -26,7 +27,7 @@ from engine_server.torch_engine.sampler import Sampled
 from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.scored_prompts import is_prompt_usable, owes_prompt_scores
-from engine_server.torch_engine.sequence import Continuation, Finish, Request, Sequence
+from engine_server.torch_engine.sequence import Finish, Request, Sequence
 from engine_server.torch_engine.unread_tokens import UnreadTokens
 from engine_server.torch_engine.vectors import PartialSums, finish_vector
 from enginewire import v1 as pb

@@ -13,7 +13,8 @@ from engine_server.torch_engine.logprobs import PromptRows
 from engine_server.torch_engine.sampler import Choice, sample
 from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.scored_prompts import read_prompts
-from engine_server.torch_engine.sequence import PromptScores, Sequence
+from engine_server.torch_engine.scores import PromptScores
+from engine_server.torch_engine.sequence import Sequence
 from engine_server.torch_engine.unread_tokens import UnreadTokens
 from engine_server.torch_engine.vectors import Computed
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine_server.torch_engine.sequence import Continuation, LogprobsWanted, PromptScores, RowLogprobs
+from engine_server.torch_engine.beam import Continuation
+from engine_server.torch_engine.scores import LogprobsWanted, PromptScores, RowLogprobs
 
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: the wire carries finite numbers only."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine_server.torch_engine.sequence import Finish, PromptScores, Request, RowLogprobs, Sequence
+from engine_server.torch_engine.scores import PromptScores, RowLogprobs
+from engine_server.torch_engine.sequence import Finish, Request, Sequence
 from enginewire import v1 as pb
 
 FINISH_REASONS = {

@@ -15,6 +15,7 @@ from engine_server.failures import ContextExceeded, InvalidRequest, KvExhausted,
 from engine_server.handoff.requests import hands_over, is_handed_over, prompt_digest, prompt_of
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.adapter import Adapter
+from engine_server.torch_engine.beam import Beam
 from engine_server.torch_engine.field_checks import check, number_in
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.hypotheses import read_beams, read_best_of
@@ -23,14 +24,8 @@ from engine_server.torch_engine.pooling import Pooling
 from engine_server.torch_engine.prefix_cache import chain_root
 from engine_server.torch_engine.prompt_embeds import PromptEmbeds, read_prompt_embeds
 from engine_server.torch_engine.request_limits import RequestLimits
-from engine_server.torch_engine.sequence import (
-    Beam,
-    LogprobsWanted,
-    PromptScores,
-    Request,
-    Sequence,
-    Urgency,
-)
+from engine_server.torch_engine.scores import LogprobsWanted, PromptScores
+from engine_server.torch_engine.sequence import Request, Sequence, Urgency
 from engine_server.torch_engine.thinking import ThinkingRules
 from enginewire import v1 as pb
 

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine_server.torch_engine.beam import Continuation
 from engine_server.torch_engine.host_copies import HostCopy, is_far, send_column, send_index
 from engine_server.torch_engine.logits_rules import apply_rules
 from engine_server.torch_engine.logprobs import read_continuations, read_logprobs
 from engine_server.torch_engine.params import SamplingParams
 from engine_server.torch_engine.random_numbers import uniforms
 from engine_server.torch_engine.row_tiles import join_rows, split_rows
-from engine_server.torch_engine.sequence import Continuation, RowLogprobs, Sequence
+from engine_server.torch_engine.scores import RowLogprobs
+from engine_server.torch_engine.sequence import Sequence
 
 NUCLEUS_WIDTH = 1024
 """Candidates looked at first for top-p; only a distribution flatter than that is sorted whole."""

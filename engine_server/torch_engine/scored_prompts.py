@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engine_server.torch_engine.logprobs import PromptRows, read_prompt_rows
 from engine_server.torch_engine.scheduled import Scheduled
-from engine_server.torch_engine.sequence import PromptScores, Request, Sequence
+from engine_server.torch_engine.scores import PromptScores
+from engine_server.torch_engine.sequence import Request, Sequence
 
 
 def read_prompts(logits: Tensor, batch: list[Scheduled]) -> list[tuple[PromptScores, PromptRows]]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from engine_server.failures import DeadlineExceeded, StepFailed
 from engine_server.torch_engine import launched_batch
+from engine_server.torch_engine.beam import Beam
 from engine_server.torch_engine.params import SamplingParams
 from engine_server.torch_engine.sampler import Choice
-from engine_server.torch_engine.sequence import Beam
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.scheduling import make_request
 from tests.engine_server.torch_engine.test_exactness import prompts

@@ -14,7 +14,8 @@ from engine_server.interface import GenerateContext
 from engine_server.torch_engine.params import SamplingParams, StopRules
 from engine_server.torch_engine.random_numbers import uniforms
 from engine_server.torch_engine.sampler import cut_tail, invert, sample
-from engine_server.torch_engine.sequence import LogprobsWanted, Request, Sequence
+from engine_server.torch_engine.scores import LogprobsWanted
+from engine_server.torch_engine.sequence import Request, Sequence
 
 VOCAB = 50
 OPEN_END = StopRules(max_total_tokens=1000)

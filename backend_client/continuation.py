@@ -1,0 +1,68 @@
+"""Whether another engine can go on with an answer so that nobody can tell, and what any engine is asked.
+
+Reads requests and what engines say of themselves. Knows nothing about streams, attempts or text.
+"""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+
+
+def engine_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
+    """The request without the fields that only a backend can honour."""
+    part = pb.PreprocessedRequest()
+    part.CopyFrom(request)
+    part.stop_conditions.ClearField("stop")
+    part.sampling_options.ClearField("include_stop_str_in_output")
+    for field in ("skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids"):
+        part.output_options.ClearField(field)
+    return part
+
+
+def needs_seed(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
+    """A request that could not be continued without one."""
+    return capabilities.resume and capabilities.seed and is_drawn(request, capabilities)
+
+
+def is_drawn(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
+    """Tokens are drawn with random numbers that only the engine knows."""
+    options = request.sampling_options
+    if options.HasField("seed"):
+        return False
+    if options.HasField("temperature"):
+        return options.temperature > 0
+    return not capabilities.HasField("default_sampling") or capabilities.default_sampling.temperature > 0
+
+
+def can_continue(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
+    """Another engine can go on with an answer, token for token.
+
+    Not with candidates that were never shown, and not with a hand-off, which can be used once.
+    """
+    options = request.sampling_options
+    return (
+        capabilities.resume
+        and not is_drawn(request, capabilities)
+        and not options.use_beam_search
+        and options.best_of <= max(1, options.n)
+        and not request.HasField("prefill_result")
+    )
+
+
+def goes_on_like(origin: pb.GetEngineInfoResponse, info: pb.GetEngineInfoResponse) -> bool:
+    """Both engines give the same answer to the same request, as far as an engine tells."""
+    return _character(origin) == _character(info)
+
+
+def _character(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
+    config = info.config
+    return (
+        info.engine_name,
+        config.model,
+        config.vocab_size,
+        tuple(config.eos_token_ids),
+        config.context_length,
+        config.role,
+        config.capabilities.resume,
+        config.capabilities.default_sampling.SerializeToString(deterministic=True),
+    )
