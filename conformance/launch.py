@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shlex
 import signal
@@ -108,6 +109,7 @@ class CommandLauncher:
         self._temporary = tempfile.TemporaryDirectory(prefix="enginewire-conformance-")
         self._folder = Path(self._temporary.name)
         self._started: list[Process] = []
+        self._numbers = itertools.count()
 
     async def launch(self) -> Process:
         """A server that serves. Raises Unreachable."""
@@ -120,7 +122,7 @@ class CommandLauncher:
         target = target or self.free_target()
         address = target.removeprefix("unix:").rpartition(":")[2]
         command = f"{self.command} {extra}".replace("{port}", address).replace("{socket}", address)
-        log = self._folder / f"{len(self._started)}.log"
+        log = self._folder / f"{next(self._numbers)}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *shlex.split(command), stdout=output, stderr=output, start_new_session=True
@@ -131,7 +133,7 @@ class CommandLauncher:
     def free_target(self) -> str:
         """An address that nobody uses."""
         if "{socket}" in self.command:
-            return f"unix:{self._folder / f'{len(self._started)}.sock'}"
+            return f"unix:{self._folder / f'{next(self._numbers)}.sock'}"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import grpc
 
-from conformance.context import LASTING_SECONDS, Context
+from conformance.bounds import pause
+from conformance.context import Context
 from conformance.registry import SHAPE, WHOLE, Phase, check
 from conformance.saturation import MOST_SLOTS, queued, saturated
 from conformance.stopwatch import within
 from conformance.stream import Stream
 from conformance.violation import NotApplicable, Violation, expect, expect_equal
+from conformance.watching import until
+from enginewire import v1 as pb
 
 PROMPTS: Final = 8
 TOKENS: Final = 32
@@ -81,29 +84,28 @@ async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
     expect(any(stream.exchange.is_ok for stream in started), "not one of many requests was served")
 
 
-@check("CON-04", phase=Phase.LOAD, alone=True, needs=WHOLE)
+@check("CON-04", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01", "CAN-01", "CAN-03", "INF-08"))
 async def failures_stay_alone(ctx: Context) -> None:
-    """Invalid requests, a cancelled one and one that runs out of time, beside good ones."""
-    # The bound of the check says what takes too long: a deadline would be one more failure beside them.
-    good = [ctx.lasting_request() for _ in range(BEHAVED)]
-    streams = [ctx.start(request, timeout=2 * ctx.bounds.check) for request in good]
-    await asyncio.gather(*(stream.first_token() for stream in streams))
-    late = ctx.start(ctx.long_request(), timeout=LASTING_SECONDS / 4)
-    outside = [ctx.config.vocab_size] if ctx.config.vocab_size else []
-    bad: list[dict[str, object]] = [
-        {"temperature": float("nan")},
-        {"max_tokens": 0},
-        {"token_ids": outside},
-        {"request_id": ""},
-    ]
-    await asyncio.gather(*(ctx.refused(ctx.request(**change)) for change in bad))
-    cancelled = await ctx.start(ctx.long_request()).first_token()
-    cancelled.cancel()
-    await late.end()
-    for stream in streams:
-        await stream.ok()
+    """Invalid requests, a cancelled one and one whose deadline passes, beside good ones that outlast them."""
+    good = [ctx.start(ctx.long_request(), timeout=2 * ctx.bounds.check) for _ in range(_beside(ctx))]
+    await asyncio.gather(*(stream.first_token() for stream in good))
+    # Read all the time: a server may end what nobody reads.
+    reading = [asyncio.ensure_future(stream.end()) for stream in good]
+    await asyncio.gather(_is_late(ctx), _is_cancelled(ctx), _are_refused(ctx))
+    await until(ctx, lambda load: load.running + load.waiting <= len(good), "a request that failed is held")
+    await _goes_on(ctx, good, reading)
+    # Its outcomes say which ones the server still had, whatever this machine has yet to read.
+    aborted = await _aborted(ctx, good)
+    await asyncio.gather(*reading)
+    for stream in good:
         wanted = stream.request.request.stop_conditions.max_tokens
-        expect_equal(len(stream.tokens), wanted, "the failure of another request cut a stream short")
+        is_whole = stream.exchange.is_ok and len(stream.tokens) == wanted
+        expect(
+            is_whole or stream.request.request_id in aborted,
+            "the failure of another request cut a stream short",
+            expected=f"{wanted} tokens, or ABORT_OUTCOME_ABORTED",
+            seen=f"{len(stream.tokens)} tokens, {stream.exchange.status}",
+        )
 
 
 @check("CON-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "INF-08"))
@@ -175,6 +177,57 @@ async def _prompt(ctx: Context, name: str, call: Callable[[], Awaitable[object]]
     except TimeoutError:
         message = f"{name} is slow while the engine is busy"
         raise Violation(message, expected=f"an answer within {bound:.1f} s") from None
+
+
+def _beside(ctx: Context) -> int:
+    """Good requests that leave a slot for one that fails, where there are two."""
+    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else BEHAVED + 1
+    return min(BEHAVED, max(slots - 1, 1))
+
+
+async def _is_late(ctx: Context) -> None:
+    """The caller is out of reach when the deadline passes: no other clock than the server's ends it."""
+    proxy, client = await ctx.proxy()
+    stream = ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.reaction / 2)
+    await stream.call.accepted()
+    proxy.black_hole()
+    await stream.end()
+
+
+async def _is_cancelled(ctx: Context) -> None:
+    stream = ctx.start(ctx.long_request())
+    # With one slot it has none.
+    await (stream.call.accepted() if ctx.config.max_num_seqs == 1 else anext(stream.call, None))
+    stream.cancel()
+    await stream.end()
+
+
+async def _are_refused(ctx: Context) -> None:
+    outside = [ctx.config.vocab_size] if ctx.config.vocab_size else []
+    bad: list[dict[str, object]] = [
+        {"temperature": float("nan")},
+        {"max_tokens": 0},
+        {"token_ids": outside},
+        {"request_id": ""},
+    ]
+    await asyncio.gather(*(ctx.refused(ctx.request(**change)) for change in bad))
+
+
+async def _goes_on(ctx: Context, streams: list[Stream], reading: Sequence[asyncio.Future[Stream]]) -> None:
+    """Wait until each has brought something more, or has ended."""
+    before = [len(stream.exchange.arrived) for stream in streams]
+    deadline = time.monotonic() + ctx.bounds.reaction
+    for stream, count, task in zip(streams, before, reading, strict=True):
+        while len(stream.exchange.arrived) == count and not task.done():
+            if time.monotonic() > deadline:
+                raise Violation("a stream brings nothing more after another request failed")
+            await pause()
+
+
+async def _aborted(ctx: Context, streams: list[Stream]) -> set[str]:
+    """Abort them; the ids of those that were alive until then."""
+    results = await ctx.client.abort([stream.request.request_id for stream in streams])
+    return {result.request_id for result in results if result.outcome == pb.ABORT_OUTCOME_ABORTED}
 
 
 def _slots(ctx: Context) -> int:

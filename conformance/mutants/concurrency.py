@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from conformance.mutants import mutant
@@ -17,6 +18,9 @@ LONG = 100
 
 CROWD = 12
 """So many requests wait only where a check wants a crowd."""
+
+CLOCKS_DIFFER = 0.05
+"""Seconds between the deadline of a call as gRPC keeps it and as a job has it, at most."""
 
 UNHURRIED = replace(Settings(), step_seconds=0.01)
 """What fills its slots lasts ten times as long as the bound for an answer, on a busy machine too."""
@@ -75,10 +79,15 @@ class CrowdInternal(Crowded):
 
 @mutant("error_kills_batch", kills="CON-04")
 class ErrorKillsBatch(Reference):
-    def fail(self, job: Job, failure: Refusal) -> None:
-        batch = list(self.running) if job.is_running else []
-        for each in batch or [job]:
-            super().fail(each, failure)
+    """Whoever is too late takes the batch along, whether the engine or the transport noticed first."""
+
+    def release(self, job: Job) -> None:
+        is_late = job.is_running and time.monotonic() + CLOCKS_DIFFER > job.deadline
+        is_cut = self.live.get(job.request_id) is job and bool(job.open_choices)
+        super().release(job)
+        if is_late and is_cut:
+            for other in list(self.running):
+                self.fail(other, Refusal(pb.ERROR_REASON_INTERNAL, "the batch failed"))
 
 
 class SlowWhenFull(Reference):
@@ -108,6 +117,10 @@ class AbortBlocked(SlowWhenFull):
 
 @mutant("static_batching", kills=("CON-06", "BPR-02"))
 class StaticBatching(Reference):
+    """Its window is small, so that what has to wait for a long request does so within any deadline."""
+
+    settings = replace(UNHURRIED, context_length=256, buffer_tokens=64)
+
     def fits(self, job: Job) -> bool:
         is_late = is_short(job) and any(not is_short(running) for running in self.running)
         return not is_late and super().fits(job)

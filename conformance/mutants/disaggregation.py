@@ -11,6 +11,9 @@ from conformance.reference.refusal import Refusal
 from conformance.reference.server import Reference
 from enginewire import v1 as pb
 
+LARGE = 256
+"""Prompt tokens."""
+
 
 @mutant("role_ignored", kills="DIS-01")
 class RoleIgnored(Reference):
@@ -124,10 +127,15 @@ class ExpiredHandoffOk(Prefill):
 
 @mutant("failed_prefill_handoff", kills="DIS-06")
 class FailedPrefillHandoff(Prefill):
+    """A large prompt lasts until it is aborted, so that an abort always finds it under way."""
+
+    def has_room(self, job: Job) -> bool:
+        return len(job.request.token_ids) < LARGE and super().has_room(job)
+
     def cancelled(self, choice: Choice) -> pb.LLMEngineOutput:
         output = super().cancelled(choice)
         output.prefill_handoff.CopyFrom(self.hand_over(choice.job))
-        self.pending.clear()
+        del self.pending[output.prefill_handoff.params]
         return output
 
 

@@ -12,6 +12,9 @@ import grpc
 from conformance.reference.server import Reference
 from conformance.reference.signals import AddressError
 
+LAST_WORDS_SECONDS = 5.0
+"""For what is generated and not yet sent when a drain ends; none of it is waited for in vain."""
+
 
 async def serve(server: Reference, target: str) -> int:
     """Serve until a signal; returns the exit code."""
@@ -22,6 +25,7 @@ async def serve(server: Reference, target: str) -> int:
         return server.cannot_listen(mistake)
     listening = await server.serve(target)
     code = await server.until_signalled()
+    await listening.stop(LAST_WORDS_SECONDS)
     await server.shut_down(listening)
     return code
 

@@ -1,10 +1,35 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conformance.bounds import Bounds
 from conformance.checks.concurrency import BEHAVED
 from conformance.methods import GENERATE
+from conformance.outcome import Outcome, Status
+from conformance.reference.job import Job
+from conformance.reference.server import Reference
+from conformance.reference.settings import Settings
+from conformance.registry import Phase
 from conformance.selection import Selection
+from conformance.self_test import judge
 from tests.conformance.judging import judged
+
+
+class OneSlot(Reference):
+    settings = replace(Settings(), max_num_seqs=1)
+
+
+class StallsOnCancel(Reference):
+    """Whoever runs when a call ends early gets nothing more."""
+
+    _is_stalled = False
+
+    def ended(self, job: Job) -> None:
+        self._is_stalled |= "CON-04" in job.request_id and job.request_id in self.live
+        super().ended(job)
+
+    def has_room(self, job: Job) -> bool:
+        return not self._is_stalled and super().has_room(job)
 
 
 async def test_good_streams_beside_failures_have_as_long_as_their_check() -> None:
@@ -12,3 +37,18 @@ async def test_good_streams_beside_failures_have_as_long_as_their_check() -> Non
     (outcome,) = [outcome for outcome in report.outcomes if outcome.key == "CON-04"]
     served = [each.timeout or 0.0 for each in outcome.exchanges if each.is_ok and each.method == GENERATE]
     assert (len(served), min(served) > Bounds().check) == (BEHAVED, True)
+
+
+async def test_failures_wait_for_the_one_slot_there_is() -> None:
+    assert (await _failures_beside(OneSlot)).status is Status.PASS
+
+
+async def test_streams_that_stall_after_a_failure_are_disturbed() -> None:
+    outcome = await _failures_beside(StallsOnCancel)
+    assert outcome.message == "a stream brings nothing more after another request failed"
+
+
+async def _failures_beside(server: type[Reference]) -> Outcome:
+    report = await judge(server, frozenset({Phase.LOAD}), run=["CON-04"])
+    (outcome,) = [outcome for outcome in report.outcomes if outcome.key == "CON-04"]
+    return outcome

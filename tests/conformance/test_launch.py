@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from conformance.__main__ import main
@@ -13,6 +14,8 @@ from conformance.connection import Connection
 from conformance.context import Context
 from conformance.in_process import InProcess, InProcessLauncher
 from conformance.outcome import Status
+from conformance.reference.__main__ import serve
+from conformance.reference.job import Job
 from conformance.reference.server import Reference
 from conformance.registry import Phase
 from conformance.runner import Runner
@@ -25,6 +28,9 @@ CERTIFICATE = Path(__file__).with_name("certificate")
 """Of 127.0.0.1, signed by itself; nothing but this test trusts it."""
 
 COMMAND = f"{sys.executable} -m conformance.reference unix:{{socket}}"
+
+MANY = 64
+"""Output tokens that nobody sends before the event loop has gone round a few times."""
 
 
 @pytest.fixture
@@ -83,6 +89,55 @@ async def test_a_fresh_server_that_never_serves_fails_its_check_and_no_other(
     seen = {outcome.key: (outcome.status, outcome.message) for outcome in report.outcomes}
     assert seen["DRN-01"] == (Status.FAIL, "the server was not ready within 1 s")
     assert seen["STR-01"] == (Status.PASS, "")
+
+
+async def test_programs_started_at_once_have_addresses_of_their_own() -> None:
+    launcher = InProcessLauncher(Reference, f"{sys.executable} -c pass {{socket}}")
+    programs = await asyncio.gather(*(launcher.spawn() for _ in range(3)))
+    await launcher.close()
+    assert len({program.target for program in programs}) == 3
+
+
+class SlowToSend(Reference):
+    """Sends nothing until it is told to stop, when everything is generated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accepted, self._stops = asyncio.Event(), asyncio.Event()
+
+    async def serve(self, target: str) -> grpc.aio.Server:
+        listening = await super().serve(target)
+        stop = listening.stop
+
+        async def told(grace: float | None) -> None:
+            self._stops.set()
+            await stop(grace)
+
+        listening.stop = told  # type: ignore[method-assign]  # only to hear of it
+        return listening
+
+    async def responses(self, job: Job) -> AsyncIterator[pb.GenerateResponse]:
+        self.accepted.set()
+        await self._stops.wait()
+        async for response in super().responses(job):
+            yield response
+
+
+async def test_a_reference_that_was_signalled_sends_what_it_generated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("conformance.reference.server.STOP_SECONDS", 0.0)
+    server, target = SlowToSend(), f"unix:{tmp_path / 'server.sock'}"
+    serving = asyncio.ensure_future(serve(server, target))
+    session = Session(connection=Connection(target=target))
+    await session.channel.channel_ready()
+    ctx = Context(session, "LIF-02")
+    reading = asyncio.ensure_future(ctx.start(ctx.request(max_tokens=MANY)).end())
+    await server.accepted.wait()
+    server.signalled()
+    assert (await serving, len((await reading).tokens)) == (0, MANY)
+    await ctx.close()
+    await session.close()
 
 
 def test_a_server_that_speaks_tls_is_launched_and_judged(capsys: pytest.CaptureFixture[str]) -> None:
