@@ -59,14 +59,20 @@ async def test_what_is_served_is_left_out() -> None:
     assert (await in_check(look, TakesEverything)).status is Status.PASS
 
 
-class AnswersTooLate(Reference):
-    async def generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
-        await asyncio.Event().wait()
-        yield pb.GenerateResponse()
-
-
 async def test_what_is_not_answered_in_time_is_left_out() -> None:
+    is_measured = asyncio.Event()
+
+    class AnswersTooLate(Reference):
+        async def generate(
+            self, request: pb.GenerateRequest, call: Call
+        ) -> AsyncIterator[pb.GenerateResponse]:
+            if is_measured.is_set():
+                await asyncio.Event().wait()
+            async for response in super().generate(request, call):
+                yield response
+
     async def look(ctx: Context) -> None:
+        is_measured.set()
         ctx.session.bounds = Bounds(scale=0.01)
         expect(not await send(ctx, invalid_requests(ctx)[2:4]), "no answer counts as a refusal")
 

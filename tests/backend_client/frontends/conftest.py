@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
+import uvicorn.server
 
 from backend_client.backend import Backend
 from backend_client.engine_client import EngineClient
@@ -17,6 +19,22 @@ from tests.engine_server.serving import Serving
 __all__ = ["engine_server", "socket_folder"]
 
 StartBackend = Callable[..., Awaitable[tuple[TextBackend, Serving]]]
+
+
+class Hasty:
+    """asyncio with short sleeps, for uvicorn: it looks ten times a second whether to end, and then pauses."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(autouse=True)
+def servers_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test of the HTTP face ends a server, and would wait 0.2 s for that."""
+    monkeypatch.setattr(uvicorn.server, "asyncio", Hasty())
 
 
 @pytest.fixture

@@ -170,9 +170,10 @@ async def any_work(work: list[tuple[object, ...]], fails: bool, is_drained: bool
         await shown.table.wait_idle()
     scrapes.append(shown.scrape())
     assert scrapes[-1].of_kind("gauge") == scrapes[0].of_kind("gauge")
-    for before, after in pairwise(scrapes):
-        for sample, value in before.of_kind("counter", "histogram").items():
-            assert after.of_kind("counter", "histogram")[sample] >= value
+    counted = [scrape.of_kind("counter", "histogram") for scrape in scrapes]
+    for before, after in pairwise(counted):
+        for sample, value in before.items():
+            assert after[sample] >= value
     ends = [value for (name, _), value in scrapes[-1].samples.items() if name == "vllm:request_success_total"]
     assert sum(ends) == num_choices
     generated = scrapes[-1]("vllm:generation_tokens_total")

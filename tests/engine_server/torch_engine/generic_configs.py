@@ -129,7 +129,7 @@ SERVED: dict[str, Fields] = {
     "hyperclovax": {},
     "jais2": {},
     "jetmoe": {"num_key_value_heads": 2, "kv_channels": 8, **FOUR_LOCAL},
-    "kolibri1": {**MIXED},
+    "kolibri1": {**EXPERTS, **FOUR, **MIXED, "shared_expert_intermediate_size": 24},
     "laguna": {**EXPERTS, **FOUR},
     "llama4_text": {**EXPERTS, **FOUR_LOCAL, "intermediate_size_mlp": 48, "attention_chunk_size": 64},
     "longcat_flash": {**DEEPSEEK, "num_layers": 2, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 24},

@@ -43,6 +43,7 @@ def prompts() -> list[list[int]]:
 
 
 def generate(network: PreTrainedModel, prompt: Seq[int]) -> list[int]:
+    """The prompt and what follows."""
     ids = torch.tensor([list(prompt)])
     limits = {"max_new_tokens": MAX_TOKENS, "min_new_tokens": MAX_TOKENS}
     mask = torch.ones_like(ids)
@@ -50,9 +51,9 @@ def generate(network: PreTrainedModel, prompt: Seq[int]) -> list[int]:
 
 
 @torch.inference_mode()
-def assert_same(network: PreTrainedModel, prompt: list[int], tokens: list[int]) -> None:
-    """Equal to `generate`, or different first where its best two logits are a tie."""
-    wanted = generate(network, prompt)[len(prompt) :]
+def assert_same(network: PreTrainedModel, generated: list[int], tokens: list[int]) -> None:
+    """Equal to the end of `generated`, or different first where its best two logits are a tie."""
+    prompt, wanted = generated[:-MAX_TOKENS], generated[-MAX_TOKENS:]
     assert len(tokens) == MAX_TOKENS
     for position, (token, best) in enumerate(zip(tokens, wanted, strict=True)):
         if token != best:
@@ -81,7 +82,8 @@ def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, buil
     )
     engine = CoreUnderTest(load_engine(options, lambda phase, done: None))
     assert "".join(capfd.readouterr()) == ""
-    assert_same(network, prompts()[1], engine.answer(greedy(prompts()[1], MAX_TOKENS)).tokens[0])
+    generated = [generate(network, prompt) for prompt in prompts()]
+    assert_same(network, generated[1], engine.answer(greedy(prompts()[1], MAX_TOKENS)).tokens[0])
     contexts = []
     for prompt in prompts():
         contexts.append(engine.add(greedy(prompt, MAX_TOKENS, n=2)))
@@ -90,7 +92,7 @@ def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, buil
     engine.run()
     scheduler = engine.core.scheduler
     assert scheduler.num_preemptions > (0 if scheduler.window else 1)
-    for context, prompt in zip(contexts, prompts(), strict=True):
+    for context, each in zip(contexts, generated, strict=True):
         first, second = engine.answers[context].tokens.values()
         assert first == second
-        assert_same(network, prompt, first)
+        assert_same(network, each, first)
