@@ -168,9 +168,10 @@ class EngineCore:
 
     def _launch_ahead(self, launched: LaunchedBatch) -> LaunchedBatch | None:
         """The batch after `launched`, while nobody but the device knows its tokens."""
-        results = launched.results
-        if results is None or not self._runs_ahead:
+        if not self._runs_ahead:
             return None
+        results = launched.results
+        assert results is not None, "nothing follows a batch with an error"
         if any(grant.sequence.needs_last_token for grant in launched.batch):
             return None
         followed = [sequence for sequence in results.rows if not sequence.will_end]

@@ -119,6 +119,16 @@ async def test_tokens_that_come_together_count_one_by_one(socket_folder, vocabul
     assert totals.whole.sum > 0.09
 
 
+async def test_tokens_that_a_caller_brings_along_are_not_counted_as_passed_on(
+    socket_folder, vocabulary
+) -> None:
+    resume = pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=b"po")], attempt=1)
+    engine = Lives([terminal(b"ng", 2)])
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        assert (await hear(backend, ask(resume=resume))).text() == "ng"
+        assert backend.activity.generated_tokens == backend.activity.totals.answer_lengths.sum == 2
+
+
 async def test_requests_of_one_id_are_two_requests(socket_folder, vocabulary) -> None:
     engine = Lives([FOREVER], [FOREVER])
     async with backend_on(socket_folder, vocabulary, engine) as backend:

@@ -357,6 +357,28 @@ def test_an_id_is_not_known_where_it_could_mean_more_than_its_text() -> None:
     assert fresh([], with_tokens=True).take_known(0, a) is None
 
 
+def test_a_special_token_that_was_shown_to_one_is_no_text_to_another_who_skips_it() -> None:
+    vocabulary = Vocabulary(BYTE_LEVEL)
+    showing, skipping = (
+        Decoder(vocabulary, StopConditions(), skip_special_tokens=skip) for skip in (False, True)
+    )
+    assert showing.process([TURN]).text == toy.SPECIAL[TURN]
+    assert run_looking_up(skipping, [TURN])[0] == ""
+
+
+def test_nothing_is_known_behind_a_stop_within_a_token() -> None:
+    vocabulary = Vocabulary(BYTE_LEVEL)
+    ids = range(len(toy.SPECIAL), vocabulary.size)
+    token_id = next(i for i in ids if len(set(vocabulary.token_text(i)) - {"a"}) == 3)
+    text = vocabulary.token_text(token_id)
+    [a] = spell("a")
+    for _ in range(2):
+        subject = Decoder(vocabulary, StopConditions(stop=(text[1:],)))
+        assert subject.process([a]).text == "a"
+    assert subject.process([token_id]).text == text[0]
+    assert subject.take_known(2, a) is None
+
+
 def test_a_known_id_is_taken_at_its_position_only() -> None:
     vocabulary = Vocabulary(BYTE_LEVEL)
     for _ in range(2):

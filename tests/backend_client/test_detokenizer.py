@@ -164,3 +164,15 @@ def test_the_window_shows_each_character_of_a_run_of_byte_tokens() -> None:
     detokenizer = WindowDetokenizer(WindowTable(tokenizer, range(tokenizer.get_vocab_size())))
     pieces = stream(detokenizer, byte_ids("日é本🙈".encode()))
     assert [piece for piece in pieces if piece] == ["日", "é", "本", "🙈"]
+
+
+def test_bytes_that_wait_for_others_are_no_rest() -> None:
+    detokenizer = Vocabulary(toy.byte_fallback(1)).detokenizer()
+    first, last = byte_ids("é".encode())
+    [a] = LLAMA.encode("a", add_special_tokens=False).ids[-1:]
+    assert not detokenizer.is_at_rest, "a space would be taken off"
+    found = []
+    for token_id in (a, first, last, first, a, last, last, a):
+        detokenizer.step(token_id)
+        found.append(detokenizer.is_at_rest)
+    assert found == [True, False, True, False, True, False, False, True]

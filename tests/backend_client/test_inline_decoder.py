@@ -92,6 +92,29 @@ async def test_a_first_token_that_comes_inline_is_a_first_token(socket_folder, v
     assert (totals.first_token.count, totals.between_tokens.count) == (1, 1)
 
 
+async def test_a_first_token_that_is_only_looked_up_is_a_first_token(socket_folder, vocabulary) -> None:
+    script = [tokens(b"", index=1, engine_data=b"x"), PAUSE, tokens(b"a"), PAUSE, tokens(b"b", 1), PAUSE]
+    engine = Lives(*[[*script, tokens(b"", index=1, finish_reason=pb.FINISH_REASON_EOS), 5.0]] * 2)
+    request = ask(max_tokens=2, sampling_options=pb.SamplingOptions(n=2))
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        totals = backend.activity.totals
+        for number in (1, 2):  # what the first one teaches, the second one looks up
+            assert (await hear(backend, request, is_inline=True)).text() == "ab"
+            assert (totals.first_token.count, totals.between_tokens.count) == (number, number)
+
+
+async def test_tokens_that_are_only_looked_up_stay_with_their_choice(socket_folder, vocabulary) -> None:
+    script = [tokens(b"a"), tokens(b"a", index=1), PAUSE]
+    for position in (1, 2):
+        script += [tokens(b"a", position, index=1), PAUSE, tokens(b"a", position), PAUSE]
+    engine = Lives([*script, tokens(b"b", 3), tokens(b"c", 3, index=1), 5.0])
+    request = ask(max_tokens=4, sampling_options=pb.SamplingOptions(n=2))
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        heard = await hear(backend, request, is_inline=True)
+    assert heard.failure is None
+    assert (heard.text(0), heard.text(1)) == ("aaab", "aaac")
+
+
 async def test_a_broken_contract_is_an_error_as_ever(socket_folder, vocabulary) -> None:
     engine = Lives([tokens(b"a"), PAUSE, tokens(b"b", 7), 5.0])
     async with backend_on(socket_folder, vocabulary, engine) as backend:

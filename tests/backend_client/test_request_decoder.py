@@ -153,12 +153,12 @@ def test_an_engine_that_finished_needs_no_abort() -> None:
 
 def test_stale_tokens_after_a_local_stop_are_dropped() -> None:
     decoder = request(n=2, stop=("b",))
-    taken(decoder, output("ab"))
-    assert decoder.process(output("c", 2)) is None
-    assert decoder.process_tokens(0, 3, spell("d")) is None
-    assert decoder.process(output("e", 4, finish_reason=pb.FINISH_REASON_LENGTH)) is None
+    taken(decoder, output("abx"))
+    assert decoder.process(output("c", 3)) is None
+    assert decoder.process_tokens(0, 4, spell("d")) is None
+    assert decoder.process(output("e", 5, finish_reason=pb.FINISH_REASON_LENGTH)) is None
     end = taken(
-        decoder, output("f", index=1, finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=usage(6))
+        decoder, output("f", index=1, finish_reason=pb.FINISH_REASON_LENGTH, completion_usage=usage(7))
     )
     assert end.completion_usage == usage(3)
 
@@ -315,6 +315,14 @@ def test_text_of_the_engine_is_compared_behind_a_callers_resume() -> None:
     assert not decoder.engine_text_differs
 
 
+def test_a_choice_that_a_caller_resumes_as_finished_keeps_what_a_stop_here_would_have_cut() -> None:
+    decoder = request(2, stop=("b",))
+    finished = pb.ResumedChoice(index=0, generated_token_ids=spell("abc"), finished=True)
+    decoder.go_on(pb.Resume(choices=[finished]))
+    assert decoder.num_passed_on == 3
+    assert decoder.resume() == [finished, pb.ResumedChoice(index=1)]
+
+
 def test_what_the_engine_adds_passes_through() -> None:
     handoff = pb.PrefillHandoff(params=b"kv")
     prompt = pb.PromptLogprobs(logprobs=pb.Logprobs(token_logprobs=[-1]))
@@ -330,6 +338,8 @@ def test_a_decode_failure_ends_the_choice_with_an_error_and_no_stop() -> None:
     assert (end.finish_reason, end.stop_reason) == (pb.FINISH_REASON_ERROR, None)
     assert end.error_message is not None
     assert end.error_message.startswith("decode error:")
+    assert end.completion_usage is not None
+    assert (end.token_ids, end.completion_usage.completion_tokens) == ([3], 1)
     assert decoder.needs_abort
 
 

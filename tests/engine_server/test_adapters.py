@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,21 @@ def test_a_file_that_is_a_link_out_of_the_root_is_not_read(folder):
     (folder / "two" / "adapter_model.safetensors").symlink_to(folder.parent / "secret/adapter_config.json")
     with pytest.raises(ModelNotFound, match=NO_SOURCE):
         AdapterFolder(folder).open("a", "two")
+
+
+def test_a_file_that_is_no_file_is_not_opened(folder):
+    os.mkfifo(folder / "two" / "adapter_model.safetensors")  # reading it would wait for ever
+    with pytest.raises(ModelNotFound, match=NO_SOURCE):
+        AdapterFolder(folder).open("a", "two")
+
+
+def test_bytes_that_move_from_one_file_to_the_next_make_another_adapter(folder):
+    digests = set()
+    for config, weights in (("", "{}"), ("{", "}"), ("{}", "")):
+        (folder / "two" / "adapter_config.json").write_text(config)
+        (folder / "two" / "adapter_model.safetensors").write_text(weights)
+        digests.add(AdapterFolder(folder).open("a", "two").digest)
+    assert len(digests) == 3
 
 
 def test_a_file_that_is_too_large_is_not_read(folder):

@@ -165,6 +165,16 @@ async def test_a_reader_that_keeps_up_gets_one_token_per_row_without_counts():
     assert not frame.indexes
 
 
+async def test_choices_of_one_request_are_rows_without_counts():
+    opened = connection()
+    sink = opened.sink(1)
+    for index in range(2):
+        sink.token(index, 0, 9 + index)
+    frame = await Frames(opened).read()
+    assert (list(frame.handles), list(frame.indexes), list(frame.token_ids)) == ([1, 1], [0, 1], [9, 10])
+    assert not frame.token_counts
+
+
 async def test_large_events_do_not_share_a_frame():
     opened = connection()
     sink = opened.sink(1)

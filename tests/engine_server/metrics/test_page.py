@@ -69,17 +69,80 @@ async def test_the_adapters_of_live_requests_are_named(tmp_path):
     for name in ("one", "two"):
         await adapters.load(shown.engine, name, name)
 
-    def named() -> set[str]:
+    def named() -> set[tuple[str, str]]:
         samples = shown.scrape().of_kind("gauge")
         found = [dict(labels) for (name, labels) in samples if name == "vllm:lora_requests_info"]
-        return {labels["running_lora_adapters"] for labels in found}
+        return {(labels["running_lora_adapters"], labels["max_lora"]) for labels in found}
 
-    assert named() == {""}
+    most = str(shown.lifecycle.config.limits.max_loras)
+    assert named() == {("", most)}
     context = shown.table.submit(ask("a", routing=pb.RoutingHints(lora_name="two")), Discard(), None)
-    assert named() == {"two"}
+    assert named() == {("two", most)}
     await shown.table.abort(context, "why")
     await shown.table.wait_idle()
-    assert named() == {""}
+    assert named() == {("", most)}
+
+
+LOAD = {
+    "vllm:num_requests_running": ("running", 1),
+    "vllm:num_requests_waiting": ("waiting", 2),
+    "enginewire:waiting_tokens": ("waiting_tokens", 3),
+    "enginewire:kv_blocks_total": ("kv_blocks_total", 8),
+    "enginewire:kv_blocks_cached": ("kv_blocks_cached", 5),
+    "enginewire:pending_transfers": ("pending_transfers", 6),
+    "enginewire:engine_steps_total": ("step", 7),
+    "vllm:num_preemptions_total": ("preemptions", 9),
+    "enginewire:engine_requests_finished_total": ("requests_finished", 10),
+}
+COUNTS = {
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:prompt_tokens_cached_total": "cached_prompt_tokens",
+    "vllm:generation_tokens_total": "generated_tokens",
+}
+HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "first_token",
+    "vllm:inter_token_latency_seconds": "between_tokens",
+    "vllm:request_time_per_output_token_seconds": "per_output_token",
+    "vllm:e2e_request_latency_seconds": "whole",
+    "vllm:request_queue_time_seconds": "queue",
+    "vllm:request_inference_time_seconds": "inference",
+    "vllm:request_prefill_time_seconds": "prefill",
+    "vllm:request_decode_time_seconds": "decode",
+    "vllm:request_prompt_tokens": "prompt_lengths",
+    "vllm:request_generation_tokens": "answer_lengths",
+    "vllm:request_params_max_tokens": "max_tokens",
+    "vllm:request_params_n": "choices",
+}
+
+
+class Loaded(MockerEngine):
+    """Its load has another number in each field."""
+
+    def load(self) -> pb.Load:
+        return pb.Load(kv_blocks_used=4, **dict(LOAD.values()))
+
+
+async def test_every_number_is_shown_under_its_own_name():
+    shown = Shown(Loaded(MockerOptions(block_size=4, num_kv_blocks=30)))
+    await shown.start()
+    totals = shown.exporter.requests.totals
+    for number, field in enumerate(COUNTS.values(), 20):
+        setattr(totals, field, number)
+    for number, field in enumerate(HISTOGRAMS.values(), 40):
+        getattr(totals, field).observe(number)
+    totals.finished["length"] = 60
+    totals.failed[pb.ERROR_REASON_INTERNAL] = 61
+    totals.refused[pb.ERROR_REASON_INTERNAL] = 62
+    scrape = shown.scrape()
+    assert {name: scrape(name) for name in LOAD} == {name: value for name, (_, value) in LOAD.items()}
+    assert scrape("vllm:kv_cache_usage_perc") == 0.5
+    assert [scrape(name) for name in COUNTS] == [20, 21, 22]
+    assert [scrape(f"{name}_sum") for name in HISTOGRAMS] == list(range(40, 52))
+    assert scrape("vllm:request_success_total", finished_reason="length") == 60
+    assert scrape("enginewire:request_failures_total", reason="internal") == 61
+    assert scrape("vllm:admission_rejections_total", reason="internal") == 62
+    cache = {"block_size": "4", "num_gpu_blocks": "30", "enable_prefix_caching": "False"}
+    assert scrape("vllm:cache_config_info", **cache) == 1
 
 
 async def test_before_the_start_there_is_only_the_state():

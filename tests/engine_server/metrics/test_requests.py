@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from engine_server.admission import QueueLimits
-from engine_server.failures import EngineDead, EngineError, StepFailed
+from engine_server.failures import Cancelled, EngineDead, EngineError, StepFailed
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.live_request import Discard
 from engine_server.metrics.requests import RequestMetrics
@@ -120,7 +120,45 @@ def test_latencies_of_a_request_are_cut_where_it_began_to_run_and_at_its_first_t
     assert (totals.between_tokens.count, totals.between_tokens.sum) == (2, 6.0)
     assert (totals.prompt_lengths.sum, totals.answer_lengths.sum, totals.max_tokens.sum) == (5, 3, 3)
     assert (totals.prompt_tokens, totals.cached_prompt_tokens, totals.generated_tokens) == (5, 4, 3)
+    assert (totals.choices.count, totals.choices.sum) == (1, 1)
     assert totals.finished["length"] == 1
+
+
+def test_requests_of_one_token_and_of_cached_prompts_add_up() -> None:
+    table, engine = counting_table(Clock())
+    for number in range(2):
+        context = table.submit(ask(f"r{number}"), Log(), None)
+        context.running_since = 99.0  # a thread was faster than the loop
+        usage = pb.CompletionUsage(prompt_tokens=5, completion_tokens=1)
+        usage.prompt_tokens_details.cached_tokens = 4
+        last = pb.LLMEngineOutput(token_ids=[8], finish_reason=pb.FINISH_REASON_EOS, completion_usage=usage)
+        engine.deliver(outputs=[(context, last)])
+    totals = engine.metrics.totals
+    assert totals.cached_prompt_tokens == 8
+    assert (totals.queue.count, totals.queue.sum) == (2, 0.0)
+    assert (totals.whole.count, totals.decode.count, totals.per_output_token.count) == (2, 2, 0)
+
+
+def test_what_an_engine_cancels_by_an_error_is_aborted_and_what_it_fails_is_not() -> None:
+    table, engine = counting_table(Clock())
+    for number, error in enumerate((Cancelled("why"), StepFailed("no"))):
+        engine.fail(table.submit(ask(f"r{number}"), Log(), None), error)
+    totals = engine.metrics.totals
+    assert +totals.finished == {"abort": 1, "error": 1}
+    assert totals.failed == {pb.ERROR_REASON_CANCELLED: 1, StepFailed.reason: 1}
+
+
+async def test_who_is_refused_before_a_submit_is_counted_once() -> None:
+    table, engine = counting_table(Clock())
+    with pytest.raises(EngineError):
+        await table.prepare(ask("a", model="another"))
+    embed = pb.EmbedRequest(request_id="e", request=pb.PreprocessedEmbeddingRequest())
+    with pytest.raises(EngineError):
+        await table.embed(embed, None)
+    assert engine.metrics.totals.refused == {
+        pb.ERROR_REASON_MODEL_NOT_FOUND: 1,
+        pb.ERROR_REASON_UNSUPPORTED: 1,
+    }
 
 
 def test_an_engine_that_never_says_when_it_begins_has_no_queue_times() -> None:

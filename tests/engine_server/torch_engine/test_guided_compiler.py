@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -136,6 +137,20 @@ def test_too_many_waiting_grammars_are_refused(compiler, monkeypatch):
     with pytest.raises(QueueFull):
         compiler.compile(digits(32))
     waiting.result(20)
+
+
+def test_the_process_imports_nothing_from_the_current_folder(library, vocabulary, tmp_path, monkeypatch):
+    (tmp_path / "numpy.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    compiler = GrammarCompiler(library, vocabulary)
+    compiled(compiler, digits(2)).start([1])
+    compiler.close()
+
+
+def test_an_interrupt_of_the_engine_s_terminal_does_not_reach_the_process(compiler):
+    compiled(compiler, digits(2))
+    process = compiler._worker._process
+    assert os.getpgid(process.pid) == process.pid
 
 
 def test_no_process_runs_before_the_first_grammar(library, vocabulary):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_server.torch_engine import guided_pace
+from engine_server.torch_engine.guided import GuidedMatcher
 from engine_server.torch_engine.guided_library import InvalidGuide, Library, Vocabulary, open_library
 from engine_server.torch_engine.guided_pace import check_pace
 from engine_server.torch_engine.guided_worker import COMPILED, REFUSED, answer
@@ -85,3 +86,22 @@ def test_a_match_that_may_be_empty_is_walked_all_the_same(monkeypatch):
         check_pace(library, compiled)
     monkeypatch.setattr(guided_pace, "SECONDS_AT_START", 100.0)
     check_pace(library, compiled)
+
+
+class Quick:
+    """A matcher that allows everything at once."""
+
+    is_over = False
+
+    def accept(self, token_id: int) -> bool:
+        return True
+
+    def fill(self, masks: object, row: int) -> bool:
+        return True
+
+
+def test_whatever_used_up_the_time_of_a_grammar_each_call_says_so():
+    assert GuidedMatcher(Quick(), 0.0).fill(None, 0)
+    assert GuidedMatcher(Quick(), 0.0).accept(3)
+    assert not GuidedMatcher(Quick(), -1.0).fill(None, 0)
+    assert not GuidedMatcher(Quick(), -1.0).accept(3)

@@ -86,6 +86,14 @@ def test_a_grammar_that_is_large_when_compiled_is_refused(library, monkeypatch):
     assert answer(library, "regex", "a{5}") == REFUSED + b"too large"
 
 
+def test_what_a_library_says_about_a_guide_is_cut(monkeypatch):
+    def refuse(kind: str, text: str) -> None:
+        raise InvalidGuide("é\ud800" * 500)
+
+    monkeypatch.setattr(guided_worker, "check_size", refuse)
+    assert answer(open_library("xgrammar", VOCABULARY), "regex", "a") == REFUSED + ("é?" * 100).encode()
+
+
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_white_space_between_json_tokens_is_bounded(library, kind):
     guide = '{"type": "object"}' if kind == "json_schema" else ""

@@ -77,9 +77,12 @@ def test_the_adapter_is_sound_before_it_is_spoiled(loaded, folder):
         ({"r": True}, "the rank must be from 1 to 16"),
         ({"rank_pattern": {"q_proj": 99}}, "the rank must be from 1 to 16, got 99"),
         ({"rank_pattern": {"(a+)+$": 4}}, "rank_pattern must hold plain names of modules"),
+        ({"rank_pattern": {"q_proj|k_proj": 4}}, "rank_pattern must hold plain names of modules"),
+        ({"rank_pattern": {f"m{i}": 4 for i in range(1025)}}, "rank_pattern must map at most 1024"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern must map"),
         ({"alpha_pattern": {"q_proj": None}}, "lora_alpha must be a number"),
         ({"lora_alpha": "8"}, "lora_alpha must be a number"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a number"),
         ({"lora_alpha": 1e300}, "lora_alpha must be a number"),
         ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
     ],
@@ -105,6 +108,10 @@ def test_files_that_are_too_large(loaded, folder):
     (folder / CONFIG).write_text(json.dumps({"r": 4, "x": "y" * MAX_CONFIG_BYTES}))
     assert "adapter_config.json: is too large" in refusal(loaded, folder)
     (folder / CONFIG).write_text("{}")
+    with pytest.raises(InvalidRequest, match=r"adapter_model.safetensors: is too large, allowed 0..100"):
+        read_files(folder, 100)
+    with (folder / WEIGHTS).open("wb") as file:
+        file.truncate(2**43)  # takes no room on the disk, but would not fit into memory
     with pytest.raises(InvalidRequest, match=r"adapter_model.safetensors: is too large, allowed 0..100"):
         read_files(folder, 100)
 

@@ -28,6 +28,30 @@ def test_every_name_and_kind_is_documented_and_nothing_else():
     assert scrape(registry).names() == documented("Of the torch engine")
 
 
+def test_every_number_is_shown_under_its_own_name():
+    registry, statistics = CollectorRegistry(), BatchStatistics(float)
+    snapshot = LoadSnapshot(
+        running=1, max_total_tokens=2, prefix_cache_queries=3, prefix_cache_hits=4, waiting=90, steps=91
+    )
+    decode = statistics.methods["decode"]
+    decode.num_succeeded, decode.num_failed = 10, 5
+    for number, histogram in enumerate((decode.whole, decode.forward, decode.sampling, decode.update), 20):
+        histogram.observe(number)
+    register(MetricsContext("m", registry, prefix="x_"), lambda: snapshot, statistics)
+    found = scrape(registry)
+    assert found("tgi_batch_current_size") == 1
+    assert found("tgi_batch_current_max_tokens") == 2
+    assert found("x_prefix_cache_queries_total") == 3
+    assert found("x_prefix_cache_hits_total") == 4
+    ends = [
+        found(f"tgi_batch_inference_{end}_total", method="decode") for end in ("count", "success", "failure")
+    ]
+    assert ends == [15, 10, 5]
+    parts = ("inference", "forward", "decode", "filter")
+    sums = [found(f"tgi_batch_{part}_duration_sum", method="decode") for part in parts]
+    assert sums == [20, 21, 22, 23]
+
+
 def test_joined_batches_are_counted_by_their_reason():
     registry = CollectorRegistry()
     register(MetricsContext("m", registry), lambda: LoadSnapshot(concats=(3, 1)), BatchStatistics(float))

@@ -250,7 +250,9 @@ def test_a_prompt_behind_a_window_is_admitted_for_the_blocks_it_holds_at_most():
     scheduler.add(long)
     most = scheduler.window.most_blocks(8)
     while scheduler.has_work:
-        compute(scheduler, scheduler.schedule())
+        granted = scheduler.schedule()
+        assert granted
+        compute(scheduler, granted)
         assert long.sequences[0] not in scheduler.waiting
         assert len(long.sequences[0].held_blocks) <= most == 5
     assert len(long.output_token_ids[0]) == 9
@@ -327,6 +329,48 @@ def test_what_is_handed_over_is_computed_again_where_it_leaves_no_room(handed_ov
     scheduler.add(request)
     assert [sum(lengths(step)) for step in run(scheduler)] == steps
     assert (len(request.output_token_ids[0]), scheduler.pool.num_used) == (1, 0)
+
+
+def test_what_is_handed_over_waits_for_room_for_all_of_it():
+    scheduler = Scheduler(BlockPool(12, 4), max_num_seqs=4, max_num_batched_tokens=8, window=6)
+    scheduler.add(make_request(6, 5))
+    compute(scheduler, scheduler.schedule())
+    request = make_request(41, 1)
+    request.handed_over = HandedOver(40, bytearray(), lambda: None)
+    scheduler.add(request)
+    scheduler.schedule()
+    assert scheduler.waiting == request.sequences
+    run(scheduler)
+    assert (len(request.output_token_ids[0]), scheduler.pool.num_used) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "released"), [({"beams": object()}, 0), ({"hands_over": True}, 0), ({}, 8)]
+)
+def test_who_is_read_as_a_whole_gives_nothing_back(changes, released):
+    scheduler = Scheduler(BlockPool(12, 4), max_num_seqs=4, max_num_batched_tokens=64, window=6)
+    request = make_request(40, 5)
+    for name, value in changes.items():
+        setattr(request, name, value)
+    scheduler.add(request)
+    compute(scheduler, scheduler.schedule())
+    assert request.sequences[0].num_released_blocks == released
+
+
+@pytest.mark.parametrize(("num_blocks", "takes_any"), [(2, False), (3, True)])
+def test_texts_of_any_length_are_taken_where_a_window_and_one_token_fit(num_blocks, takes_any):
+    scheduler = Scheduler(BlockPool(num_blocks, 4), max_num_seqs=1, max_num_batched_tokens=1, window=6)
+    assert scheduler.takes_any_length == takes_any
+
+
+def test_who_waits_with_a_token_that_nobody_has_read_goes_on_waiting():
+    scheduler = Scheduler(BlockPool(12, 4), max_num_seqs=4, max_num_batched_tokens=64)
+    request = make_request(5, 3)
+    scheduler.add(request)
+    request.sequences[0].num_unread_tokens = 1
+    assert scheduler.schedule() == []
+    request.sequences[0].num_unread_tokens = 0
+    assert lengths(scheduler.schedule()) == [5]
 
 
 def test_whoever_shares_a_prefix_behind_a_window_needs_room_for_what_comes_after_it():
