@@ -9,8 +9,8 @@ import pytest
 
 from tests.docs.contract_page import ROOT
 
-PLACES = ("*", "docs/**/*", "conformance/*", "examples/*", "examples/*/*", "engine_server/*/*", "proto/enginewire/v1/*")
-PAGES = sorted(page for place in PLACES for page in ROOT.glob(f"{place}.md"))
+PLACES = ("", "docs/**/", "conformance/", "examples/", "examples/*/", "engine_server/*/", "proto/enginewire/v1/")
+PAGES = sorted(page for place in PLACES for page in ROOT.glob(f"{place}*.md"))
 LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 
 
