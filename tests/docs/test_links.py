@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.contract_page import ROOT
 
-PLACES = ("", "docs/**/", "conformance/", "examples/", "examples/*/", "engine_server/*/", "proto/enginewire/v1/")
+PLACES = ("", "docs/**/", "conformance/", "examples/", "examples/*/", "engine_server/*/", "proto/**/")
 PAGES = sorted(page for place in PLACES for page in ROOT.glob(f"{place}*.md"))
 LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 
