@@ -41,8 +41,8 @@ class BackendOptions:
     )
     prefill_target: tuple[str, ...] = option(
         (),
-        "an engine of --role prefill that computes the prompts for targets of --role decode; several are"
-        " used in turn",
+        "an engine of --role prefill that computes the prompts for targets of --role decode; of several"
+        " the one that has the least to do",
     )
     launch: str = option(
         "",

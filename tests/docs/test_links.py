@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.contract_page import DOCS, ROOT
+from tests.docs.contract_page import ROOT
 
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+PLACES = ("", "docs/**/", "conformance/", "examples/", "examples/*/", "engine_server/*/", "proto/**/")
+PAGES = sorted(page for place in PLACES for page in ROOT.glob(f"{place}*.md"))
 LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 
 
