@@ -94,14 +94,22 @@ class GraphedDecode:
         return graph.replay()[: len(spans)]
 
     def _fill(self, inputs: Tensor, spans: Seq[Span], token_ids: list[int]) -> None:
-        """Bring a batch to the fixed tensors in one copy."""
-        width = self._max_blocks
+        """Bring a batch to the fixed tensors in one copy from the host.
+
+        Of the tables only what this batch needs: nobody reads the blocks behind a context.
+        """
+        width = max(len(span.block_table) for span in spans)
         contexts = [span.context for span in spans]
         tables = [
             block for span in spans for block in (*span.block_table, *[0] * (width - len(span.block_table)))
         ]
         slots = token_slots(spans, self._cache.block_size)
-        inputs.copy_(gather([token_ids, slots, contexts, tables], inputs.device), non_blocking=True)
+        there = gather([token_ids, slots, contexts, tables], inputs.device).to(
+            inputs.device, non_blocking=True
+        )
+        rows = len(spans)
+        inputs[: 3 * rows].copy_(there[: 3 * rows])
+        inputs[3 * rows :].view(rows, -1)[:, :width].copy_(there[3 * rows :].view(rows, width))
 
     @torch.inference_mode()
     def _record(self, size: int, record: Record) -> _Graph:
