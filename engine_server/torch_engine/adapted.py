@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine_server.torch_engine.host_copies import send_index
 from engine_server.torch_engine.linear import Linear
 
 
@@ -120,4 +121,4 @@ def _selection(rows: list[int], num_rows: int, device: torch.device) -> slice | 
     """Neighbours as a slice, which needs no copy."""
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(None) if len(rows) == num_rows else slice(rows[0], rows[-1] + 1)
-    return torch.tensor(rows, device=device)
+    return send_index(rows, device)

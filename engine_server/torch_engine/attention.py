@@ -128,7 +128,7 @@ def plan_attention(
 ) -> AttentionPlan:
     """Plan one step. `spans` come in batch order, single-token ones first and by context."""
     assert reading != "varlen", "that plan travels to the device with the other inputs of the step"
-    slots = torch.tensor(token_slots(spans, block_size), device=like.device)
+    slots = send_index(token_slots(spans, block_size), like.device)
     if reading == "rows":
         return AttentionPlan(slots, [], _ragged(spans))
     row = sum(span.num_new == 1 for span in spans) if reading == "ragged" else 0
@@ -209,12 +209,12 @@ def _build_group(
 ) -> AttentionGroup:
     context, num_new = spans[-1].context, spans[0].num_new
     num_blocks = -(-context // block_size)
-    table = [_padded(span.block_table, num_blocks) for span in spans]
+    table = [block for span in spans for block in _padded(span.block_table, num_blocks)]
     return AttentionGroup(
         rows=slice(first_row, first_row + num_new * len(spans)),
         num_new=num_new,
         context=context,
-        blocks=torch.tensor(table, device=like.device),
+        blocks=send_index(table, like.device).view(len(spans), num_blocks),
         masks={window: _mask(spans, window, like) for window in windows},
     )
 
@@ -229,7 +229,7 @@ def _mask(spans: Seq[Span], window: int | None, like: Tensor) -> Tensor | None:
     context, num_new = spans[-1].context, spans[0].num_new
     if window is None and 1 < num_new == context:
         return None
-    lengths = torch.tensor([span.context for span in spans], device=like.device)
+    lengths = send_index([span.context for span in spans], like.device)
     queries = (lengths[:, None] - num_new + torch.arange(num_new, device=like.device))[..., None]
     keys = torch.arange(context, device=like.device)
     hidden = keys > queries

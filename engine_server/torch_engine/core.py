@@ -190,16 +190,15 @@ class EngineCore:
             return
         for grant in launched.batch:
             alone = None if grant.sequence.is_finished else self._launch([grant])
-            if alone is None:
-                continue
-            if alone.error:
+            if alone and alone.error:
                 self._fail_step(alone, alone.error)
-            else:
+            elif alone:
                 self._advance(alone)
                 self._update(alone)
 
     def _fail_step(self, launched: LaunchedBatch, error: Exception) -> None:
         log.error("a request failed in the model: %s", type(error).__name__, exc_info=error)
+        self._runner.check()  # on a lost device all requests would end like this, one after the other
         for grant in launched.batch:
             if not grant.sequence.is_finished:
                 self.fail(grant.sequence.request, StepFailed("the model failed on this request"))

@@ -18,17 +18,20 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def __call__(self, compute: Compute) -> Compute:
-        """See `Record`. Runs `compute` twice: libraries choose kernels and take memory at a first call."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            compute()
-        torch.cuda.current_stream().wait_stream(stream)
+        """See `Record`. Runs `compute` twice: libraries choose kernels and take memory at a first call.
+
+        All on one stream: cuBLAS keeps a workspace for every stream it has seen. It is entered here, so that
+        it is left even when a recording breaks, after which `torch.cuda.graph` may not leave it.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = compute()
+        with torch.cuda.stream(self._stream):
+            compute()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                result = compute()
 
         def replay() -> Tensor:
             graph.replay()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine_server.torch_engine.host_copies import wait_for
 from engine_server.torch_engine.model_runner import new_tokens, pieces_of
 from engine_server.torch_engine.pooling import shares_of
 from engine_server.torch_engine.scheduled import Scheduled
@@ -53,6 +54,10 @@ class Encoder:
         shares = shares_of(pieces_of(batch))
         rows = torch.tensor(shares.rows, dtype=torch.int64, device=states.device)
         return Computed(torch.empty(0, 1), add_up(states[rows], shares))
+
+    def check(self) -> None:
+        """Raise what the device says to everything, once it is lost."""
+        wait_for(self._network.device)
 
     def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
         """Never asked for: an engine that only embeds has no role but to embed."""

@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from engine_server.torch_engine.attention import AttentionGroup, AttentionPlan, KvTensors
+from engine_server.torch_engine.host_copies import send_index
 
 PAGED = "enginewire_paged"
 """No mask is registered under this name: transformers then builds none."""
@@ -105,7 +106,7 @@ class LayeredKvTensors(KvTensors):
     def clear(self, blocks: Seq[int]) -> None:
         """Zero blocks that change hands."""
         if blocks:
-            index = torch.tensor(blocks, device=self.keys[0].device)
+            index = send_index(blocks, self.keys[0].device)
             for stored in (*self.keys, *self.values):
                 stored.index_fill_(0, index, 0.0)
 

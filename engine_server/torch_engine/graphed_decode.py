@@ -41,7 +41,10 @@ class GraphedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
+    """A graph knows addresses only: `compute`, not called again, holds the tensors that `replay` reads."""
+
     inputs: Tensor
+    compute: Compute
     replay: Compute
 
 
@@ -61,6 +64,8 @@ class GraphedDecode:
         self._max_blocks = -(-max_context // cache.block_size)
         self.nobody = Span(1, 1, [self._scratch])
         cache.clear([self._scratch])
+        # One for all graphs: each would keep a result of its own for good.
+        self._logits = model.embedding.new_empty(max(sizes), len(model.embedding), dtype=torch.float32)
         # The largest first: the others fit into the memory that it needs.
         self._graphs = {size: self._record(size, record) for size in sorted(sizes, reverse=True)}
 
@@ -89,14 +94,22 @@ class GraphedDecode:
         return graph.replay()[: len(spans)]
 
     def _fill(self, inputs: Tensor, spans: Seq[Span], token_ids: list[int]) -> None:
-        """Bring a batch to the fixed tensors in one copy."""
-        width = self._max_blocks
+        """Bring a batch to the fixed tensors in one copy from the host.
+
+        Of the tables only what this batch needs: nobody reads the blocks behind a context.
+        """
+        width = max(len(span.block_table) for span in spans)
         contexts = [span.context for span in spans]
         tables = [
             block for span in spans for block in (*span.block_table, *[0] * (width - len(span.block_table)))
         ]
         slots = token_slots(spans, self._cache.block_size)
-        inputs.copy_(gather([token_ids, slots, contexts, tables], inputs.device), non_blocking=True)
+        there = gather([token_ids, slots, contexts, tables], inputs.device).to(
+            inputs.device, non_blocking=True
+        )
+        rows = len(spans)
+        inputs[: 3 * rows].copy_(there[: 3 * rows])
+        inputs[3 * rows :].view(rows, -1)[:, :width].copy_(there[3 * rows :].view(rows, width))
 
     @torch.inference_mode()
     def _record(self, size: int, record: Record) -> _Graph:
@@ -114,9 +127,10 @@ class GraphedDecode:
             varlen = VarlenRows(ends, key_ends, contexts, tables.view(size, -1), 1, longest)
             plan = AttentionPlan(slots.long(), [], varlen=varlen)
             positions = contexts.long() - 1
-            return self._model.forward(FlatInputs(token_ids.long(), positions, rows, plan), self._cache)
+            logits = self._model.forward(FlatInputs(token_ids.long(), positions, rows, plan), self._cache)
+            return self._logits[:size].copy_(logits)
 
-        return _Graph(inputs, record(compute))
+        return _Graph(inputs, compute, record(compute))
 
 
 def graph_sizes(max_rows: int) -> list[int]:

@@ -53,6 +53,12 @@ class HostCopy:
         return cast(list[list[int]], self._numbers.tolist())
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it; raises what went wrong there."""
+    if is_far(device):
+        torch.cuda.synchronize(device)
+
+
 def is_far(device: torch.device) -> bool:
     """True when reading a number from there means to wait for all that was asked of it before."""
     return device.type != "cpu"

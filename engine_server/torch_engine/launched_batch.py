@@ -29,6 +29,10 @@ class Runner(Protocol):
         """Raise anything: only the requests of the batch will fail."""
         ...
 
+    def check(self) -> None:
+        """Raise when the device is lost: nothing will ever be computed on it again. Waits for it."""
+        ...
+
     def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
         """The keys and values of the first tokens of a sequence. Raises as `forward` does."""
         ...

@@ -245,6 +245,15 @@ def longest_window(windows: Seq[int | None]) -> int | None:
 
 
 def _new_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:
+    try:
+        return _allocate_cache(model, pool)
+    except RuntimeError as error:  # torch's word for too little memory
+        size = f"{pool.num_blocks} KV blocks of {pool.block_size} tokens"
+        reason = str(error).partition("\n")[0]
+        raise ModelLoadError(f"there is no memory for {size}: {reason}") from error
+
+
+def _allocate_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:
     if not isinstance(model, Model):
         return model.new_cache(pool.num_blocks, pool.block_size)
     config = model.config

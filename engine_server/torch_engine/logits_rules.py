@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from engine_server.torch_engine.host_copies import send_column, send_index
 from engine_server.torch_engine.sequence import Matcher, Sequence
 
 BANNED = float("-inf")
@@ -64,16 +65,16 @@ def _has_rules(sequence: Sequence) -> bool:
 def _apply_token_rules(logits: Tensor, sequence: Sequence) -> None:
     sampling = sequence.request.sampling
     if sampling.allowed_token_ids:
-        allowed = list(sampling.allowed_token_ids)
+        allowed = send_index(sampling.allowed_token_ids, logits.device)
         kept = logits[allowed]
         logits.fill_(BANNED)
         logits[allowed] = kept
     banned = _banned_ids(sequence, logits)
     if banned:
-        logits[banned] = BANNED
+        logits.index_fill_(0, send_index(banned, logits.device), BANNED)
     if sampling.logit_bias:
-        ids, values = zip(*sampling.logit_bias, strict=True)
-        logits[list(ids)] += torch.tensor(values, device=logits.device)
+        places = send_index([token_id for token_id, _ in sampling.logit_bias], logits.device)
+        logits[places] += send_column([value for _, value in sampling.logit_bias], logits)[:, 0]
 
 
 def _banned_ids(sequence: Sequence, logits: Tensor) -> list[int]:
@@ -105,7 +106,7 @@ def _penalise_repetition(logits: Tensor, sequences: Seq[Sequence], rows: Seq[int
             penalties += [penalty] * len(seen)
     if ids:
         at = _at(logits, places, ids)
-        values, penalty_of = logits[at], torch.tensor(penalties, device=logits.device)
+        values, penalty_of = logits[at], send_column(penalties, logits)[:, 0]
         # An id in both prompt and output is written twice with the same value.
         logits[at] = torch.where(values > 0, values / penalty_of, values * penalty_of)
 
@@ -123,8 +124,8 @@ def _penalise_occurrence(logits: Tensor, sequences: Seq[Sequence], rows: Seq[int
             amounts += [sampling.presence_penalty + sampling.frequency_penalty * n for n in counts.values()]
     if ids:
         at = _at(logits, places, ids)
-        logits[at] -= torch.tensor(amounts, device=logits.device)
+        logits[at] -= send_column(amounts, logits)[:, 0]
 
 
 def _at(logits: Tensor, rows: list[int], ids: list[int]) -> tuple[Tensor, Tensor]:
-    return torch.tensor(rows, device=logits.device), torch.tensor(ids, device=logits.device)
+    return send_index(rows, logits.device), send_index(ids, logits.device)

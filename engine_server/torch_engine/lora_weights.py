@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from engine_server.failures import AdapterLimit
 from engine_server.torch_engine.adapted import AdaptedProjections, LowRank, Part
 from engine_server.torch_engine.lora_config import WEIGHTS_FILE, LoraConfig, broken
 
@@ -31,7 +32,7 @@ def read_low_ranks(
 ) -> Iterator[tuple[int, LowRank]]:
     """What the adapter adds, one projection after the other, in the dtype and on the device of `like`.
 
-    Raises InvalidRequest, at any time.
+    Raises InvalidRequest and AdapterLimit, at any time.
     """
     by_projection: dict[int, list[str]] = {}
     pairs = _pairs(data)
@@ -41,11 +42,15 @@ def read_low_ranks(
             raise broken(WEIGHTS_FILE, f"{module!r:.100} is no projection that adapters can change here")
         by_projection.setdefault(part.projection, []).append(module)
     for number, modules in by_projection.items():
-        parts = {
-            module: _low_rank(module, pairs.pop(module), projections.parts[module], config, like)
-            for module in modules
-        }
-        yield number, projections.fuse(number, parts)
+        try:
+            parts = {
+                module: _low_rank(module, pairs.pop(module), projections.parts[module], config, like)
+                for module in modules
+            }
+            fused = projections.fuse(number, parts)
+        except torch.OutOfMemoryError as error:
+            raise AdapterLimit("source: the device has no memory for one more adapter") from error
+        yield number, fused
 
 
 def _pairs(data: bytes) -> dict[str, Pair]:

@@ -19,6 +19,7 @@ from engine_server.torch_engine.embedded_rows import EmbeddedRows, embedded_rows
 from engine_server.torch_engine.fixed_shape import FixedShape
 from engine_server.torch_engine.flat_inputs import FlatInputs
 from engine_server.torch_engine.graphed_decode import GraphedDecode
+from engine_server.torch_engine.host_copies import send_index, wait_for
 from engine_server.torch_engine.kv_copies import read_kv, write_kv
 from engine_server.torch_engine.model_config import ServedConfig
 from engine_server.torch_engine.pooling import Piece, shares_of
@@ -120,7 +121,9 @@ class ModelRunner:
         if not pieces:
             return Computed(self.model.forward(inputs, self.cache), NO_SUMS)
         shares = shares_of(pieces)
-        logits, states = self.model.forward_and_embed(inputs, self.cache, self._tensor(shares.rows))
+        logits, states = self.model.forward_and_embed(
+            inputs, self.cache, send_index(shares.rows, self.device)
+        )
         return Computed(logits, add_up(states, shares))
 
     def _inputs(
@@ -132,14 +135,17 @@ class ModelRunner:
         like = self.model.embedding
         plan = plan_attention(spans, self.cache.block_size, self._windows, like, self.model.reading)
         positions = [p for span in spans for p in range(span.context - span.num_new, span.context)]
-        return FlatInputs(
-            self._tensor(tokens), self._tensor(positions), self._tensor(sampled), plan, embedded
-        )
+        ids, places, rows = (send_index(column, self.device) for column in (tokens, positions, sampled))
+        return FlatInputs(ids, places, rows, plan, embedded)
 
     @torch.inference_mode()
     def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
         """The keys and values of the first tokens of a sequence, as bytes in the host's memory."""
         return read_kv(self.cache, sequence.block_table, num_tokens)
+
+    def check(self) -> None:
+        """Raise what the device says to everything, once it is lost."""
+        wait_for(self.device)
 
     def _copy_handed_over(self, sequence: Sequence) -> None:
         """Take what another engine has computed into the blocks that the sequence got for it."""
@@ -150,9 +156,6 @@ class ModelRunner:
         if self._reads_beyond:
             self.cache.clear(sequence.block_table[first // size : -(-end // size)])
         write_kv(self.cache, sequence.block_table, handed_over.payload, first, end)
-
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
 def _adapter_rows(batch: Seq[Scheduled]) -> list[tuple[LowRanks, list[int]]]:

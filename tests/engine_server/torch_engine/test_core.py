@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine_server.failures import DeadlineExceeded, StepFailed
+from engine_server.torch_engine.sampler import Choice
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.tiny import Answer, greedy
 
@@ -220,6 +221,31 @@ def test_an_exception_in_the_model_fails_only_the_request_that_causes_it(load, e
     assert isinstance(engine.answers[bad].error, StepFailed)
     assert engine.answers[good].tokens[0] == expected("llama", PROMPT, 3)
     assert "RuntimeError" in caplog.text
+
+
+def test_a_lost_device_ends_the_engine_and_not_one_request_after_the_other(load, monkeypatch):
+    engine = load("llama")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.core._runner, "forward", fail)
+    monkeypatch.setattr(engine.core._runner, "check", fail)
+    contexts = [engine.add(greedy(PROMPT[:size], 5)) for size in (2, 3)]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.step()
+    assert engine.core.live_contexts() == contexts
+
+
+def test_a_device_that_is_found_lost_while_tokens_are_read_ends_the_engine(load, monkeypatch):
+    engine = load("llama")
+    context = engine.add(greedy(PROMPT, 20))
+    engine.step()
+    monkeypatch.setattr(Choice, "read", lambda _: [][0])
+    monkeypatch.setattr(engine.core._runner, "check", lambda: {}["lost"])
+    with pytest.raises(KeyError, match="lost"):
+        engine.step()
+    assert engine.core.live_contexts() == [context]
 
 
 def test_random_traffic_with_aborts_leaves_nothing_behind(load):

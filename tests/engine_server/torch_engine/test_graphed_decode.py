@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -81,6 +83,28 @@ def test_logits_of_a_padded_batch_are_those_of_the_batch_alone(load, recorder):
     for i in range(3):
         alone = graphs.forward(spans[i : i + 1], tokens[i : i + 1])
         torch.testing.assert_close(alone[0], together[i])
+
+
+def test_the_tensors_that_a_graph_reads_live_as_long_as_it_does(load, recorder, monkeypatch):
+    read: list[weakref.ref[Tensor]] = []
+
+    def record(compute: Compute) -> Compute:
+        """Keeps what a graph keeps: nothing that it reads."""
+        result = compute()
+        held = [cell.cell_contents for cell in compute.__closure__]
+        read.extend(weakref.ref(value) for value in held if isinstance(value, Tensor))
+        return lambda: result
+
+    monkeypatch.setattr(recorded_graphs, "graph_recorder", lambda device: record)
+    engine = load("llama", max_num_seqs=4)
+    assert len(read) == 3 * len(engine.core._runner._graphs._graphs)
+    assert all(tensor() is not None for tensor in read)
+
+
+def test_graphs_of_all_sizes_leave_their_logits_in_one_place(load, recorder):
+    graphs = load("llama", max_num_seqs=8).core._runner._graphs
+    places = {graphs.forward([Span(1, 1, [0])] * size, [1] * size).data_ptr() for size in (1, 3, 8)}
+    assert len(places) == 1
 
 
 def test_a_batch_or_a_table_that_is_too_large_for_every_graph_is_left_alone(load, recorder):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_server.torch_engine import arithmetic, sampler
-from engine_server.torch_engine.host_copies import HostCopy, gather, send, send_column, send_index
+from engine_server.torch_engine.host_copies import HostCopy, gather, send, send_column, send_index, wait_for
 from engine_server.torch_engine.varlen_ops import VarlenOps
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.test_exactness import prompts
@@ -26,11 +26,35 @@ class Waits(TorchDispatchMode):
         self.found: list[str] = []
         for name in ("tolist", "cpu", "numpy", "item", "__bool__"):
             patch.setattr(torch.Tensor, name, self._noting(name, getattr(torch.Tensor, name)))
+        for name in ("__getitem__", "__setitem__"):
+            patch.setattr(torch.Tensor, name, self._noting_lists(name, getattr(torch.Tensor, name)))
+        patch.setattr(torch, "tensor", self._noting_devices(torch.tensor))
 
     def _noting(self, name, method):
         def noted(tensor: Tensor, *args: object, **options: object) -> object:
             self.found.append(name)
             return method(tensor, *args, **options)
+
+        return noted
+
+    def _noting_lists(self, name, method):
+        """Numbers to index with travel from ordinary memory, for which the host waits."""
+
+        def noted(tensor: Tensor, index: object, *value: object) -> object:
+            indexes = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(each, list) for each in indexes):
+                self.found.append(name)
+            return method(tensor, index, *value)
+
+        return noted
+
+    def _noting_devices(self, make):
+        """As `_noting_lists`, for a tensor that is made elsewhere."""
+
+        def noted(*args: object, **options: object) -> Tensor:
+            if "device" in options:
+                self.found.append("tensor")
+            return make(*args, **options)
 
         return noted
 
@@ -54,15 +78,29 @@ def blind(query: Tensor, *_: object, **__: object) -> Tensor:
     return query.clone()
 
 
-def test_a_step_of_any_mixture_waits_once(load, monkeypatch):
-    monkeypatch.setattr(arithmetic, "varlen_ops", lambda *_: VarlenOps(blind))
-    engine = load("qwen3", max_num_batched_tokens=40)
+def ruled(seed: int) -> pb.PreprocessedRequest:
+    """With all the rules that look at single tokens."""
+    request = sampled(
+        seed,
+        logit_bias=[pb.LogitBias(token_id=7, bias=3.0)],
+        allowed_token_ids=range(40),
+        bad_words_token_ids=[pb.TokenSequence(token_ids=[9]), pb.TokenSequence(token_ids=[8, 12])],
+    )
+    request.stop_conditions.MergeFrom(pb.StopConditions(min_tokens=4, stop_token_ids=[11, 13]))
+    return request
+
+
+@pytest.mark.parametrize("ops", [VarlenOps(blind), None], ids=["kernel", "plain torch"])
+def test_a_step_of_any_mixture_waits_once(ops, load, monkeypatch):
+    monkeypatch.setattr(arithmetic, "varlen_ops", lambda *_: ops)
+    engine = load("qwen3", max_num_batched_tokens=40, compile_kernels=False)
     monkeypatch.setattr(sampler, "is_far", lambda device: True)
     for prompt in prompts((3, 20, 33)):
         engine.add(greedy(prompt, 8))
     for seed, options in enumerate([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1, "top_p": 0.8}]):
         engine.add(sampled(seed, **options))
     engine.add(sampled(9, repetition_penalty=1.2, frequency_penalty=0.3))
+    engine.add(ruled(10))
     num_steps = 0
     with monkeypatch.context() as patch, Waits(patch) as waits:
         while engine.core.has_work:
@@ -81,7 +119,11 @@ def test_the_count_notices_a_second_wait(monkeypatch):
         value[value > 0]
         if value.any():
             value.nonzero()
-    assert len(waits.found) > 5
+        before = len(waits.found)
+        assert before > 5
+        value[[0, 2]] = value[[1, 0]]
+        torch.tensor([1.0], device=CPU)
+    assert waits.found[before:] == ["__getitem__", "__setitem__", "tensor"]
 
 
 def test_a_distribution_is_cut_the_same_far_away(monkeypatch, load):
@@ -105,3 +147,12 @@ def test_rows_and_columns_have_the_types_of_their_use():
     assert column.tolist() == [[0.5], [2.0]]
     assert column.dtype == torch.float64
     assert HostCopy(torch.tensor([3, 4]), torch.tensor([True, False])).read() == [[3, 4], [1, 0]]
+
+
+def test_only_a_far_device_is_waited_for(monkeypatch):
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    far_away = torch.device("cuda", 0)
+    wait_for(CPU)
+    wait_for(far_away)
+    assert asked == [far_away]

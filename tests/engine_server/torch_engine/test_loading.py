@@ -193,6 +193,10 @@ def test_the_smallest_possible_cache_starts(folder):
     assert len(engine.answer(greedy([4], 1)).tokens[0]) == 1
 
 
+def test_a_cache_that_is_too_large_for_the_memory_is_refused(folder):
+    assert "there is no memory for 1 KV blocks of" in refusal(folder, num_kv_blocks=1, block_size=2**50)
+
+
 def test_a_model_that_computes_nonsense_does_not_start(folder):
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] *= float("nan")

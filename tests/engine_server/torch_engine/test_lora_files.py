@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_server.failures import InvalidRequest
+from engine_server.failures import AdapterLimit, InvalidRequest
+from engine_server.torch_engine import lora_weights
 from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.loading import LoadedEngine
 from engine_server.torch_engine.lora_config import MAX_CONFIG_BYTES, read_files, read_lora_config
@@ -152,6 +153,15 @@ def test_what_the_weights_may_not_be(loaded, folder, change, reason):
 def test_weights_that_are_no_safetensors_file(loaded, folder, content):
     (folder / WEIGHTS).write_bytes(content)
     assert refusal(loaded, folder) == f"source: {WEIGHTS}: is not a usable safetensors file"
+
+
+def test_an_adapter_that_the_device_has_no_memory_for(loaded, folder, monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(lora_weights, "_stored", fail)
+    with pytest.raises(AdapterLimit, match="no memory for one more adapter"):
+        read_adapter(loaded, folder, "a")
 
 
 def test_pickled_weights_are_never_looked_at(loaded, folder):
