@@ -43,7 +43,7 @@ SCHEMA = json.dumps({"type": "object", "properties": PROPERTIES, "required": lis
 GUIDES = {
     "json_schema": Guide("json_schema", SCHEMA),
     "json_object": Guide("json_object"),
-    "regex": Guide("regex", r"[0-9]{4}-[0-9]{2}-[0-9]{2}( [a-z]+){3,20}"),
+    "regex": Guide("regex", r"[0-9]{4}-[0-9]{2}-[0-9]{2} [a-z ]{3,60}"),
     "choice": Guide("choice", json.dumps([f"choice number {i}" for i in range(100)])),
 }
 

@@ -6,14 +6,19 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 
 import pytest
 import pytest_asyncio
 
-from engine_server.failures import Unsupported
+from engine_server.failures import EngineDead, InvalidRequest, QueueFull, StepFailed, Unsupported
 from engine_server.interface import GenerateContext
+from engine_server.torch_engine import guided_backends
 from engine_server.torch_engine.engine import TorchEngine
+from engine_server.torch_engine.guided import CompiledGuide
+from engine_server.torch_engine.guided_backends import GuidedBackends
 from engine_server.torch_engine.model_folder import ModelLoadError
+from engine_server.torch_engine.params import Guide
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.guided_engines import (
     BACKENDS,
@@ -98,3 +103,99 @@ async def test_what_no_grammar_library_can_do_is_refused_by_name(engine):
             await engine.prepare(ask(json_object=True, **modifier))
         assert caught.value.field == f"sampling_options.guided_decoding.{next(iter(modifier))}"
     assert str(caught.value).endswith(f"must be one of {', '.join(engine._grammars.names)}")
+
+
+async def test_what_the_first_library_refuses_the_next_one_follows(folder):
+    long = "a" * 65_536  # more than xgrammar compiles in the time it has
+    async with serving(folder, "xgrammar") as engine:
+        with pytest.raises(InvalidRequest, match="too long or too much memory"):
+            await engine.prepare(ask(regex=long, backend="xgrammar"))
+        assert await text_of(engine, ask(max_tokens=5, regex=long)) == ("aaaaa", "LENGTH")
+
+
+Answer = Future[CompiledGuide]
+
+
+class Library:
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Guide, Answer]] = []
+        self.is_full = False
+
+    def compile(self, guide: Guide) -> Answer:
+        if self.is_full:
+            raise QueueFull("full", retry_after=1.0)
+        answer = Answer()
+        self.asked.append((guide, answer))
+        return answer
+
+    def takes(self, compiled: object) -> None:
+        self.asked[-1][1].set_result(compiled)
+
+    def fails(self, error: Exception) -> None:
+        self.asked[-1][1].set_exception(error)
+
+
+@pytest.fixture
+def both() -> tuple[Library, Library]:
+    return Library(), Library()
+
+
+@pytest.fixture
+def backends(both) -> GuidedBackends:
+    return GuidedBackends(dict(zip(BACKENDS, both, strict=True)))
+
+
+FIRST, SECOND = InvalidRequest("the first says no"), InvalidRequest("the second says no")
+REGEX = Guide("regex", "a")
+
+
+async def test_who_takes_what_another_refused_is_asked_first_next_time(backends, both):
+    answer = backends.compile(REGEX)
+    both[0].fails(FIRST)
+    both[1].takes("compiled")
+    assert answer.result(0) == "compiled"
+    backends.compile(REGEX)
+    assert [len(library.asked) for library in both] == [1, 2]
+
+
+async def test_what_nobody_takes_is_refused_in_the_words_of_the_first_and_not_remembered(backends, both):
+    answer = backends.compile(REGEX)
+    both[0].fails(FIRST)
+    assert not answer.done()
+    both[1].fails(SECOND)
+    assert answer.exception(0) is FIRST
+    backends.compile(REGEX)
+    assert [len(library.asked) for library in both] == [2, 1]
+
+
+async def test_who_names_a_library_gets_its_refusal(backends, both):
+    answer = backends.compile(Guide("regex", "a", BACKENDS[0]))
+    both[0].fails(FIRST)
+    assert (answer.exception(0), both[1].asked) == (FIRST, [])
+
+
+async def test_only_a_refusal_leads_to_the_next_library(backends, both):
+    answer = backends.compile(REGEX)
+    both[0].fails(StepFailed("no answer"))
+    assert (str(answer.exception(0)), both[1].asked) == ("no answer", [])
+    other = backends.compile(REGEX)
+    both[0].asked[-1][1].cancel()
+    assert isinstance(other.exception(0), EngineDead)
+
+
+async def test_the_next_library_may_have_too_much_to_do(backends, both):
+    answer = backends.compile(REGEX)
+    both[1].is_full = True
+    both[0].fails(FIRST)
+    assert isinstance(answer.exception(0), QueueFull)
+
+
+async def test_old_guides_are_forgotten(backends, both, monkeypatch):
+    monkeypatch.setattr(guided_backends, "MAX_REMEMBERED", 2)
+    for text in ("a", "b", "c", "a"):
+        backends.compile(Guide("regex", text))
+        both[0].fails(FIRST)
+        both[1].takes(text)
+    assert [guide.text for guide, _ in both[0].asked] == ["a", "b", "c", "a"]
