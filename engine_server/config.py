@@ -119,9 +119,9 @@ class ServerOptions:
         at_least=1,
         contract="EngineConfig.max_num_batched_tokens",
     )
-    block_size: int = option(
-        16,
-        "size of a KV block",
+    block_size: int | None = option(
+        None,
+        "size of a KV block; when not set 16, and 256 in half precision on a GPU, whose kernel needs that",
         unit="tokens",
         at_least=1,
         contract="EngineConfig.kv_cache_block_size",

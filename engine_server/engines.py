@@ -96,13 +96,13 @@ def _mocker(options: ServerOptions) -> StepEngine:
     from engine_server.mocker_options import MockerOptions, script_from_json
 
     given: dict[str, Any] = {
+        "block_size": options.block_size,
         "context_length": options.max_model_len,
         "num_kv_blocks": options.num_gpu_blocks_override,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "script": script_from_json(options.mocker_script.read_text()) if options.mocker_script else None,
     }
     chosen = MockerOptions(
-        block_size=options.block_size,
         max_num_seqs=options.max_num_seqs,
         ttft_ms=options.mocker_ttft_ms,
         itl_ms=options.mocker_itl_ms,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_server.torch_engine.capacity import choose_block_size
 from engine_server.torch_engine.compiled_ops import compiled_ops
 from engine_server.torch_engine.host_copies import is_far
 from engine_server.torch_engine.layer_ops import LayerOps, TorchOps
@@ -44,7 +45,7 @@ def choose_arithmetic(
         ops = _invariant_ops(options, device, dtype)
         return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)), _tiled(make_linear))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
-    varlen = varlen_ops(device, dtype, head_counts, options.block_size)
+    varlen = varlen_ops(device, dtype, head_counts, choose_block_size(options, device, dtype))
     if options.batch_invariant and varlen is None:
         raise ModelLoadError(NOT_INVARIANT)
     compiled = compiled_ops(device, dtype) if options.compile_kernels else None

@@ -8,19 +8,14 @@ from __future__ import annotations
 import torch
 
 from engine_server.torch_engine.admission_rules import AdmissionRules
+from engine_server.torch_engine.capacity import default_step_tokens
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.embedding_folder import choose_pooling, longest_input
 from engine_server.torch_engine.encoder import Encoder
 from engine_server.torch_engine.encoder_loading import load_encoder
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.kv_cache import BlockPool
-from engine_server.torch_engine.loading import (
-    LoadedEngine,
-    Progress,
-    default_step_tokens,
-    medium_of,
-    warm_up,
-)
+from engine_server.torch_engine.loading import LoadedEngine, Progress, medium_of, warm_up
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.pooling import Embedding
@@ -47,7 +42,7 @@ def load_encoder_engine(
         encoder.config.embedding_size, choose_pooling(options, folder, is_encoder=True), is_all=True
     )
     progress("warm-up", 0.0)
-    slowest_step = warm_up(core, context_length, embedding.pooling)
+    slowest_step = warm_up(core, context_length, pooling=embedding.pooling)
     progress("warm-up", 1.0)
     return LoadedEngine(
         core=core,

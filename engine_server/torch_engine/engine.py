@@ -111,7 +111,7 @@ class TorchEngine:
         if self._options.transfer and loaded.kv_layout:
             self._transfers = Transfers(self._options.transfer, loaded.kv_layout, self._streams)
         if self._caches_prefixes:
-            self._kv_events = KvEventLog(self._options.block_size, loaded.medium)
+            self._kv_events = KvEventLog(loaded.core.scheduler.pool.block_size, loaded.medium)
         self._reader = RequestReader(limits, loaded.defaults, self._options.seed)
         self._tokenizer = loaded.tokenizer
         self._grammars = loaded.grammars

@@ -20,6 +20,12 @@ from engine_server.torch_engine.adapted import AdaptedProjections
 from engine_server.torch_engine.admission_rules import AdmissionRules
 from engine_server.torch_engine.arithmetic import choose_arithmetic
 from engine_server.torch_engine.attention import KvTensors
+from engine_server.torch_engine.capacity import (
+    choose_block_size,
+    choose_context,
+    default_step_tokens,
+    num_blocks,
+)
 from engine_server.torch_engine.checkpoint import open_checkpoint
 from engine_server.torch_engine.core import EngineCore
 from engine_server.torch_engine.embedding_folder import choose_pooling
@@ -54,12 +60,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CPU_CACHE_BYTES = 2 * 2**30
-CUDA_CACHE_SHARE = 0.8
-"""The rest is for activations and the allocator's slack."""
-CPU_STEP_TOKENS = 512
-CUDA_STEP_TOKENS = 4096
-"""Tokens per step when not given: on a CPU a longer step would make every stream wait too long."""
 WARM_UP_TOKENS = 64
 
 Progress = Callable[[str, float], None]
@@ -109,7 +109,8 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     adapted = AdaptedProjections() if options.max_loras else None
     model = load_model(options, folder, dtype, device, lambda done: progress("load", done), adapted)
     config = model.config
-    pool = BlockPool(num_blocks(options, config, device, dtype), options.block_size)
+    block_size = choose_block_size(options, device, dtype)
+    pool = BlockPool(num_blocks(options, config, block_size, device, dtype), block_size)
     scheduler = _scheduler(options, pool, device, config)
     context_length = choose_context(options, config, scheduler)
     cache = _new_cache(model, pool)
@@ -118,7 +119,9 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     graphs = None if fixed_shape else record_decodes(options, model, cache, context_length)
     runner = ModelRunner(model, cache, adapted, graphs, fixed_shape)
     core = EngineCore(scheduler, runner, runs_ahead=options.async_scheduling and is_far(device))
-    slowest_step = warm_up(core, context_length)
+    # On a GPU a whole step: what memory it takes is there before the first request, or missing before.
+    warm_up_tokens = scheduler.max_num_batched_tokens if is_far(device) else WARM_UP_TOKENS
+    slowest_step = warm_up(core, context_length, warm_up_tokens)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
     tokenizer = folder.tokenizer()
@@ -185,38 +188,6 @@ def choose_dtype(options: TorchEngineOptions, stored: str, device: torch.device)
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), "the names were checked by options and config"
     return dtype
-
-
-def num_blocks(
-    options: TorchEngineOptions, config: ServedConfig, device: torch.device, dtype: torch.dtype
-) -> int:
-    """As many blocks as fit into the cache memory, but no more than all sequences can use."""
-    if options.num_kv_blocks is not None:
-        return options.num_kv_blocks
-    memory = options.kv_cache_memory_bytes
-    if memory is None and device.type == "cuda":
-        memory = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
-    per_block = config.kv_elements * dtype.itemsize * options.block_size
-    fitting = (memory or CPU_CACHE_BYTES) // per_block
-    context = options.max_model_len or config.max_position
-    usable = options.max_num_seqs * -(-context // options.block_size)
-    return max(min(fitting, usable), 1)
-
-
-def choose_context(options: TorchEngineOptions, config: ServedConfig, scheduler: Scheduler) -> int:
-    """The model's positions, or fewer where the options or the cache hold less; in tokens."""
-    if options.max_model_len is None:
-        any_length = scheduler.takes_any_length
-        return config.max_position if any_length else min(config.max_position, scheduler.pool.capacity)
-    if options.max_model_len > config.max_position:
-        limit = config.max_position
-        raise ModelLoadError(f"max_model_len {options.max_model_len} is above the model's {limit} positions")
-    return options.max_model_len
-
-
-def default_step_tokens(device: torch.device) -> int:
-    """Tokens per step when the options leave that open."""
-    return CUDA_STEP_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
 
 
 def medium_of(device: torch.device) -> str:
@@ -306,10 +277,12 @@ def _grammars(
     return open_backends(vocabulary, options.guided_backend)
 
 
-def warm_up(core: EngineCore, context_length: int, pooling: Pooling | None = None) -> float:
-    """Run one real request to its end; returns the estimated seconds of a step with a full budget."""
+def warm_up(
+    core: EngineCore, context_length: int, num_tokens: int = WARM_UP_TOKENS, pooling: Pooling | None = None
+) -> float:
+    """Run one real request of up to `num_tokens` to its end; returns the estimated seconds of a full step."""
     capacity = core.scheduler.pool.capacity
-    length = max(min(WARM_UP_TOKENS, context_length, capacity) - 2, 1)
+    length = max(min(num_tokens, context_length, capacity) - 2, 1)
     stop = StopRules(max_total_tokens=min(length + 2, capacity + 1))
     sampling = SamplingParams(seed=0, top_k=2)
     context = GenerateContext("warm-up")

@@ -37,7 +37,7 @@ class TorchEngineOptions:
     dtype: str = "auto"
     quantization: str = "none"
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     num_kv_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
     max_num_seqs: int = 64

@@ -162,7 +162,7 @@ def try_kernel(
             reason = reason or "it computes something else"
     log.warning(
         "attention runs in plain torch, which is slow: the kernel does not take KV blocks of %d tokens here "
-        "(%s); flash attention 2 needs --block-size 256",
+        "(%s); flash attention 2 needs blocks of 256 (--block-size)",
         block_size,
         reason,
     )

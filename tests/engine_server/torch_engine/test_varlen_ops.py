@@ -98,7 +98,7 @@ def test_a_kernel_that_fails_leaves_attention_to_torch_and_says_why_in_one_line(
     (record,) = caplog.records
     message = record.getMessage()
     assert reason in message
-    assert "--block-size 256" in message
+    assert "needs blocks of 256 (--block-size)" in message
     assert "\n" not in message
 
 
