@@ -16,32 +16,13 @@ from typing import Final, Self
 
 import grpc
 
+from backend_client.channel import MAX_MESSAGE_BYTES, open_channel
 from backend_client.engine_rpc import EngineRpc, GenerateCall, parsed
 from backend_client.engine_stream import EngineStream
 from backend_client.failure import RequestFailed, failed, from_rpc_error, violation
 from backend_client.multiplexed import MultiplexedConnection
 from enginewire import v1 as pb
 
-MAX_MESSAGE_BYTES: Final = 64 << 20
-CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A wedged engine is noticed within seconds. Without ping_timeout it would take a minute.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.ping_timeout_ms", 2_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Reconnect soon: the engine is on this machine or near.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # In spite of its name: how long one attempt to connect may take.
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    # gRPC would share connections between channels; a dead one shall not outlive its client.
-    ("grpc.use_local_subchannel_pool", 1),
-)
-# gRPC would name the socket's path, which servers on Rust's h2 refuse.
-SOCKET_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
 MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1
@@ -62,8 +43,7 @@ class EngineClient:
     def __init__(self, target: str, *, multiplexed: bool = True) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate."""
         self.target = target
-        options = (*CHANNEL_OPTIONS, *(SOCKET_OPTIONS if target.startswith("unix") else ()))
-        self._channel = grpc.aio.insecure_channel(target, options=options)
+        self._channel = open_channel(target)
         self._rpc = EngineRpc(self._channel)
         self._wants_multiplexed = multiplexed
         self._connection: MultiplexedConnection | None = None

@@ -88,9 +88,8 @@ async def run_invariant(model: str, settings: Settings) -> AsyncIterator[Times]:
 
 
 async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
-    import grpc
-
-    from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
+    from backend_client.channel import open_channel
+    from backend_client.engine_client import EngineClient
     from enginewire import v1 as pb
 
     async with AsyncExitStack() as stack:
@@ -107,7 +106,7 @@ async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
         )
         async with EngineClient(target) as client:
             await client.wait_ready(120)
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS))
+        channel = await stack.enter_async_context(open_channel(target))
         async for jobs in read_jobs():
             call = pb.EngineServiceStub(channel).GenerateMultiplexed()
             times: Times = [[] for _ in jobs]

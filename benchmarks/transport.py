@@ -29,7 +29,8 @@ from tokenizers import Tokenizer
 
 from backend_client.annotated import Annotated, BackendOutput
 from backend_client.backend import Backend
-from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
+from backend_client.channel import open_channel
+from backend_client.engine_client import EngineClient
 from backend_client.vocabulary import Vocabulary
 from enginewire import event_loop, v1 as pb
 
@@ -53,7 +54,7 @@ def request(number: int, tokens: int, logprobs: int | None = None) -> pb.Generat
 
 async def floor(target: str, streams: int, tokens: int) -> int:
     """Read constant messages."""
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+    async with open_channel(target) as channel:
         method = channel.unary_stream(FLOOR_METHOD)
 
         async def read() -> int:
@@ -77,7 +78,7 @@ async def coalesced(target: str, streams: int, tokens: int) -> int:
 
 async def read_calls(target: str, requests: list[pb.GenerateRequest]) -> int:
     """Tokens of one Generate call per request."""
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+    async with open_channel(target) as channel:
         stub = pb.EngineServiceStub(channel)
 
         async def read(asked: pb.GenerateRequest) -> int:
@@ -91,7 +92,7 @@ async def read_calls(target: str, requests: list[pb.GenerateRequest]) -> int:
 
 async def multiplexed(target: str, streams: int, tokens: int) -> int:
     """Read the frames of one stream."""
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+    async with open_channel(target) as channel:
         call = pb.EngineServiceStub(channel).GenerateMultiplexed()
         submits = [pb.Submit(handle=n, generate=request(n, tokens)) for n in range(streams)]
         await call.write(pb.GenerateMultiplexedRequest(submits=submits))

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-import grpc
-
 from backend_client.bench.grpc_targets import BackendTarget, EngineTarget, tokenized
 from backend_client.bench.options import BenchOptions, parse_goodput
 from backend_client.bench.plot import svg
@@ -29,7 +27,8 @@ from backend_client.bench.workload import (
     random_token_jobs,
     random_word_jobs,
 )
-from backend_client.engine_client import CHANNEL_OPTIONS, EngineClient
+from backend_client.channel import open_channel
+from backend_client.engine_client import EngineClient
 from backend_client.failure import RequestFailed
 from backend_client.frontends.commands import describe, run_until_signal
 from backend_client.sidecar import SidecarDied, engine_sidecar
@@ -69,7 +68,7 @@ async def prepared(options: BenchOptions) -> AsyncIterator[tuple[Target, list[Jo
         async with openai_target(options) as target:
             yield target, word_jobs(options)
     elif options.api == "backend":
-        async with grpc.aio.insecure_channel(options.grpc_target, options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(options.grpc_target) as channel:
             yield BackendTarget(channel, options), word_jobs(options)
     else:
         async with engine(options) as client:

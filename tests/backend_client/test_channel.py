@@ -1,0 +1,47 @@
+"""How often an engine is asked whether it is still there."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend_client.channel import is_on_this_machine, keepalive
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "unix:/run/engine.sock",
+        "unix-abstract:engine",
+        "unix:///run/10.0.0.1:50051",
+        "localhost:50051",
+        "127.0.0.1:50051",
+        "127.8.8.8:50051",
+        "[::1]:50051",
+        "ipv4:127.0.0.1:50051",
+        "ipv6:[::1]:50051",
+        "dns:localhost:50051",
+        "dns:///localhost:50051",
+    ],
+)
+def test_an_engine_on_this_machine_is_pinged_often(target: str) -> None:
+    assert is_on_this_machine(target)
+    assert dict(keepalive(target))["grpc.keepalive_time_ms"] == 2_000
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "10.0.0.1:50051",
+        "engine.example:50051",
+        "localhost.example:50051",
+        "[2001:db8::1]:50051",
+        "ipv4:10.0.0.1:50051",
+        "dns:///engine.example:50051",
+        "dns://127.0.0.1/engine.example:50051",
+        "engine",
+    ],
+)
+def test_an_engine_elsewhere_is_pinged_no_more_often_than_every_server_bears(target: str) -> None:
+    assert not is_on_this_machine(target)
+    found = dict(keepalive(target))
+    assert (found["grpc.keepalive_time_ms"], found["grpc.keepalive_timeout_ms"]) == (10_000, 5_000)
