@@ -211,6 +211,7 @@ def test_few_waiting_sequences_wait_for_company_but_not_for_ever():
         compute(scheduler, scheduler.schedule())
         joined.append(len(scheduler.running))
     assert joined == [4] * 7 + [5]
+    assert scheduler.num_concats == {"wait_exceeded": 1, "backpressure": 0}
     scheduler.add(make_request(2, 30))
     scheduler.add(make_request(2, 30))
     compute(scheduler, scheduler.schedule())
