@@ -22,13 +22,14 @@ OPTIONS: Final = (
     # gRPC would share connections between channels; a dead one shall not outlive its client.
     ("grpc.use_local_subchannel_pool", 1),
 )
+SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 # gRPC would name the socket's path, which servers on Rust's h2 refuse.
 SOCKET_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
 
 
 def open_channel(target: str) -> grpc.aio.Channel:
     """Connects when it is first used. `target` is any gRPC name, such as unix:/run/engine.sock."""
-    socket = SOCKET_OPTIONS if target.startswith("unix") else ()
+    socket = SOCKET_OPTIONS if target.startswith(SOCKET_SCHEMES) else ()
     return grpc.aio.insecure_channel(target, options=(*OPTIONS, *keepalive(target), *socket))
 
 
@@ -45,7 +46,7 @@ def keepalive(target: str) -> tuple[tuple[str, int], ...]:
 
 def is_on_this_machine(target: str) -> bool:
     """True for Unix sockets and loopback addresses."""
-    if target.startswith("unix"):
+    if target.startswith(SOCKET_SCHEMES):
         return True
     host, _, _ = target.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").rpartition(":")
     return is_loopback(host.removeprefix("ipv6:").strip("[]"))

@@ -33,6 +33,7 @@ def test_an_engine_on_this_machine_is_pinged_often(target: str) -> None:
     [
         "10.0.0.1:50051",
         "engine.example:50051",
+        "unix-host.example:50051",
         "localhost.example:50051",
         "[2001:db8::1]:50051",
         "ipv4:10.0.0.1:50051",
