@@ -64,10 +64,12 @@ class GuidedBackends:
 
     def _ask_next(self, name: str, guide: Guide) -> Future[CompiledGuide]:
         answer = self._compilers[name].compile(guide)
-        answer.add_done_callback(lambda done: None if done.exception() else self._remember(name, guide))
+        answer.add_done_callback(partial(self._remember, name, guide))
         return answer
 
-    def _remember(self, name: str, guide: Guide) -> None:
+    def _remember(self, name: str, guide: Guide, done: Future[CompiledGuide]) -> None:
+        if done.cancelled() or done.exception():
+            return
         with self._lock:
             self._takers[guide] = name
             while len(self._takers) > MAX_REMEMBERED:

@@ -185,6 +185,14 @@ async def test_only_a_refusal_leads_to_the_next_library(backends, both):
     assert isinstance(other.exception(0), EngineDead)
 
 
+async def test_an_engine_that_closes_while_the_next_library_is_asked_says_so(backends, both, caplog):
+    answer = backends.compile(REGEX)
+    both[0].fails(FIRST)
+    both[1].asked[-1][1].cancel()
+    assert isinstance(answer.exception(0), EngineDead)
+    assert caplog.text == ""
+
+
 async def test_the_next_library_may_have_too_much_to_do(backends, both):
     answer = backends.compile(REGEX)
     both[1].is_full = True
