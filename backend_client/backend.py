@@ -147,7 +147,7 @@ class Backend:
             self.vocabulary,
             conditions_of(request, config),
             num_choices=max(1, request.sampling_options.n),
-            num_prompt_tokens=len(request.token_ids) or None,
+            prompt=request.token_ids,
             vocab_size=config.vocab_size or None,
             skip_special_tokens=_skip_special_tokens(request.output_options),
             with_tokens=with_tokens,

@@ -8,6 +8,7 @@ when `needs_abort`, and ends it with an error on ProtocolViolation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from backend_client.annotated import BackendOutput, first_rows, matched_stop
 from backend_client.choice_state import ChoiceState, EngineTextCheck
@@ -34,10 +35,11 @@ class ProtocolViolation(Exception):
 class RequestDecoder:
     """The decoding side of one request. `process` and `process_tokens` never emit anything twice.
 
-    `conditions.eos_token_ids` must be the engine's when the request names none. `num_prompt_tokens`
-    and `vocab_size` are checked when given. An engine that sends text is passed through, unless
-    `validate_engine_decode`: then our own text is shown, with all stop conditions, and compared.
-    Raises InvalidStopConditions for a number of choices no engine has.
+    `conditions.eos_token_ids` must be the engine's when the request names none. The text goes on behind
+    `prompt`, or begins where that is empty. `vocab_size` is checked when given. An engine that sends text is
+    passed through, unless `validate_engine_decode`: then our own text is shown, with all stop conditions, and
+    compared. Raises InvalidStopConditions for a number of choices no engine has, and for a prompt that cannot
+    be decoded.
     """
 
     __slots__ = (
@@ -57,7 +59,7 @@ class RequestDecoder:
         conditions: StopConditions,
         *,
         num_choices: int = 1,
-        num_prompt_tokens: int | None = None,
+        prompt: Sequence[int] = (),
         vocab_size: int | None = None,
         skip_special_tokens: bool = True,
         with_tokens: bool = False,
@@ -66,7 +68,7 @@ class RequestDecoder:
         if not 1 <= num_choices <= MAX_CHOICES:
             raise InvalidStopConditions("sampling_options.n", f"must be in 1..{MAX_CHOICES}")
         self.conditions = conditions
-        self._num_prompt_tokens = num_prompt_tokens
+        self._num_prompt_tokens = len(prompt) or None
         self._vocab_size = vocab_size if vocab_size is not None else MAX_UINT32
         self._validate_engine_decode = validate_engine_decode
         self._usage_details = pb.CompletionUsage()
@@ -75,6 +77,10 @@ class RequestDecoder:
         # Every choice has had its terminal output.
         self.is_finished = False
         self.choices: list[ChoiceState] = []
+        try:
+            behind = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens, prompt=prompt)
+        except DecodeError as error:
+            raise InvalidStopConditions("token_ids", str(error)) from error
         for _ in range(num_choices):
             decoder = Decoder(
                 vocabulary,
@@ -82,8 +88,9 @@ class RequestDecoder:
                 skip_special_tokens=skip_special_tokens,
                 with_tokens=with_tokens,
                 vocab_size=vocab_size,
+                behind=behind,
             )
-            check = EngineTextCheck(vocabulary.detokenizer(skip_special_tokens=skip_special_tokens))
+            check = EngineTextCheck(copy(behind))
             self.choices.append(ChoiceState(decoder, check))
 
     @property
