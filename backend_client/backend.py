@@ -6,13 +6,14 @@ wrong into one last annotated error. Knows nothing about prompts as text or abou
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 import grpc
 
-from backend_client.activity import Activity
+from backend_client.activity import Activity, LiveRequest
 from backend_client.annotated import Annotated, BackendOutput, Failure
 from backend_client.embedding import AskedEmbeddings, Embeddings, embed
 from backend_client.endpoints import Endpoints
@@ -20,12 +21,15 @@ from backend_client.engine_client import EngineClient
 from backend_client.engine_stream import Chunk
 from backend_client.failure import RequestFailed
 from backend_client.inline_decoder import Inline, InlineDecoder, RequestTracker
+from backend_client.protocol_violation import ProtocolViolation
 from backend_client.replay import Asked, Attempts
-from backend_client.request_decoder import ProtocolViolation, RequestDecoder
+from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import RetryBudget, RetryPolicy
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
+
+log = logging.getLogger(__name__)
 
 NS_PER_SECOND: Final = 1_000_000_000
 
@@ -44,6 +48,8 @@ class Backend:
     ) -> None:
         """Without `retry` every failure is the caller's. It needs `Endpoints` that were entered.
 
+        With `validate_engine_decode` text is always made here, and what an engine says of its tokens is
+        compared: a difference is logged, once for each request and kind, and counted.
         `prefill` are the engines that compute the prompts when `engines` only go on from there.
         """
         self.engines = Endpoints([engines]) if isinstance(engines, EngineClient) else engines
@@ -105,6 +111,7 @@ class Backend:
                     goes_on = False
                     outputs, violation = decode(attempts.decoder, chunks, tracker)
                     live.add(outputs)
+                    self._tell_differences(live, attempts.decoder)
                     for output in outputs:
                         yield Annotated(output)
                     if violation is not None:
@@ -152,10 +159,18 @@ class Backend:
             skip_special_tokens=_skip_special_tokens(request.output_options),
             with_tokens=with_tokens,
             validate_engine_decode=self._validate_engine_decode,
+            is_guided=request.sampling_options.HasField("guided_decoding"),
         )
         if request.HasField("resume"):
             decoder.go_on(request.resume)
         return decoder
+
+    def _tell_differences(self, live: LiveRequest, decoder: RequestDecoder) -> None:
+        if not self._validate_engine_decode:
+            return
+        for kind, what in decoder.differences.items():
+            if live.differs(kind):
+                log.warning("request %r: the engine's %s %s", live.request_id, kind.replace("_", " "), what)
 
 
 def decode(

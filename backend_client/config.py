@@ -53,7 +53,8 @@ class BackendOptions:
     )
     multiplexed: bool = option(True, "send all requests over one stream when the engine can")
     validate_engine_decode: bool = option(
-        False, "check text that the engine decoded itself against our own decoding"
+        False,
+        "always decode here, and warn of an engine whose text or finish reason is not that of its tokens",
     )
     connect_timeout: float = option(
         60.0,

@@ -203,6 +203,10 @@ class Decoder:
         text = "" if self.is_finished else self._end(None)
         return DecodeResult(text, [], self._tokens([]), self.stop_trigger)
 
+    def rest(self) -> None:
+        """Ids do not come one by one for now: `take_known` takes none before others were processed."""
+        self._known = NOTHING_KNOWN
+
     def close(self) -> None:
         """No further ids will come, and nobody wants what is held."""
         self.is_finished = True

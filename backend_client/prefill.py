@@ -13,6 +13,7 @@ from typing import Final
 
 import grpc
 
+from backend_client.continuation import cut_to_engine_part
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, life_of, some
 from backend_client.failure import Failure, RequestFailed, failed, violation
@@ -113,6 +114,8 @@ def prompt_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
     """The request as the engine gets it that computes the prompt: one choice, from the beginning."""
     part = pb.PreprocessedRequest()
     part.CopyFrom(request)
+    # Nobody is shown the text of its one token.
+    cut_to_engine_part(part, pb.Capabilities())
     part.ClearField("resume")
     part.sampling_options.ClearField("n")
     part.sampling_options.ClearField("best_of")

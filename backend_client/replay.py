@@ -15,7 +15,7 @@ from typing import Final
 
 import grpc
 
-from backend_client.continuation import can_continue, engine_part, goes_on_like, needs_seed
+from backend_client.continuation import can_continue, cut_to_engine_part, goes_on_like, needs_seed
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
 from backend_client.failure import RequestFailed, failed
@@ -70,7 +70,8 @@ class Attempts:
         self._make_decoder = make_decoder
         self._policy = policy
         self._budget = budget
-        self._part = engine_part(asked.request)
+        self._part = pb.PreprocessedRequest()
+        self._part.CopyFrom(asked.request)
         self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
         self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
         self._decoder: RequestDecoder | None = None
@@ -136,10 +137,10 @@ class Attempts:
         return await self._endpoint.has_handed_back(life_of(stream))
 
     async def _begin_stream(self) -> EngineStream:
-        return await self._send(await self._connect())
+        return await self._send(*await self._connect())
 
-    async def _connect(self) -> Endpoint:
-        """An engine that can do it. Raises RequestFailed when there is none."""
+    async def _connect(self) -> tuple[Endpoint, pb.Capabilities]:
+        """An engine that can do it, and what it can do. Raises RequestFailed when there is none."""
         while True:
             self._endpoint = None
             endpoint = self._endpoint = await self._pick()
@@ -149,12 +150,14 @@ class Attempts:
             elif not goes_on_like(self._origin, info):
                 self._unfit.add(endpoint)
                 continue
-            return endpoint
+            return endpoint, info.config.capabilities
 
-    async def _send(self, endpoint: Endpoint) -> EngineStream:
+    async def _send(self, endpoint: Endpoint, capabilities: pb.Capabilities) -> EngineStream:
         """The request, or what is left of it. Raises RequestFailed."""
         self.number += 1
         request = pb.GenerateRequest(request_id=self._next_id(), request=self._next_part())
+        cut_to_engine_part(request.request, capabilities)
+        self.decoder.meet(capabilities)
         if self._is_halved(request.request):
             assert self._prefill is not None, "it was asked"
             result = await self._prefill.result(request.request, self._asked.deadline, self._patience)
@@ -178,7 +181,7 @@ class Attempts:
         if self._policy is None or endpoint is None or not self._may_repeat(self._policy, failure):
             raise failure
         is_continued = decoder is not None and has_delivered(decoder)
-        if is_continued and not self._can_continue:
+        if is_continued and not (self._can_continue and self.decoder.take_over()):
             raise failure
         if was_accepted and failure.reason in DEATHS:
             self._check_deaths(failure, self._engines, self.engine_lifetime_id)

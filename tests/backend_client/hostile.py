@@ -26,24 +26,24 @@ Step = object
 Script = Sequence[Step]
 
 
-def tokens(text: bytes | Sequence[int], position: int = 0, **fields: object) -> pb.LLMEngineOutput:
+def tokens(ids: bytes | Sequence[int], position: int = 0, **fields: object) -> pb.LLMEngineOutput:
     """Bare token ids unless there are more fields."""
-    return pb.LLMEngineOutput(token_ids=text, first_output_position=position, **fields)
+    return pb.LLMEngineOutput(token_ids=ids, first_output_position=position, **fields)
 
 
 def terminal(
-    text: bytes = b"",
+    ids: bytes = b"",
     position: int = 0,
     reason: int = pb.FINISH_REASON_LENGTH,
     usage: tuple[int, int] | None = None,
     **fields: object,
 ) -> pb.LLMEngineOutput:
     """A terminal output whose usage is right unless it is given as (prompt, completion)."""
-    prompt, completion = usage or (len(PROMPT), position + len(text))
+    prompt, completion = usage or (len(PROMPT), position + len(ids))
     counted = pb.CompletionUsage(
         prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
     )
-    return tokens(text, position, finish_reason=reason, completion_usage=counted, **fields)
+    return tokens(ids, position, finish_reason=reason, completion_usage=counted, **fields)
 
 
 GOOD_ANSWER = (tokens(b"pon"), terminal(b"g", 3))

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from backend_client.annotated import BackendOutput
-from backend_client.request_decoder import MAX_CHOICES, ProtocolViolation, RequestDecoder
+from backend_client.protocol_violation import ProtocolViolation
+from backend_client.request_decoder import MAX_CHOICES, RequestDecoder
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
@@ -243,6 +244,7 @@ def test_row_18_nothing_follows_a_terminal_whoever_made_the_text() -> None:
     ]
     for end in ends:
         decoder = request(2)
+        decoder.meet(pb.Capabilities(stop_strings=True))
         decoder.process(end)
         with pytest.raises(ProtocolViolation, match="after the terminal"):
             decoder.process_tokens(0, len(end.token_ids), [a])
@@ -250,14 +252,6 @@ def test_row_18_nothing_follows_a_terminal_whoever_made_the_text() -> None:
     resumed.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=[a], finished=True)]))
     with pytest.raises(ProtocolViolation, match="after the terminal"):
         resumed.process_tokens(0, 1, [a])
-
-
-def test_tokens_behind_text_of_the_engine_count_on_from_it() -> None:
-    decoder = request(max_tokens=3)
-    assert taken(decoder, output("ab", text="AB")).text == "AB"
-    last = decoder.process_tokens(0, 2, spell("c"))
-    assert last is not None
-    assert (last.text, last.finish_reason) == ("c", pb.FINISH_REASON_LENGTH)
 
 
 def test_a_system_end_of_sequence_has_no_stop_reason() -> None:
@@ -288,31 +282,6 @@ def test_logprobs_are_cut_with_the_ids() -> None:
     end = taken(request(stop=("b",)), output("abc", logprobs=rows, cum_log_probs=-7))
     assert (end.log_probs, end.cum_log_probs) == ([-1, -2], -3)
     assert end.top_logprobs == [[(1, -1)], [(2, -2)]]
-
-
-def test_text_of_the_engine_is_passed_through() -> None:
-    end = taken(request(stop=("b",)), output("ab", text="own text", tokens=["x", "y"]))
-    assert (end.text, end.tokens, end.is_terminal) == ("own text", ["x", "y"], False)
-
-
-@pytest.mark.parametrize(
-    ("sent", "differs"), [(["a", "bc"], False), (["abc", ""], False), (["a", "x"], True)]
-)
-def test_text_of_the_engine_is_compared_when_asked_for(sent: list[str], differs: bool) -> None:
-    decoder = RequestDecoder(VOCABULARY, StopConditions(stop=("c",)), validate_engine_decode=True)
-    taken(decoder, output("ab", text=sent[0]))
-    end = taken(decoder, output("c", 2, text=sent[1]))
-    assert (end.finish_reason, decoder.engine_text_differs) == (pb.FINISH_REASON_STOP, differs)
-
-
-def test_text_of_the_engine_is_compared_behind_a_callers_resume() -> None:
-    tokenizer = toy.byte_level()
-    first, second = tokenizer.encode("🙈").ids[:-1], tokenizer.encode("🙈").ids[-1:]
-    decoder = RequestDecoder(Vocabulary(tokenizer), StopConditions(), validate_engine_decode=True)
-    decoder.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=first)]))
-    sent = pb.LLMEngineOutput(token_ids=second, first_output_position=len(first), text="🙈")
-    assert taken(decoder, sent).text == "🙈"
-    assert not decoder.engine_text_differs
 
 
 def test_a_choice_that_a_caller_resumes_as_finished_keeps_what_a_stop_here_would_have_cut() -> None:

@@ -374,7 +374,10 @@ class LLMEngineOutput(_message.Message):
     index: _builtins.int
     """The choice, in [0, n)."""
     text: _builtins.str
-    """Text of token_ids; only from engines that detokenize themselves."""
+    """Text that may be shown now; only from engines that detokenize themselves. An engine with
+    Capabilities.stop_strings that sets it with the first tokens of a choice sets it on every output of the
+    choice that has tokens, "" while it withholds. A backend does not show the text of other engines.
+    """
     cum_log_probs: _builtins.float
     """Sum of the log-probabilities of all tokens of the choice so far, present when logprobs were asked for."""
     finish_reason: Global___FinishReason.ValueType
@@ -389,7 +392,7 @@ class LLMEngineOutput(_message.Message):
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Text of each token, aligned with token_ids; only from engines that detokenize themselves."""
+        """Text of each token on its own, aligned with token_ids; only from engines that detokenize themselves."""
 
     @_builtins.property
     def logprobs(self) -> Global___Logprobs:
