@@ -31,11 +31,11 @@ class RequestDecoder:
     """The decoding side of one request. `process` and `process_tokens` never emit anything twice.
 
     `conditions.eos_token_ids` must be the engine's when the request names none. The text goes on behind
-    `prompt`, or begins where that is empty. `vocab_size` is checked when given. Text is made here from token
-    ids, unless `meet` was told of an engine that evaluates stop strings and it sends text from the first tokens
-    of a choice on. With `validate_engine_decode` it is made here always, and what the engine says is compared;
-    `is_guided`: a grammar may end a choice too. Raises InvalidStopConditions for a number of choices no engine
-    has, and for a prompt that cannot be decoded.
+    `prompt`, or begins where that is empty. `vocab_size` is checked when given. Text is made here from
+    token ids, unless `meet` was told of an engine that evaluates stop strings and it sends text from the
+    first tokens of a choice on. With `validate_engine_decode` it is made here always, and what the engine
+    says is compared; `is_guided`: a grammar may end a choice too. Raises InvalidStopConditions for a number
+    of choices no engine has, and for a prompt that cannot be decoded.
     """
 
     __slots__ = (
