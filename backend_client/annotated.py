@@ -17,6 +17,7 @@ __all__ = [
     "Annotated",
     "BackendOutput",
     "Failure",
+    "annotated_event",
     "annotated_from_proto",
     "annotated_to_proto",
     "first_rows",
@@ -124,6 +125,15 @@ class Annotated(Generic[T]):
     event: str | None = None
     comment: Sequence[str] = ()
     error: Failure | None = None
+
+
+def annotated_event(event: pb.EngineEvent) -> Annotated[BackendOutput]:
+    """The item of what an engine tells beside its outputs."""
+    return Annotated(
+        id=event.id if event.HasField("id") else None,
+        event=event.event,
+        comment=tuple(event.comment),
+    )
 
 
 def annotated_to_proto(item: Annotated[BackendOutput]) -> pb.Annotated:

@@ -247,6 +247,10 @@ def _take(response: pb.GenerateResponse, stream: EngineStream) -> None:
         stream.accepted = pb.Accepted(
             engine_lifetime_id=response.engine_lifetime_id, request_id=response.request_id
         )
+    if response.HasField("engine_event"):
+        stream.event(response.engine_event)
+        stream.wake()
+        return
     output = response.output
     # The same split as in a frame: an output that is only tokens travels as tokens.
     if all(field.name in PLAIN_FIELDS for field, _ in output.ListFields()):

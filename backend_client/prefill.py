@@ -114,6 +114,7 @@ def prompt_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
     part = pb.PreprocessedRequest()
     part.CopyFrom(request)
     part.ClearField("resume")
+    part.ClearField("annotations")  # answered by the engine that answers
     part.sampling_options.ClearField("n")
     part.sampling_options.ClearField("best_of")
     return part

@@ -15,6 +15,7 @@ from typing import Final
 
 import grpc
 
+from backend_client.annotations import without
 from backend_client.continuation import can_continue, engine_part, goes_on_like, needs_seed
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
@@ -79,6 +80,8 @@ class Attempts:
         self._origin: pb.GetEngineInfoResponse | None = None
         self._num_failures = 0
         self._failure: RequestFailed | None = None
+        # Annotations that the caller has an answer to, by their keys: nobody is asked for it again.
+        self._answered: frozenset[str] = frozenset()
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
         self._lost_lives: list[tuple[Endpoints, str]] = []
@@ -226,6 +229,7 @@ class Attempts:
             return False
         assert self._endpoint is not None, "a stream has an engine"
         self._endpoint.in_flight -= 1
+        self._answered |= stream.answered
         stream.abort(reason)
         if stream.accepted is None:
             return False
@@ -294,6 +298,8 @@ class Attempts:
             self._part.resume.CopyFrom(resume)
         if decoder.has_prompt_logprobs:
             self._part.output_options.ClearField("prompt_logprobs")
+        if self._answered:
+            self._part.annotations[:] = without(self._part.annotations, self._answered)
         return self._part
 
 
