@@ -91,6 +91,10 @@ class EngineClient:
             self._info = info
         return self._info
 
+    def forget(self) -> None:
+        """It is another life of the engine that answers now: ask again who it is."""
+        self._info = None
+
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
         return await self._rpc.load(timeout)

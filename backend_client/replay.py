@@ -21,10 +21,12 @@ from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
-from backend_client.prefill import Prefill
+from backend_client.prefill import Prefill, needs_prefill_worker
 from backend_client.prefix_affinity import prefix_chain
 from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import DEATHS, RetryBudget, RetryPolicy
+from backend_client.routing_hints import Hints, read_hints, refused
+from backend_client.trace_context import add_link
 from enginewire import v1 as pb
 
 SEED_BITS: Final = 64
@@ -74,6 +76,7 @@ class Attempts:
         self._part = engine_part(asked.request)
         self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
         self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
+        self._hints: Hints | None = None
         self._decoder: RequestDecoder | None = None
         self._endpoint: Endpoint | None = None
         self._stream: EngineStream | None = None
@@ -160,8 +163,12 @@ class Attempts:
         request = pb.GenerateRequest(request_id=self._next_id(), request=self._next_part())
         if self._is_halved(request.request):
             assert self._prefill is not None, "it was asked"
-            result = await self._prefill.result(request.request, self._asked.deadline, self._patience)
+            deadline, patience = self._asked.deadline, self._patience
+            result = await self._prefill.result(request.request, deadline, patience, self._routing)
             request.request.prefill_result.CopyFrom(result)
+            add_link(request.request, self._asked.metadata)
+        elif needs_prefill_worker(request.request):
+            raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
         self._stream = await endpoint.client.submit(
             request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
         )
@@ -212,6 +219,10 @@ class Attempts:
     def end(self, reason: str) -> None:
         """Nobody wants more: abort what still runs."""
         self._leave(reason)
+        if self._hints is not None:
+            self._engines.leave(self._hints)
+            if self._prefill is not None:
+                self._prefill.engines.leave(self._hints)
 
     def _begin(self, info: pb.GetEngineInfoResponse) -> None:
         self._origin = info
@@ -240,9 +251,18 @@ class Attempts:
         left = self._asked.seconds_left
         patience = self._patience if left is None else min(left, self._patience)
         try:
-            return await self._engines.pick(patience, self._not_before, self._unfit, self._prefix)
+            return await self._engines.pick(
+                patience, self._not_before, self._unfit, self._prefix, self._routing
+            )
         except RequestFailed as nobody:
             raise self._failure or nobody from nobody
+
+    @property
+    def _routing(self) -> Hints:
+        """What the request says about its engine. Raises RequestFailed."""
+        if self._hints is None:
+            self._hints = read_hints(self._asked.request.routing, self._asked.metadata)
+        return self._hints
 
     @property
     def _patience(self) -> float:
@@ -287,6 +307,7 @@ class Attempts:
     def _next_part(self) -> pb.PreprocessedRequest:
         if self.number == 1:
             return self._part
+        add_link(self._part, self._asked.metadata)
         decoder = self.decoder
         choices = decoder.resume()
         self._part.ClearField("resume")
