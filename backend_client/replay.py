@@ -15,15 +15,18 @@ from typing import Final
 
 import grpc
 
+from backend_client.annotations import without
 from backend_client.continuation import can_continue, cut_to_engine_part, goes_on_like, needs_seed
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
-from backend_client.prefill import Prefill
+from backend_client.prefill import Prefill, needs_prefill_worker
 from backend_client.prefix_affinity import prefix_chain
 from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import DEATHS, RetryBudget, RetryPolicy
+from backend_client.routing_hints import Hints, read_hints, refused
+from backend_client.trace_context import add_link
 from enginewire import v1 as pb
 
 SEED_BITS: Final = 64
@@ -74,12 +77,15 @@ class Attempts:
         self._part.CopyFrom(asked.request)
         self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
         self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
+        self._hints: Hints | None = None
         self._decoder: RequestDecoder | None = None
         self._endpoint: Endpoint | None = None
         self._stream: EngineStream | None = None
         self._origin: pb.GetEngineInfoResponse | None = None
         self._num_failures = 0
         self._failure: RequestFailed | None = None
+        # Annotations that the caller has an answer to, by their keys: nobody is asked for it again.
+        self._answered: frozenset[str] = frozenset()
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
         self._lost_lives: list[tuple[Endpoints, str]] = []
@@ -160,8 +166,12 @@ class Attempts:
         self.decoder.meet(capabilities)
         if self._is_halved(request.request):
             assert self._prefill is not None, "it was asked"
-            result = await self._prefill.result(request.request, self._asked.deadline, self._patience)
+            deadline, patience = self._asked.deadline, self._patience
+            result = await self._prefill.result(request.request, deadline, patience, self._routing)
             request.request.prefill_result.CopyFrom(result)
+            add_link(request.request, self._asked.metadata)
+        elif needs_prefill_worker(request.request):
+            raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
         self._stream = await endpoint.client.submit(
             request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
         )
@@ -212,6 +222,10 @@ class Attempts:
     def end(self, reason: str) -> None:
         """Nobody wants more: abort what still runs."""
         self._leave(reason)
+        if self._hints is not None:
+            self._engines.leave(self._hints)
+            if self._prefill is not None:
+                self._prefill.engines.leave(self._hints)
 
     def _begin(self, info: pb.GetEngineInfoResponse) -> None:
         self._origin = info
@@ -229,6 +243,7 @@ class Attempts:
             return False
         assert self._endpoint is not None, "a stream has an engine"
         self._endpoint.in_flight -= 1
+        self._answered |= stream.answered
         stream.abort(reason)
         if stream.accepted is None:
             return False
@@ -239,9 +254,18 @@ class Attempts:
         left = self._asked.seconds_left
         patience = self._patience if left is None else min(left, self._patience)
         try:
-            return await self._engines.pick(patience, self._not_before, self._unfit, self._prefix)
+            return await self._engines.pick(
+                patience, self._not_before, self._unfit, self._prefix, self._routing
+            )
         except RequestFailed as nobody:
             raise self._failure or nobody from nobody
+
+    @property
+    def _routing(self) -> Hints:
+        """What the request says about its engine. Raises RequestFailed."""
+        if self._hints is None:
+            self._hints = read_hints(self._asked.request.routing, self._asked.metadata)
+        return self._hints
 
     @property
     def _patience(self) -> float:
@@ -286,6 +310,7 @@ class Attempts:
     def _next_part(self) -> pb.PreprocessedRequest:
         if self.number == 1:
             return self._part
+        add_link(self._part, self._asked.metadata)
         decoder = self.decoder
         choices = decoder.resume()
         self._part.ClearField("resume")
@@ -297,6 +322,8 @@ class Attempts:
             self._part.resume.CopyFrom(resume)
         if decoder.has_prompt_logprobs:
             self._part.output_options.ClearField("prompt_logprobs")
+        if self._answered:
+            self._part.annotations[:] = without(self._part.annotations, self._answered)
         return self._part
 
 

@@ -36,7 +36,7 @@ from engine_server.interface import (
     StepEngine,
     StepOutputs,
 )
-from engine_server.live_request import Discard, Live, hidden_choices
+from engine_server.live_request import Discard, Live, event_names, hidden_choices
 from engine_server.request_fields import invalid, shown
 from engine_server.request_payloads import prompt_length
 from engine_server.step_streams import open_choices
@@ -122,7 +122,8 @@ class RequestTable:
         context = GenerateContext(request.request_id, deadline=deadline)
         num_choices = open_choices(request.request, self._config.role)
         num_hidden = hidden_choices(request.request.sampling_options)
-        context.sink = live = Live(context, sink, num_choices, adapter, num_hidden)
+        asked_events = event_names(request.request.annotations)
+        context.sink = live = Live(context, sink, num_choices, adapter, num_hidden, asked_events)
         engine.submit(request.request, context)
         self._enter(live, request.request)
         return context
@@ -150,6 +151,8 @@ class RequestTable:
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
         self.step = outputs.step
+        for context, event in outputs.events:
+            _live(context).engine_event(event)
         for context, index, position, token_id in zip(
             outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids, strict=True
         ):

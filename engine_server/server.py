@@ -76,6 +76,7 @@ class EngineServer:
             engine_name=f"enginewire-{options.engine}",
             engine_version=__version__,
             instance_id=options.instance_id or secrets.token_hex(8),
+            worker_id=secrets.randbits(63) if options.worker_id is None else options.worker_id,
             lifetime_id=secrets.token_hex(8),
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
@@ -131,7 +132,7 @@ class EngineServer:
 
     async def start(self) -> pb.EngineConfig:
         """Start the engine; requests are admitted when this returns."""
-        config = await self.lifecycle.start(secrets.randbits(63), self._advertise_shell)
+        config = await self.lifecycle.start(self.identity.worker_id, self._advertise_shell)
         self._background = [
             asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
             asyncio.create_task(self._watch_steps(), name="watchdog"),

@@ -24,6 +24,7 @@ from backend_client.frontends.health import HealthServicer
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import InvalidPrompt
+from backend_client.trace_context import passed_on
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ class BackendServicer:
         """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
         tracker = RequestTracker()
         failure: Failure | None = None
-        items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
+        items = self._backend.generate(
+            asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
+        )
         async with aclosing(items):
             async for item in items:
                 if item.error is None:
@@ -156,6 +159,11 @@ def _parsed(data: bytes) -> pb.BackendServiceGenerateRequest:
         return pb.BackendServiceGenerateRequest.FromString(data)
     except DecodeError as error:
         raise invalid("request: malformed protobuf") from error
+
+
+def _trace_of(call: Call) -> dict[str, str]:
+    pairs = call.invocation_metadata() or ()
+    return passed_on({key: value for key, value in pairs if isinstance(value, str)})
 
 
 def _serialized(item: Annotated[BackendOutput]) -> bytes:

@@ -176,6 +176,8 @@ async def play(handle: int, script: Script, outgoing: asyncio.Queue[Step]) -> No
         elif isinstance(step, pb.LLMEngineOutput):
             is_bare = {found.name for found, _ in step.ListFields()} <= BARE_FIELDS
             outgoing.put_nowait(row(handle, step) if is_bare else event(handle, output=step))
+        elif isinstance(step, pb.EngineEvent):
+            outgoing.put_nowait(event(handle, engine_event=step))
         else:
             outgoing.put_nowait(step(handle) if callable(step) else step)
 
@@ -198,8 +200,10 @@ def row(handle: int, output: pb.LLMEngineOutput) -> bytes:
     ).SerializeToString()
 
 
-def response(output: pb.LLMEngineOutput) -> bytes:
+def response(output: pb.LLMEngineOutput | pb.EngineEvent) -> bytes:
     """A message of Generate."""
+    if isinstance(output, pb.EngineEvent):
+        return pb.GenerateResponse(engine_event=output, engine_lifetime_id="life").SerializeToString()
     return pb.GenerateResponse(output=output, engine_lifetime_id="life").SerializeToString()
 
 
