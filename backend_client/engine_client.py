@@ -27,6 +27,7 @@ MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1
 ABORT_SECONDS: Final = 2.0
+INFO_SECONDS: Final = 5.0
 # How a server, or what guards it, refuses what is an operator's.
 KEPT_FROM_US: Final = (
     grpc.StatusCode.UNIMPLEMENTED,
@@ -43,7 +44,10 @@ class EngineClient:
     def __init__(self, target: str, *, multiplexed: bool = True) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate."""
         self.target = target
-        self._channel = open_channel(target)
+        # Until the engine has said how often it bears pings there are next to none.
+        self._first = open_channel(target)
+        self._channel = self._first
+        self._ping_interval_ms: int | None = None
         self._rpc = EngineRpc(self._channel)
         self._wants_multiplexed = multiplexed
         self._connection: MultiplexedConnection | None = None
@@ -62,7 +66,7 @@ class EngineClient:
     async def wait_ready(self, timeout: float) -> pb.GetEngineInfoResponse:
         """The engine's facts once it accepts requests. Raises RequestFailed after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        self._info = None
+        self._info = last = None
         while True:
             left = max(SHORTEST_WAIT_SECONDS, deadline - time.monotonic())
             try:
@@ -71,9 +75,11 @@ class EngineClient:
                     return await self.info(timeout=left)
                 last = self._not_ready(load.state)
             except RequestFailed as failure:
-                last = failure
+                if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise self._no_answer(timeout, last) from failure
                 if not failure.retryable:
                     raise
+                last = failure
             if time.monotonic() >= deadline:
                 raise last
             await asyncio.sleep(POLL_SECONDS)
@@ -88,8 +94,21 @@ class EngineClient:
         if self._info is None:
             info = await self._rpc.info(timeout)
             _check_revision(info)
+            await self._ping_as_borne(info.config.limits)
             self._info = info
         return self._info
+
+    async def _ping_as_borne(self, limits: pb.Limits) -> None:
+        """Go on over a channel whose pings this life of the engine bears."""
+        borne = limits.min_keepalive_interval_ms if limits.HasField("min_keepalive_interval_ms") else None
+        if borne == self._ping_interval_ms:
+            return
+        before, self._ping_interval_ms = self._channel, borne
+        self._channel = self._first if borne is None else open_channel(self.target, borne)
+        self._rpc = EngineRpc(self._channel)
+        # The first one may be watched; one between was the way to an engine that is gone.
+        if before is not self._first:
+            await before.close()
 
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
@@ -106,9 +125,23 @@ class EngineClient:
                 raise
             return []
 
-    def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
+    async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
         """The load now and after every change, until the engine ends that. Raises RequestFailed."""
-        return self._rpc.watch_load(min_interval_ms)
+        while True:
+            rpc = self._rpc
+            async with contextlib.aclosing(rpc.watch_load(min_interval_ms)) as loads:
+                async for load in loads:
+                    yield load
+                    if load.state == pb.ENGINE_STATE_READY and await self._has_moved(rpc):
+                        break
+                else:
+                    return
+
+    async def _has_moved(self, rpc: EngineRpc) -> bool:
+        """The engine is up and can say what it bears, and that led to another channel."""
+        with contextlib.suppress(RequestFailed):
+            await self.info(INFO_SECONDS)
+        return rpc is not self._rpc
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer the engine offers, checked against its manifest. Raises RequestFailed."""
@@ -185,6 +218,7 @@ class EngineClient:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self._channel.close()
+        await self._first.close()
 
     async def _abort_quietly(self, request_id: str, reason: str) -> None:
         with contextlib.suppress(RequestFailed, TimeoutError):
@@ -198,6 +232,13 @@ class EngineClient:
             pb.ERROR_REASON_NOT_STARTED,
             f"{self.target}: {name}",
             retryable=True,
+        )
+
+    def _no_answer(self, seconds: float, before: RequestFailed | None) -> RequestFailed:
+        return failed(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            pb.ERROR_REASON_DEADLINE_EXCEEDED,
+            f"{self.target}: no answer within {seconds:g} s" + (f"; before that: {before}" if before else ""),
         )
 
     def _multiplexed(self, limits: pb.Limits) -> MultiplexedConnection:
