@@ -65,6 +65,20 @@ class BackendOptions:
     timeout: float | None = option(
         None, "how long a request may take; forever when not set", unit="s", at_least=0
     )
+    first_token_timeout: float = option(
+        3600.0,
+        "how long an engine may say nothing about a request before its first token, waiting in the queue"
+        " included, until it is taken to have forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
+    token_timeout: float = option(
+        600.0,
+        "how long an engine may say nothing about an answer that has begun, until it is taken to have"
+        " forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
     replay: bool = option(
         True, "send a request again, or go on with its answer, when its engine is lost or refuses it for now"
     )

@@ -18,8 +18,8 @@ import grpc
 
 from backend_client.channel import MAX_MESSAGE_BYTES, open_channel
 from backend_client.engine_rpc import EngineRpc, GenerateCall, parsed
-from backend_client.engine_stream import EngineStream
-from backend_client.failure import RequestFailed, failed, from_rpc_error, violation
+from backend_client.engine_stream import PATIENCE, EngineStream, Patience
+from backend_client.failure import RequestFailed, failed, from_stream_error, violation
 from backend_client.multiplexed import MultiplexedConnection
 from enginewire import v1 as pb
 
@@ -41,7 +41,7 @@ DEADLINE_SLACK_SECONDS: Final = 0.5
 class EngineClient:
     """One engine. Create and use it on one event loop. Timeouts in seconds."""
 
-    def __init__(self, target: str, *, multiplexed: bool = True) -> None:
+    def __init__(self, target: str, *, multiplexed: bool = True, patience: Patience = PATIENCE) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate."""
         self.target = target
         # Until the engine has said how often it bears pings there are next to none.
@@ -50,6 +50,7 @@ class EngineClient:
         self._ping_interval_ms: int | None = None
         self._rpc = EngineRpc(self._channel)
         self._wants_multiplexed = multiplexed
+        self._patience = patience
         self._connection: MultiplexedConnection | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -175,6 +176,7 @@ class EngineClient:
         is_multiplexed = self._wants_multiplexed and config.capabilities.multiplexed
         submit = self._multiplexed(config.limits).submit if is_multiplexed else self._generate
         stream = submit(request, timeout, metadata or {})
+        stream.listen(self._patience)
         if timeout is not None:
             stream.expire_after(timeout + DEADLINE_SLACK_SECONDS)
         return stream
@@ -192,7 +194,8 @@ class EngineClient:
             code, reason = grpc.StatusCode.UNIMPLEMENTED, pb.ERROR_REASON_UNSUPPORTED
             raise failed(code, reason, "this engine has no embeddings")
         try:
-            return await self._rpc.embed(request, timeout, metadata or {})
+            longest = self._patience.first_token or None
+            return await self._rpc.embed(request, longest if timeout is None else timeout, metadata or {})
         except RequestFailed as failure:
             if failure.code is grpc.StatusCode.UNAVAILABLE:
                 self._info = None
@@ -268,8 +271,8 @@ class EngineClient:
                 _take(parsed(pb.GenerateResponse, data), stream)
             failure = None
         except grpc.aio.AioRpcError as error:
-            failure = from_rpc_error(error, is_accepted=has_answered)
-            if failure.code is grpc.StatusCode.UNAVAILABLE:
+            failure = from_stream_error(error, is_accepted=has_answered)
+            if failure.code is grpc.StatusCode.UNAVAILABLE or failure.reason == pb.ERROR_REASON_ENGINE_DEAD:
                 self._info = None
         except RequestFailed as error:
             failure = error

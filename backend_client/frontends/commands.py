@@ -20,6 +20,7 @@ from backend_client.backend import Backend
 from backend_client.config import BackendOptions
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
+from backend_client.engine_stream import Patience
 from backend_client.failure import RequestFailed
 from backend_client.frontends.address import AddressError
 from backend_client.frontends.text_backend import TextBackend
@@ -137,7 +138,8 @@ async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Wor
 
 
 def _endpoints(options: BackendOptions, targets: Sequence[str]) -> Endpoints:
-    return Endpoints([EngineClient(target, multiplexed=options.multiplexed) for target in targets])
+    patience = Patience(options.first_token_timeout, options.token_timeout)
+    return Endpoints([EngineClient(t, multiplexed=options.multiplexed, patience=patience) for t in targets])
 
 
 async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTokenizer:
