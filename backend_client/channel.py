@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import grpc
 
 from enginewire.addresses import is_loopback
+from enginewire.trusted_paths import check_socket
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 OPTIONS: Final = (
@@ -64,3 +66,10 @@ def is_on_this_machine(target: str) -> bool:
         return True
     host, _, _ = target.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").rpartition(":")
     return is_loopback(host.removeprefix("ipv6:").strip("[]"))
+
+
+def check_owner(target: str, owner: int | None = None) -> None:
+    """Raise UntrustedPath for a Unix socket that somebody else than this user, root or `owner` has made."""
+    scheme, _, path = target.partition(":")
+    if scheme == "unix":
+        check_socket(Path(path.removeprefix("//")), owner)

@@ -16,6 +16,7 @@ from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.trusted_paths import user_id
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -38,6 +39,9 @@ class BackendOptions:
         "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051;"
         " several for several engines of the same model",
         heading="engine",
+    )
+    socket_owner: str = option(
+        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
     )
     prefill_target: tuple[str, ...] = option(
         (),
@@ -86,6 +90,7 @@ class BackendOptions:
 
     def __post_init__(self) -> None:
         check_command(self.launch)
+        user_id(self.socket_owner)
 
     @property
     def launch_command(self) -> list[str]:

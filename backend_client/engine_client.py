@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
@@ -16,16 +15,18 @@ from typing import Final, Self
 
 import grpc
 
-from backend_client.channel import MAX_MESSAGE_BYTES, open_channel
+from backend_client.channel import MAX_MESSAGE_BYTES, check_owner, open_channel
 from backend_client.engine_rpc import EngineRpc, GenerateCall, parsed
 from backend_client.engine_stream import PATIENCE, EngineStream, Patience
-from backend_client.failure import RequestFailed, failed, from_stream_error, violation
+from backend_client.failure import RequestFailed, failed, from_stream_error
 from backend_client.multiplexed import MultiplexedConnection
+from backend_client.offered_tokenizer import received
 from enginewire import v1 as pb
+from enginewire.trusted_paths import UntrustedPath
 
-MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1
+NO_NEWS_SECONDS: Final = 1.0
 ABORT_SECONDS: Final = 2.0
 INFO_SECONDS: Final = 5.0
 # How a server, or what guards it, refuses what is an operator's.
@@ -41,9 +42,20 @@ DEADLINE_SLACK_SECONDS: Final = 0.5
 class EngineClient:
     """One engine. Create and use it on one event loop. Timeouts in seconds."""
 
-    def __init__(self, target: str, *, multiplexed: bool = True, patience: Patience = PATIENCE) -> None:
-        """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate."""
+    def __init__(
+        self,
+        target: str,
+        *,
+        multiplexed: bool = True,
+        patience: Patience = PATIENCE,
+        socket_owner: int | None = None,
+    ) -> None:
+        """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate.
+
+        A Unix socket is this user's, root's or that of the user `socket_owner`, or nothing is sent there.
+        """
         self.target = target
+        self._socket_owner = socket_owner
         # Until the engine has said how often it bears pings there are next to none.
         self._first = open_channel(target)
         self._channel = self._first
@@ -77,6 +89,9 @@ class EngineClient:
                 last = self._not_ready(load.state)
             except RequestFailed as failure:
                 if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    # What little time was left for another look says nothing new.
+                    if last is not None and left < NO_NEWS_SECONDS:
+                        raise last from failure
                     raise self._no_answer(timeout, last) from failure
                 if not failure.retryable:
                     raise
@@ -93,6 +108,7 @@ class EngineClient:
         if self._connection is not None and self._connection.is_dead:
             self._connection = self._info = None
         if self._info is None:
+            self._check_socket()
             info = await self._rpc.info(timeout)
             _check_revision(info)
             await self._ping_as_borne(info.config.limits)
@@ -113,6 +129,7 @@ class EngineClient:
 
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
+        self._check_socket()
         return await self._rpc.load(timeout)
 
     async def adapters(self, timeout: float | None = None) -> Sequence[pb.Adapter]:
@@ -129,6 +146,7 @@ class EngineClient:
     async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
         """The load now and after every change, until the engine ends that. Raises RequestFailed."""
         while True:
+            self._check_socket()
             rpc = self._rpc
             async with contextlib.aclosing(rpc.watch_load(min_interval_ms)) as loads:
                 async for load in loads:
@@ -146,19 +164,7 @@ class EngineClient:
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer the engine offers, checked against its manifest. Raises RequestFailed."""
-        manifest = pb.TokenizerManifest()
-        files: dict[str, bytearray] = {}
-        room = 0
-        async for response in self._rpc.tokenizer():
-            if response.HasField("manifest"):
-                manifest = response.manifest
-                room = _size(manifest)
-            else:
-                room -= len(response.chunk.data)
-                if room < 0:
-                    raise violation("a tokenizer larger than its manifest says")
-                files.setdefault(response.chunk.name, bytearray()).extend(response.chunk.data)
-        return {file.name: _checked(file, files.get(file.name, b"")) for file in manifest.files}
+        return await received(self._rpc.tokenizer())
 
     async def submit(
         self,
@@ -236,6 +242,15 @@ class EngineClient:
             f"{self.target}: {name}",
             retryable=True,
         )
+
+    def _check_socket(self) -> None:
+        """Before whatever comes first, after a lost connection too: prompts may follow it."""
+        try:
+            check_owner(self.target, self._socket_owner)
+        except UntrustedPath as error:
+            hint = "--socket-owner names another user who may own it"
+            code, reason = grpc.StatusCode.PERMISSION_DENIED, pb.ERROR_REASON_AUTH
+            raise failed(code, reason, f"{self.target}: {error}; {hint}") from error
 
     def _no_answer(self, seconds: float, before: RequestFailed | None) -> RequestFailed:
         return failed(
@@ -321,21 +336,3 @@ def _check_revision(info: pb.GetEngineInfoResponse) -> None:
         f"contract revision {pb.CONTRACT_REVISION}, the engine needs "
         f"{info.minimum_client_revision}..{info.maximum_client_revision}",
     )
-
-
-def _size(manifest: pb.TokenizerManifest) -> int:
-    """Bytes of all files. Raises RequestFailed for more than a tokenizer can have."""
-    total = sum(file.size for file in manifest.files)
-    if total > MAX_TOKENIZER_BYTES:
-        raise failed(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            pb.ERROR_REASON_TOO_LARGE,
-            f"the engine's tokenizer has {total} bytes, allowed {MAX_TOKENIZER_BYTES}",
-        )
-    return total
-
-
-def _checked(file: pb.TokenizerFile, data: bytes | bytearray) -> bytes:
-    if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise violation(f"the tokenizer file {file.name} differs from its manifest")
-    return bytes(data)

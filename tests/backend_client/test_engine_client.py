@@ -353,3 +353,21 @@ async def test_a_socket_is_called_localhost(tmp_path: Path) -> None:
     assert b"localhost" in seen
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("ask_for", ["load", "info", "wait_ready", "watch_load", "submit"])
+async def test_a_socket_that_a_stranger_could_have_made_gets_nothing(hostile_engine, ask_for: str) -> None:
+    engine = await hostile_engine(has_watch=True)
+    Path(engine.target.removeprefix("unix:")).parent.chmod(0o777)
+    async with EngineClient(engine.target) as client:
+        asks = {
+            "load": client.load,
+            "info": client.info,
+            "wait_ready": lambda: client.wait_ready(5),
+            "watch_load": lambda: anext(aiter(client.watch_load(50))),
+            "submit": lambda: client.submit(pb.GenerateRequest(request_id="r", request=ask())),
+        }
+        with pytest.raises(RequestFailed, match=r"everybody may replace files in it; --socket-owner") as told:
+            await asks[ask_for]()
+    assert told.value.reason == pb.ERROR_REASON_AUTH
+    assert engine.received == []
