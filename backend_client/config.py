@@ -16,6 +16,7 @@ from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.trusted_paths import user_id
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -38,6 +39,9 @@ class BackendOptions:
         "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051;"
         " several for several engines of the same model",
         heading="engine",
+    )
+    socket_owner: str = option(
+        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
     )
     prefill_target: tuple[str, ...] = option(
         (),
@@ -66,6 +70,20 @@ class BackendOptions:
     timeout: float | None = option(
         None, "how long a request may take; forever when not set", unit="s", at_least=0
     )
+    first_token_timeout: float = option(
+        3600.0,
+        "how long an engine may say nothing about a request before its first token, waiting in the queue"
+        " included, until it is taken to have forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
+    token_timeout: float = option(
+        600.0,
+        "how long an engine may say nothing about an answer that has begun, until it is taken to have"
+        " forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
     replay: bool = option(
         True, "send a request again, or go on with its answer, when its engine is lost or refuses it for now"
     )
@@ -73,6 +91,7 @@ class BackendOptions:
 
     def __post_init__(self) -> None:
         check_command(self.launch)
+        user_id(self.socket_owner)
 
     @property
     def launch_command(self) -> list[str]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import grpc
 
@@ -23,6 +23,9 @@ from backend_client.prefix_affinity import PrefixChain, PrefixMemory
 from backend_client.routing_hints import NO_HINTS, Hints, refused
 from backend_client.sessions import Sessions
 from enginewire import v1 as pb
+
+if TYPE_CHECKING:
+    from backend_client.suspicion import Suspicion
 
 WATCH_INTERVAL_MS: Final = 50
 # How soon to look again for an engine that is away.
@@ -49,6 +52,10 @@ class Endpoint:
         # Requests of this backend; the load reported last knows about `_in_flight_then` of them.
         self.in_flight = 0
         self._in_flight_then = 0
+        # Requests that were in an engine which died; and of the last death here the life, when that was
+        # first asked, and how many requests were in it.
+        self.suspects: set[Suspicion] = set()
+        self.casualties = "", 0.0, 0
 
     @property
     def is_usable(self) -> bool:

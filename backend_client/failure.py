@@ -7,7 +7,7 @@ about streams or text.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import grpc
@@ -36,6 +36,8 @@ REASON_OF_CODE: Final = {
     grpc.StatusCode.UNAUTHENTICATED: pb.ERROR_REASON_AUTH,
     grpc.StatusCode.PERMISSION_DENIED: pb.ERROR_REASON_AUTH,
 }
+# gRPC's own words for bytes that are no HTTP/2, and for a stream that was reset. An engine gives its reason.
+CODES_OF_BROKEN_STREAMS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL})
 CODE_NUMBERS: Final = {code.value[0]: code for code in grpc.StatusCode}
 KNOWN_REASONS: Final = frozenset(pb.ErrorReason.values()) - {pb.ERROR_REASON_UNSPECIFIED}
 
@@ -145,6 +147,15 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, is_accepted: bool = False) ->
     if not details and is_accepted and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return violation("a message above the size limit")
     return from_status(pb.Status(code=error.code().value[0], message=error.details() or "", details=details))
+
+
+def from_stream_error(error: grpc.aio.AioRpcError, *, is_accepted: bool) -> RequestFailed:
+    """The failure that ended a stream of outputs; gRPC's own word for a broken one is a lost engine."""
+    failure = from_rpc_error(error, is_accepted=is_accepted)
+    if error.code() in CODES_OF_BROKEN_STREAMS and not _trailing_details(error):
+        lost = pb.ERROR_REASON_ENGINE_DEAD
+        return RequestFailed(replace(failure.failure, reason=lost, retryable=True))
+    return failure
 
 
 def duration(seconds: float) -> Duration:

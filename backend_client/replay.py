@@ -26,12 +26,15 @@ from backend_client.prefix_affinity import prefix_chain
 from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import DEATHS, RetryBudget, RetryPolicy
 from backend_client.routing_hints import Hints, read_hints, refused
+from backend_client.suspicion import Suspicion
 from backend_client.trace_context import add_link
 from enginewire import v1 as pb
 
 SEED_BITS: Final = 64
 # Leaves room for the suffix within the 128 bytes of an id.
 MAX_ID_PREFIX: Final = 96
+# How soon to look again whether another request's trial is over.
+TRIAL_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Attempts:
         self._answered: frozenset[str] = frozenset()
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
-        self._lost_lives: list[tuple[Endpoints, str]] = []
+        self._suspicion = Suspicion(policy.max_deaths if policy else 0, lambda: self.num_passed_on)
         self._interruption = Interruption()
 
     @property
@@ -155,6 +158,7 @@ class Attempts:
                 self._begin(info)
             elif not goes_on_like(self._origin, info):
                 self._unfit.add(endpoint)
+                self._suspicion.leave(endpoint)
                 continue
             return endpoint, info.config.capabilities
 
@@ -185,6 +189,8 @@ class Attempts:
         """
         endpoint, decoder = self._endpoint, self._decoder
         lost_prefill = self._prefill.lost_life if self._prefill else ""
+        life = life_of(self._stream) if self._stream else ""
+        is_alone = endpoint is not None and self._suspicion.is_alone(endpoint, life)
         was_accepted = self._leave("the request goes on elsewhere", failure)
         self._num_failures += 1
         # Without an endpoint: none came although the request waited for one.
@@ -194,9 +200,10 @@ class Attempts:
         if is_continued and not (self._can_continue and self.decoder.take_over()):
             raise failure
         if was_accepted and failure.reason in DEATHS:
-            self._check_deaths(failure, self._engines, self.engine_lifetime_id)
+            self._check_deaths(failure, self._engines, life, is_alone=is_alone)
         if lost_prefill and self._prefill is not None and failure.reason in DEATHS:
-            self._check_deaths(failure, self._prefill.engines, lost_prefill)
+            # Who else was in that engine is not known here.
+            self._check_deaths(failure, self._prefill.engines, lost_prefill, is_alone=False)
         if not self._budget.take():
             raise failure
         backoff = self._policy.backoff(self._num_failures, failure.failure.retry_after)
@@ -239,6 +246,8 @@ class Attempts:
         if self._prefill is not None:
             is_claimed = stream is not None and stream.accepted is not None
             self._prefill.leave(reason, is_claimed=is_claimed, failure=failure.failure if failure else None)
+        if self._endpoint is not None:
+            self._suspicion.leave(self._endpoint)
         if stream is None:
             return False
         assert self._endpoint is not None, "a stream has an engine"
@@ -252,11 +261,18 @@ class Attempts:
 
     async def _pick(self) -> Endpoint:
         left = self._asked.seconds_left
-        patience = self._patience if left is None else min(left, self._patience)
+        give_up = time.monotonic() + (self._patience if left is None else min(left, self._patience))
         try:
-            return await self._engines.pick(
-                patience, self._not_before, self._unfit, self._prefix, self._routing
-            )
+            while True:
+                patience = give_up - time.monotonic()
+                endpoint = await self._engines.pick(
+                    patience, self._not_before, self._unfit, self._prefix, self._routing
+                )
+                if not self._suspicion.must_wait_for(endpoint):
+                    # At once: the next one that looks shall see it.
+                    self._suspicion.enter(endpoint)
+                    return endpoint
+                self._not_before[endpoint] = time.monotonic() + TRIAL_POLL_SECONDS
         except RequestFailed as nobody:
             raise self._failure or nobody from nobody
 
@@ -292,12 +308,9 @@ class Attempts:
         assert self._origin is not None, "something was delivered"
         return can_continue(self._part, self._origin.config.capabilities)
 
-    def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str) -> None:
-        """Raise for a request that engines keep dying under. A life that is still there was only cut off."""
-        assert self._policy is not None
-        deaths = 1 + sum(not those.is_alive(lost) for those, lost in self._lost_lives)
-        self._lost_lives.append((engines, life))
-        if deaths >= self._policy.max_deaths:
+    def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str, *, is_alone: bool) -> None:
+        """Raise for a request that engines keep dying of."""
+        if deaths := self._suspicion.blame(engines, life, is_alone=is_alone):
             message = f"{deaths} engines died under the request, perhaps because of it: {failure}"
             raise RequestFailed(replace(failure.failure, message=message, retryable=False))
 

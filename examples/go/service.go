@@ -44,7 +44,7 @@ func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoReque
 			Capabilities: &pb.Capabilities{
 				DefaultSampling: &pb.SamplingDefaults{Temperature: 1, TopP: 1, RepetitionPenalty: 1},
 			},
-			Limits: &pb.Limits{MaxRequestBytes: proto.Uint64(4 << 20), MaxNumQueuedReqs: proto.Uint32(maxWaiting)},
+			Limits: &pb.Limits{MaxRequestBytes: proto.Uint64(4 << 20), MaxNumQueuedReqs: proto.Uint32(maxWaiting), MinKeepaliveIntervalMs: proto.Uint32(1000)},
 		},
 		EngineName:            "enginewire-example-go",
 		EngineVersion:         "1",

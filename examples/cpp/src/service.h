@@ -59,6 +59,7 @@ class DiscoveryRpcs final : public ew::DiscoveryService::Service {
     sampling.set_repetition_penalty(1);
     config.mutable_limits()->set_max_request_bytes(4 << 20);
     config.mutable_limits()->set_max_num_queued_reqs(kMaxWaiting);
+    config.mutable_limits()->set_min_keepalive_interval_ms(1000);
     info->set_engine_name("enginewire-example-cpp");
     info->set_engine_version("1");
     info->set_instance_id(engine_.lifetime_id);

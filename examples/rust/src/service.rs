@@ -68,6 +68,8 @@ fn info(engine: &Engine, _: GetEngineInfoRequest) -> GetEngineInfoResponse {
     let limits = Limits {
         max_request_bytes: Some(MAX_REQUEST_BYTES as u64),
         max_num_queued_reqs: Some(MAX_WAITING as u32),
+        // HTTP/2 libraries of Rust count no pings.
+        min_keepalive_interval_ms: Some(1000),
         ..Default::default()
     };
     let config = EngineConfig {

@@ -62,7 +62,7 @@ function info(lifetimeId: string): discovery.GetEngineInfoResponse {
       eos_token_ids: [EOS],
       role: discovery.EngineRole.ENGINE_ROLE_AGGREGATED,
       capabilities: { default_sampling: { temperature: 1, top_p: 1, repetition_penalty: 1 } },
-      limits: { max_request_bytes: BigInt(4 << 20), max_num_queued_reqs: MAX_WAITING },
+      limits: { max_request_bytes: BigInt(4 << 20), max_num_queued_reqs: MAX_WAITING, min_keepalive_interval_ms: 1000 },
     },
     engine_name: "enginewire-example-typescript",
     engine_version: "1",

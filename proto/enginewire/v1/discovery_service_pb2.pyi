@@ -578,7 +578,9 @@ class Limits(_message.Message):
     max_loras: _builtins.int
     """Adapters that can be loaded at the same time."""
     min_keepalive_interval_ms: _builtins.int
-    """Shortest keepalive ping interval the server tolerates, in milliseconds."""
+    """Shortest keepalive ping interval the server tolerates, in milliseconds. Absent: as gRPC's own
+    defaults, five minutes, and only while a call is open.
+    """
     def __init__(
         self,
         *,
