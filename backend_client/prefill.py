@@ -16,7 +16,7 @@ import grpc
 from backend_client.continuation import cut_to_engine_part
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, life_of, some
-from backend_client.failure import Failure, RequestFailed, failed, violation
+from backend_client.failure import Failure, RequestFailed, failed, internal_failure, violation
 from backend_client.prefix_affinity import prefix_chain
 from backend_client.routing_hints import Hints
 from enginewire import v1 as pb
@@ -162,8 +162,7 @@ def result_of(chunks: list[Chunk], *, is_handed_back: bool = False) -> pb.Prefil
             retryable=True,
         )
     if output.finish_reason == pb.FINISH_REASON_ERROR:
-        message = f"the prefill failed: {output.error_message}"
-        raise failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, message)
+        raise RequestFailed(internal_failure(f"the prefill failed: {output.error_message}"))
     is_handoff = output.finish_reason == pb.FINISH_REASON_LENGTH and output.HasField("prefill_handoff")
     if not is_handoff or len(output.token_ids) > 1:
         raise violation("a prefill without a hand-off")

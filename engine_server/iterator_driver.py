@@ -118,11 +118,11 @@ class IteratorDriver:
         return await self._engine.embed(request, context)
 
     async def abort(self, context: GenerateContext) -> None:
-        """Tell the engine, and close its iterator if that does not end soon."""
-        await self._engine.abort(context)
+        """Tell the engine, and close its iterator if that does not end soon, whatever the engine does."""
         task = self._tasks.get(context)
         if task is not None:
             asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, task.cancel)
+        await self._engine.abort(context)
 
     async def drain(self) -> None:
         """Drain the engine's own work."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, NoReturn
@@ -18,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from backend_client.config import ServeOptions
-from backend_client.failure import DETAILS_KEY, RequestFailed, failed
+from backend_client.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
 from backend_client.frontends.text_backend import TextBackend
@@ -171,10 +170,8 @@ def _serialized(item: Annotated[BackendOutput]) -> bytes:
 
 
 def internal(error: Exception) -> RequestFailed:
-    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=error)
-    return failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, f"internal error {error_id}")
+    """The failure that an exception becomes which nobody expected."""
+    return RequestFailed(internal_failure("", error))
 
 
 async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:

@@ -17,7 +17,7 @@ import grpc
 
 from backend_client.annotated import BackendOutput
 from backend_client.annotations import PROMPT_IDS
-from backend_client.failure import Failure
+from backend_client.failure import Failure, internal_failure
 from backend_client.frontends.http_api.asked import Asked
 from backend_client.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
 from backend_client.frontends.text_backend import TextBackend
@@ -128,5 +128,4 @@ def unfinished(output: BackendOutput) -> Failure:
     if output.finish_reason == pb.FINISH_REASON_CANCELLED:
         code, reason = grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_DRAINING
         return Failure(code.value[0], reason, "the engine ended the request before it was finished")
-    code, reason = grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL
-    return Failure(code.value[0], reason, output.error_message or "the engine failed")
+    return internal_failure(output.error_message or "the engine failed")
