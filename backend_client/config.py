@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
+from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
 
 DEFAULT_SERVE_PORT: Final = 50052
@@ -213,6 +213,14 @@ class ServeOptions(BackendOptions):
     http_host: str = option(
         "127.0.0.1", f"serve HTTP at this host, at port {DEFAULT_HTTP_PORT} unless --http-port is set"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "name of this server in the Host header of HTTP, such as llm.example.org or *.example.org, beside"
+        " addresses and localhost; * is any, as it is beyond loopback when not set",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "origin of web pages that may use HTTP (CORS), such as https://chat.example.org; * is any"
+    )
     smg_port: int | None = option(
         None,
         f"be a worker of the SMG gateway at this port, such as {DEFAULT_SMG_PORT}; 0 picks a free one and"
@@ -244,7 +252,7 @@ class ServeOptions(BackendOptions):
             ("--http-host", self.http_host),
             ("--smg-host", self.smg_host),
         ):
-            if not self.allow_insecure and not is_loopback(host):
+            if not self.allow_insecure and not listens_on_loopback(host):
                 raise OptionError(
                     f"{flag}: whoever reaches a host beyond loopback could read prompts and send requests;"
                     " use 127.0.0.1 or a Unix socket, or say --allow-insecure"

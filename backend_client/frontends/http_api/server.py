@@ -16,7 +16,9 @@ from backend_client.config import ServeOptions
 from backend_client.frontends.address import AddressError
 from backend_client.frontends.http_api.app import make_app
 from backend_client.frontends.http_api.generate_route import ServedBackend
+from backend_client.frontends.http_api.same_origin import same_origin
 from backend_client.frontends.text_backend import TextBackend
+from enginewire.allowed_hosts import AllowedHosts
 
 
 class QuietServer(uvicorn.Server):
@@ -34,8 +36,9 @@ class HttpFace:
     def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
         self.address = url_of(listener)
         self._served = ServedBackend(backend, options.timeout, options.max_message_bytes)
+        hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
-            make_app(self._served, options.http_host),
+            make_app(self._served, same_origin(hosts, options.allowed_origins)),
             log_config=None,
             access_log=False,
             server_header=False,
