@@ -241,6 +241,22 @@ class ServeOptions(BackendOptions):
         heading="limits",
     )
     max_concurrent_streams: int = option(1024, "most open RPCs per connection", at_least=1, at_most=2**31 - 1)
+    limit_concurrency: int = option(
+        2048, "most open HTTP connections; further ones are refused as retryable", at_least=1, at_most=2**20
+    )
+    client_header_timeout: float = option(
+        60.0, "how long the head of an HTTP request may take to arrive", unit="s", at_least=0.1
+    )
+    client_body_timeout: float = option(
+        60.0, "how long the body of an HTTP request may take to arrive", unit="s", at_least=0.1
+    )
+    timeout_keep_alive: int = option(5, "how long an idle HTTP connection stays open", unit="s", at_least=1)
+    slow_consumer_timeout: float = option(
+        30.0,
+        "how long the reader of an answer may take nothing before its request is aborted",
+        unit="s",
+        at_least=0.1,
+    )
     shutdown_timeout: float = option(
         30.0, "how long running requests may go on after SIGTERM; 0 aborts them at once", unit="s", at_least=0
     )

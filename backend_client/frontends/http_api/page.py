@@ -99,7 +99,7 @@ class Page:
 
     async def abort(self, request: Request) -> Response:
         """End a request by id, whichever face it came through. Raises Refused and InvalidBody."""
-        body = Body.parse(await read_body(request.scope, request.receive, self._served.max_body_bytes))
+        body = Body.parse(await read_body(request.scope, request.receive))
         request_id = checked("request_id", body.get("request_id"), str)
         if not 0 < len(request_id) <= MAX_ID_CHARACTERS:
             raise InvalidBody("request_id", f"must have 1 to {MAX_ID_CHARACTERS} characters")
