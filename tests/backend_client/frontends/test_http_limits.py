@@ -245,7 +245,7 @@ async def test_a_caller_who_leaves_with_more_requests_behind_is_noticed(start_ba
 async def test_the_reader_of_a_stream_who_stalls_is_ended_and_so_is_its_request(
     start_backend: StartBackend, more: dict[str, object]
 ) -> None:
-    backend, serving = await start_backend()
+    backend, serving = await start_backend(max_model_len=100_000)
     asked = {"prompt": "x", "max_tokens": 60_000, "ignore_eos": True, "logprobs": 20, "stream": True, **more}
     async with (
         serving_http(backend, slow_consumer_timeout=SOON) as face,
@@ -257,12 +257,13 @@ async def test_the_reader_of_a_stream_who_stalls_is_ended_and_so_is_its_request(
         async with asyncio.timeout(30):
             while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
+        assert backend.backend.activity.totals.finished["abort"] == more.get("n", 1)
         await serving.until_idle(within=5.0)
         assert await still_serves(face.address)
 
 
 async def test_a_slow_reader_who_goes_on_is_not_stalled(start_backend: StartBackend) -> None:
-    backend, _ = await start_backend()
+    backend, _ = await start_backend(max_model_len=100_000)
     asked = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "logprobs": 20, "stream": True}
     async with (
         serving_http(backend, slow_consumer_timeout=1.0) as face,
@@ -278,8 +279,8 @@ async def test_a_slow_reader_who_goes_on_is_not_stalled(start_backend: StartBack
 
 
 async def test_an_answer_in_one_piece_that_nobody_reads_ends_too(start_backend: StartBackend) -> None:
-    backend, _ = await start_backend()
-    asked = {"prompt": "x", "max_tokens": 30_000, "ignore_eos": True, "logprobs": 20}
+    backend, _ = await start_backend(max_model_len=100_000)
+    asked = {"prompt": "x", "max_tokens": 12_000, "ignore_eos": True, "logprobs": 20}
     async with (
         serving_http(backend, slow_consumer_timeout=SOON) as face,
         caller(face.address, receive_buffer=4096) as stalled,
