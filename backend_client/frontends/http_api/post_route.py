@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 class PostRoute(ABC):
     """An ASGI application."""
 
-    def __init__(self, max_body_bytes: int) -> None:
-        self._max_body_bytes = max_body_bytes
-
     @abstractmethod
     async def answer(self, body: Body, reply: Reply) -> None:
         """Answer one request. May raise InvalidBody, Refused and RequestFailed, as long as it can be said."""
@@ -33,7 +30,7 @@ class PostRoute(ABC):
         """Answer one request; a caller who leaves aborts it."""
         reply = Reply(send)
         try:
-            body = Body.parse(await read_body(scope, receive, self._max_body_bytes))
+            body = Body.parse(await read_body(scope, receive))
             await until_left(receive, self.answer(body, reply))
         except CallerLeft:
             log.debug("a caller left")
