@@ -1,7 +1,7 @@
 """The grammar libraries of an engine, and which of them takes a guide.
 
-What one library cannot do another can: with a vocabulary of 150,000 tokens a string of up to 60 characters
-keeps xgrammar busy for seconds, and llguidance for milliseconds. Knows nothing about any one library, or how
+What one library cannot do another can: xgrammar does not keep every keyword of a schema, or takes seconds for
+groups of any length with a vocabulary of 150,000 tokens, and llguidance has no structural tags. Knows nothing about any one library, or how
 a grammar is compiled.
 """
 
