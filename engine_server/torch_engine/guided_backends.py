@@ -1,8 +1,8 @@
 """The grammar libraries of an engine, and which of them takes a guide.
 
 What one library cannot do another can: xgrammar does not keep every keyword of a schema, or takes seconds for
-groups of any length with a vocabulary of 150,000 tokens, and llguidance has no structural tags. Knows nothing about any one library, or how
-a grammar is compiled.
+groups of any length with a vocabulary of 150,000 tokens, and llguidance has no structural tags. Knows nothing
+about any one library, or how a grammar is compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random JSON schemas with keywords of every kind, random values, and random regular expressions.
+"""Random JSON schemas with keywords of every kind, and random values.
 
 Small alphabets on purpose: what a schema forbids has to come up in an answer.
 """
@@ -20,43 +20,8 @@ ANNOTATIONS = {
     "x-mine": {},
     "unheard-of": [],
 }
-REGEX_ATOMS = (
-    *"ab-1.éΩ",
-    *(
-        r"\d",
-        r"\w",
-        r"\s",
-        r"\S",
-        r"\W",
-        r"\n",
-        r"\.",
-        r"\x61",
-        r"\^",
-        r"\/",
-        "[a-c]",
-        "[^a]",
-        r"[^\n]",
-        "[-a]",
-    ),
-    *(
-        r"[\w-]",
-        r"[\s\S]",
-        r"[\]a]",
-        r"[\^a]",
-        r"[a\-z]",
-        "[.]",
-        "(?:a|b)",
-        "(a|b1)",
-        "(|a)",
-        "^",
-        "$",
-        "(?=a)",
-        r"\b",
-    ),
-)
 CHARACTERS = ("a", "b", "\\u0061", "\\n", "\n", "é", "9", "😀")
 WRITTEN_NAMES = ('"a"', '"b"', '"x1"', '"\\u0061"', '"x\\u0031"', '"c"')
-COUNTS = ("", "", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "*?", "+?")
 
 
 class SchemaWriter:
@@ -182,9 +147,3 @@ def text_of_value(random: Random, depth: int = 2) -> str:
     names = random.choices(WRITTEN_NAMES, k=random.randint(0, 3))
     members = [f"{name}: {text_of_value(random, depth - 1)}" for name in names]
     return "{" + ",".join(members) + "}"
-
-
-def random_regex(random: Random) -> str:
-    """An expression of a few atoms, some of which not every library knows."""
-    atoms = [random.choice(REGEX_ATOMS) + random.choice(COUNTS) for _ in range(random.randint(1, 4))]
-    return random.choice(["", "", "^"]) + "".join(atoms) + random.choice(["", "", "$"])

@@ -9,6 +9,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from random import Random
@@ -24,7 +25,8 @@ from engine_server.torch_engine.guided_library import (
     Vocabulary,
     open_library,
 )
-from tests.engine_server.torch_engine.random_schemas import SchemaWriter, random_regex, text_of_value
+from tests.engine_server.torch_engine.random_expressions import random_grammar, random_regex
+from tests.engine_server.torch_engine.random_schemas import SchemaWriter, text_of_value
 
 LIBRARIES = ("xgrammar", "llguidance")
 PIECES = (
@@ -143,22 +145,32 @@ def test_most_random_schemas_are_followed_by_one_library_at_least():
     assert min(map(len, followed.values())) > 15
 
 
+def check_matches(name: str, kind: str, guide: str, judge: re.Pattern[str], random: Random) -> None:
+    """Whatever a library follows, its answers and the texts that it takes match an expression."""
+    texts = ["".join(random.choices('ab1-.\n é^\\/]c#|"Ω', k=random.randint(0, 4))) for _ in range(40)]
+    grammar = grammar_of(name, kind, guide)
+    if grammar is None:
+        return
+    taken = [text for text in texts if is_taken(grammar, text)]
+    for text in [*(answer.decode() for answer in answers(grammar, 0)), *taken]:
+        assert judge.fullmatch(text), (guide, text)
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_finished_answers_match_a_random_regular_expression(name, seed):
     random = Random(seed)
     for _ in range(8):
         expression = random_regex(random)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), suppress(re.error):
             warnings.simplefilter("ignore")
-            try:
-                judge = re.compile(expression, re.ASCII)
-            except re.error:
-                continue
-        texts = ["".join(random.choices("ab1-.\n é^\\/]cΩ", k=random.randint(0, 4))) for _ in range(40)]
-        grammar = grammar_of(name, "regex", expression)
-        if grammar is None:
-            continue
-        taken = [text for text in texts if is_taken(grammar, text)]
-        for text in [*(answer.decode() for answer in answers(grammar, seed)), *taken]:
-            assert judge.fullmatch(text), (expression, text)
+            check_matches(name, "regex", expression, re.compile(expression, re.ASCII), random)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_finished_answers_match_a_random_grammar(name, seed):
+    random = Random(seed)
+    for _ in range(8):
+        grammar, expression = random_grammar(random)
+        check_matches(name, "ebnf_grammar", grammar, re.compile(expression), random)
