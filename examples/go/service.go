@@ -17,7 +17,7 @@ import (
 // The RPCs: thin, each reads its message, asks the lifecycle, and answers.
 
 const (
-	schemaDigest    = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd"
+	schemaDigest    = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b"
 	shutdownTimeout = 30 * time.Second
 )
 
@@ -51,7 +51,7 @@ func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoReque
 		InstanceId:            d.engine.lifetimeID,
 		EngineLifetimeId:      d.engine.lifetimeID,
 		ContractRevision:      revision,
-		MinimumClientRevision: revision,
+		MinimumClientRevision: oldestRevision,
 		MaximumClientRevision: revision,
 		SchemaDigest:          schemaDigest,
 	}, nil

@@ -10,7 +10,7 @@
 #include "failure.h"
 #include "rules.h"
 
-inline const char* const kSchemaDigest = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd";
+inline const char* const kSchemaDigest = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
 
@@ -64,7 +64,7 @@ class DiscoveryRpcs final : public ew::DiscoveryService::Service {
     info->set_instance_id(engine_.lifetime_id);
     info->set_engine_lifetime_id(engine_.lifetime_id);
     info->set_contract_revision(kRevision);
-    info->set_minimum_client_revision(kRevision);
+    info->set_minimum_client_revision(kOldestRevision);
     info->set_maximum_client_revision(kRevision);
     info->set_schema_digest(kSchemaDigest);
     return grpc::Status::OK;

@@ -5,14 +5,14 @@ use crate::failure::{failed, invalid, Failure};
 use crate::grpc::{frame, message, stream, timeout, unary, watch, Answer, Sender, MAX_REQUEST_BYTES};
 use crate::pb::stop_match::Match;
 use crate::pb::*;
-use crate::rules::{check, MODEL, REVISION};
+use crate::rules::{check, MODEL, OLDEST_REVISION, REVISION};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::Body;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const SCHEMA_DIGEST: &str = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd";
+const SCHEMA_DIGEST: &str = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b";
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TICK: Duration = Duration::from_millis(10);
@@ -88,7 +88,7 @@ fn info(engine: &Engine, _: GetEngineInfoRequest) -> GetEngineInfoResponse {
         instance_id: engine.lifetime_id.clone(),
         engine_lifetime_id: engine.lifetime_id.clone(),
         contract_revision: REVISION,
-        minimum_client_revision: REVISION,
+        minimum_client_revision: OLDEST_REVISION,
         maximum_client_revision: REVISION,
         schema_digest: SCHEMA_DIGEST.into(),
         ..Default::default()

@@ -9,9 +9,9 @@ import { CompletionUsage, LLMEngineOutput } from "../gen/enginewire/v1/output.js
 import { CONTEXT_LENGTH, EOS, MAX_RUNNING, MAX_WAITING, outputsOf, VOCAB_SIZE } from "./engine.js";
 import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
-import { check, MODEL, REVISION } from "./rules.js";
+import { check, MODEL, OLDEST_REVISION, REVISION } from "./rules.js";
 
-const SCHEMA_DIGEST = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd";
+const SCHEMA_DIGEST = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;
@@ -69,7 +69,7 @@ function info(lifetimeId: string): discovery.GetEngineInfoResponse {
     instance_id: lifetimeId,
     engine_lifetime_id: lifetimeId,
     contract_revision: REVISION,
-    minimum_client_revision: REVISION,
+    minimum_client_revision: OLDEST_REVISION,
     maximum_client_revision: REVISION,
     schema_digest: SCHEMA_DIGEST,
   });
