@@ -17,6 +17,7 @@ __all__ = [
     "Annotated",
     "BackendOutput",
     "Failure",
+    "annotated_event",
     "annotated_from_proto",
     "annotated_to_proto",
     "first_rows",
@@ -140,6 +141,15 @@ def passed_through(message: pb.LLMEngineOutput) -> BackendOutput:
         prefill_handoff=message.prefill_handoff if has("prefill_handoff") else None,
         engine_data=message.engine_data,
         error_message=message.error_message if has("error_message") else None,
+    )
+
+
+def annotated_event(event: pb.EngineEvent) -> Annotated[BackendOutput]:
+    """The item of what an engine tells beside its outputs."""
+    return Annotated(
+        id=event.id if event.HasField("id") else None,
+        event=event.event,
+        comment=tuple(event.comment),
     )
 
 

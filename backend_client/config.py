@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
+from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.trusted_paths import user_id
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -39,6 +40,9 @@ class BackendOptions:
         "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051;"
         " several for several engines of the same model",
         heading="engine",
+    )
+    socket_owner: str = option(
+        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
     )
     prefill_target: tuple[str, ...] = option(
         (),
@@ -67,6 +71,20 @@ class BackendOptions:
     timeout: float | None = option(
         None, "how long a request may take; forever when not set", unit="s", at_least=0
     )
+    first_token_timeout: float = option(
+        3600.0,
+        "how long an engine may say nothing about a request before its first token, waiting in the queue"
+        " included, until it is taken to have forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
+    token_timeout: float = option(
+        600.0,
+        "how long an engine may say nothing about an answer that has begun, until it is taken to have"
+        " forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
     replay: bool = option(
         True, "send a request again, or go on with its answer, when its engine is lost or refuses it for now"
     )
@@ -74,6 +92,7 @@ class BackendOptions:
 
     def __post_init__(self) -> None:
         check_command(self.launch)
+        user_id(self.socket_owner)
 
     @property
     def launch_command(self) -> list[str]:
@@ -215,6 +234,14 @@ class ServeOptions(BackendOptions):
     http_host: str = option(
         "127.0.0.1", f"serve HTTP at this host, at port {DEFAULT_HTTP_PORT} unless --http-port is set"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "name of this server in the Host header of HTTP, such as llm.example.org or *.example.org, beside"
+        " addresses and localhost; * is any, as it is beyond loopback when not set",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "origin of web pages that may use HTTP (CORS), such as https://chat.example.org; * is any"
+    )
     smg_port: int | None = option(
         None,
         f"be a worker of the SMG gateway at this port, such as {DEFAULT_SMG_PORT}; 0 picks a free one and"
@@ -235,6 +262,22 @@ class ServeOptions(BackendOptions):
         heading="limits",
     )
     max_concurrent_streams: int = option(1024, "most open RPCs per connection", at_least=1, at_most=2**31 - 1)
+    limit_concurrency: int = option(
+        2048, "most open HTTP connections; further ones are refused as retryable", at_least=1, at_most=2**20
+    )
+    client_header_timeout: float = option(
+        60.0, "how long the head of an HTTP request may take to arrive", unit="s", at_least=0.1
+    )
+    client_body_timeout: float = option(
+        60.0, "how long the body of an HTTP request may take to arrive", unit="s", at_least=0.1
+    )
+    timeout_keep_alive: int = option(5, "how long an idle HTTP connection stays open", unit="s", at_least=1)
+    slow_consumer_timeout: float = option(
+        30.0,
+        "how long the reader of an answer may take nothing before its request is aborted",
+        unit="s",
+        at_least=0.1,
+    )
     shutdown_timeout: float = option(
         30.0, "how long running requests may go on after SIGTERM; 0 aborts them at once", unit="s", at_least=0
     )
@@ -246,7 +289,7 @@ class ServeOptions(BackendOptions):
             ("--http-host", self.http_host),
             ("--smg-host", self.smg_host),
         ):
-            if not self.allow_insecure and not is_loopback(host):
+            if not self.allow_insecure and not listens_on_loopback(host):
                 raise OptionError(
                     f"{flag}: whoever reaches a host beyond loopback could read prompts and send requests;"
                     " use 127.0.0.1 or a Unix socket, or say --allow-insecure"

@@ -30,17 +30,18 @@ ENDS_ON_A_TOKEN = frozenset({pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP})
 class RequestDecoder:
     """The decoding side of one request. `process` and `process_tokens` never emit anything twice.
 
-    `conditions.eos_token_ids` must be the engine's when the request names none. `num_prompt_tokens`
-    and `vocab_size` are checked when given. Text is made here from token ids, unless `meet` was told of an
-    engine that evaluates stop strings and it sends text from the first tokens of a choice on. With
-    `validate_engine_decode` it is made here always, and what the engine says is compared; `is_guided`: a
-    grammar may end a choice too. Raises InvalidStopConditions for a number of choices no engine has.
+    `conditions.eos_token_ids` must be the engine's when the request names none. The text goes on behind
+    `prompt`, or begins where that is empty. `vocab_size` is checked when given. Text is made here from
+    token ids, unless `meet` was told of an engine that evaluates stop strings and it sends text from the
+    first tokens of a choice on. With `validate_engine_decode` it is made here always, and what the engine
+    says is compared; `is_guided`: a grammar may end a choice too. Raises InvalidStopConditions for a number
+    of choices no engine has, and for a prompt that cannot be decoded.
     """
 
     __slots__ = (
         "_has_engine_text",
         "_is_guided",
-        "_num_prompt_tokens",
+        "_prompt",
         "_skip_special_tokens",
         "_usage_details",
         "_validate_engine_decode",
@@ -59,7 +60,7 @@ class RequestDecoder:
         conditions: StopConditions,
         *,
         num_choices: int = 1,
-        num_prompt_tokens: int | None = None,
+        prompt: Sequence[int] = (),
         vocab_size: int | None = None,
         skip_special_tokens: bool = True,
         with_tokens: bool = False,
@@ -70,7 +71,7 @@ class RequestDecoder:
             raise InvalidStopConditions("sampling_options.n", f"must be in 1..{MAX_CHOICES}")
         self.conditions = conditions
         self._vocabulary = vocabulary
-        self._num_prompt_tokens = num_prompt_tokens
+        self._prompt = prompt
         self._vocab_size = vocab_size if vocab_size is not None else MAX_UINT32
         self._skip_special_tokens = skip_special_tokens
         self._validate_engine_decode = validate_engine_decode
@@ -83,6 +84,10 @@ class RequestDecoder:
         # Every choice has had its terminal output.
         self.is_finished = False
         self.choices: list[ChoiceState] = []
+        try:
+            behind = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens, prompt=prompt)
+        except DecodeError as error:
+            raise InvalidStopConditions("token_ids", str(error)) from error
         for _ in range(num_choices):
             decoder = Decoder(
                 vocabulary,
@@ -90,6 +95,7 @@ class RequestDecoder:
                 skip_special_tokens=skip_special_tokens,
                 with_tokens=with_tokens,
                 vocab_size=vocab_size,
+                behind=behind,
             )
             self.choices.append(ChoiceState(decoder))
 
@@ -118,9 +124,14 @@ class RequestDecoder:
 
     def _decoder_like(self, capabilities: pb.Capabilities) -> Decoder:
         """With the rules that an engine was given."""
-        if capabilities.stop_strings:
-            return Decoder(self._vocabulary, self.conditions, skip_special_tokens=self._skip_special_tokens)
-        return Decoder(self._vocabulary, replace(self.conditions, stop=()))
+        is_told = capabilities.stop_strings
+        skips = self._skip_special_tokens if is_told else True
+        return Decoder(
+            self._vocabulary,
+            self.conditions if is_told else replace(self.conditions, stop=()),
+            skip_special_tokens=skips,
+            behind=self._vocabulary.detokenizer(skip_special_tokens=skips, prompt=self._prompt),
+        )
 
     def process_tokens(self, index: int, position: int, token_ids: Sequence[int]) -> BackendOutput | None:
         """Plain tokens of one choice, a row of a multiplexed frame; None for stale ones.
@@ -179,7 +190,7 @@ class RequestDecoder:
         """Tokens passed on, counted here; details as far as the engine's own usage was read."""
         usage = pb.CompletionUsage()
         usage.CopyFrom(self._usage_details)
-        usage.prompt_tokens = self._num_prompt_tokens or usage.prompt_tokens
+        usage.prompt_tokens = len(self._prompt) or usage.prompt_tokens
         usage.completion_tokens = self.num_passed_on
         usage.total_tokens = min(usage.prompt_tokens + usage.completion_tokens, MAX_UINT32)
         return usage
@@ -195,23 +206,11 @@ class RequestDecoder:
             if resumed.index >= len(self.choices) or resumed.index in seen:
                 raise InvalidStopConditions(f"{path}.index", "must be in [0, n), each at most once")
             seen.add(resumed.index)
-            self._go_on(self.choices[resumed.index], resumed, path)
+            choice = self.choices[resumed.index]
+            choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
+            choice.go_on(list(resumed.generated_token_ids), is_finished=resumed.finished, path=path)
         if all(choice.is_finished for choice in self.choices):
             raise InvalidStopConditions("resume.choices", "must leave a choice to generate")
-
-    def _go_on(self, choice: ChoiceState, resumed: pb.ResumedChoice, path: str) -> None:
-        token_ids = list(resumed.generated_token_ids)
-        choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
-        choice.is_finished = choice.engine_finished = resumed.finished
-        try:
-            choice.decoder.process(token_ids)
-        except DecodeError as error:
-            raise InvalidStopConditions(f"{path}.generated_token_ids", str(error)) from error
-        if choice.decoder.is_finished and not resumed.finished:
-            raise InvalidStopConditions(f"{path}.finished", "a stop condition is met by the tokens before")
-        choice.token_ids[:] = token_ids
-        if resumed.finished:
-            choice.decoder.close()
 
     def resume(self) -> list[pb.ResumedChoice]:
         """Where another engine has to continue; what the lost one sent beyond that is forgotten."""
@@ -248,7 +247,7 @@ class RequestDecoder:
         if message.HasField("completion_usage"):
             if all(choice.engine_finished for choice in self.choices):
                 received = sum(each.num_received for each in self.choices) + len(message.token_ids)
-                check_usage(message.completion_usage, self._num_prompt_tokens, received)
+                check_usage(message.completion_usage, len(self._prompt) or None, received)
             self._usage_details.CopyFrom(message.completion_usage)
 
     def _is_engine_text(self, choice: ChoiceState, message: pb.LLMEngineOutput) -> bool:

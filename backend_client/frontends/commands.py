@@ -6,10 +6,7 @@ Holds what `generate`, `jsonl` and `serve` share. Knows nothing about what they 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -20,8 +17,10 @@ from backend_client.backend import Backend
 from backend_client.config import BackendOptions
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
+from backend_client.engine_stream import Patience
 from backend_client.failure import RequestFailed
 from backend_client.frontends.address import AddressError
+from backend_client.frontends.stop_signals import StopSignals
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
 from backend_client.relaunch import Launch
@@ -29,30 +28,25 @@ from backend_client.retry import RetryPolicy
 from backend_client.sidecar import SidecarDied
 from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire import event_loop, v1 as pb
+from enginewire.trusted_paths import user_id
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
-EXIT_SIGNAL: Final = 128
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 Work = Callable[[TextBackend], Coroutine[None, None, int]]
 
 
-class UntrustedSocket(Exception):
-    """The engine's socket lies in a folder that another user made."""
-
-
-def run_command(options: BackendOptions, work: Work) -> int:
+def run_command(options: BackendOptions, work: Work, signals: StopSignals | None = None) -> int:
     """Run `work` on a backend until it ends or a signal comes; failures become one line and exit code 1."""
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
     try:
-        return run_until_signal(with_backend(options, work))
+        return run_until_signal(with_backend(options, work), signals)
     except RequestFailed as error:
         message = describe(error.failure)
     except AddressError as error:
         print(f"enginewire-backend: {error}", file=sys.stderr)
         return EXIT_ADDRESS
-    except (InvalidPrompt, InvalidTokenizer, SidecarDied, UntrustedSocket) as error:
+    except (InvalidPrompt, InvalidTokenizer, SidecarDied) as error:
         message = str(error)
     print(f"enginewire-backend: {message}", file=sys.stderr)
     return EXIT_FAILED
@@ -64,38 +58,18 @@ def describe(failure: Failure) -> str:
     return f"{reason}: {' '.join(failure.message.split())}"
 
 
-def run_until_signal(command: Coroutine[None, None, int]) -> int:
+def run_until_signal(command: Coroutine[None, None, int], signals: StopSignals | None = None) -> int:
     """The exit code of `command`, or 128 + the number of the signal that ended it.
 
     Ctrl-C and SIGTERM cancel the command, so that it aborts its requests upstream.
     """
+    ending = signals or StopSignals()
 
     async def run() -> int:
-        received: list[signal.Signals] = []
-        task = asyncio.ensure_future(command)
+        return await ending.run(asyncio.ensure_future(command))
 
-        def stop(number: signal.Signals) -> None:
-            received.append(number)
-            task.cancel()
-
-        for number in STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, stop, number)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if not received:
-                raise
-            return EXIT_SIGNAL + received[0]
-
-    return event_loop.run(run())
-
-
-def received_signals() -> asyncio.Queue[signal.Signals]:
-    """From now on Ctrl-C and SIGTERM cancel nothing: they are items of this queue."""
-    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
-    return received
+    with ending.installed():
+        return event_loop.run(run())
 
 
 async def with_backend(options: BackendOptions, work: Work) -> int:
@@ -104,8 +78,6 @@ async def with_backend(options: BackendOptions, work: Work) -> int:
     Raises RequestFailed when the engine cannot be reached, SidecarDied when a launched one ends before it
     was ready, or again and again.
     """
-    for target in (*options.prefill_target, *(() if options.launch else options.target)):
-        check_owner(target)
     if not options.launch:
         return await _on_engines(options, options.target, work)
     launch = Launch(options.launch_command)
@@ -137,7 +109,17 @@ async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Wor
 
 
 def _endpoints(options: BackendOptions, targets: Sequence[str]) -> Endpoints:
-    return Endpoints([EngineClient(target, multiplexed=options.multiplexed) for target in targets])
+    return Endpoints(
+        [
+            EngineClient(
+                target,
+                multiplexed=options.multiplexed,
+                patience=Patience(options.first_token_timeout, options.token_timeout),
+                socket_owner=user_id(options.socket_owner),
+            )
+            for target in targets
+        ]
+    )
 
 
 async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTokenizer:
@@ -145,14 +127,3 @@ async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTo
     if folder is not None:
         return await asyncio.to_thread(BackendTokenizer.from_folder, folder)
     return await asyncio.to_thread(BackendTokenizer.from_files, await client.tokenizer_files())
-
-
-def check_owner(target: str) -> None:
-    """Raise UntrustedSocket when prompts would go to a socket in a folder of another user."""
-    scheme, _, path = target.partition(":")
-    if scheme != "unix":
-        return
-    with contextlib.suppress(FileNotFoundError):
-        folder = Path(path.removeprefix("//")).absolute().parent
-        if folder.stat().st_uid not in (os.getuid(), 0):
-            raise UntrustedSocket(f"{folder} belongs to another user")

@@ -7,8 +7,6 @@ whatever fails later is a last item and status OK, as the contract says. Knows n
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
 import uuid
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
@@ -20,15 +18,14 @@ from google.protobuf.message import DecodeError, Message
 from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from backend_client.config import DEFAULT_MESSAGE_BYTES, ServeOptions
 from backend_client.embedding import embeddings_to_proto
-from backend_client.failure import DETAILS_KEY, RequestFailed, failed
+from backend_client.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import InvalidPrompt
+from backend_client.trace_context import passed_on
 from enginewire import v1 as pb
-
-log = logging.getLogger(__name__)
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -48,11 +45,16 @@ class BackendServicer:
         self,
         backend: TextBackend,
         default_timeout: float | None = None,
+        slow_consumer_timeout: float | None = None,
         max_answer_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
-        """`default_timeout`, in seconds, is for callers without a deadline; vectors are one message."""
+        """In seconds: `default_timeout` is for callers without a deadline, the other for those who stall.
+
+        All vectors of an answer are one message.
+        """
         self._backend = backend
         self._default_timeout = default_timeout
+        self._slow_consumer_timeout = slow_consumer_timeout
         self._max_answer_bytes = max_answer_bytes
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -81,6 +83,7 @@ class BackendServicer:
             path="inputs",
             request_id=request_id,
             timeout=self._timeout(call),
+            metadata=_trace_of(call),
         )
         output = embeddings_to_proto(embeddings)
         answer = pb.BackendServiceEmbedResponse(output=output, request_id=request_id).SerializeToString()
@@ -93,18 +96,20 @@ class BackendServicer:
         asked = _parsed(pb.BackendServiceGenerateRequest, data)
         tracker = RequestTracker()
         failure: Failure | None = None
-        items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
+        items = self._backend.generate(
+            asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
+        )
         async with aclosing(items):
             async for item in items:
                 if item.error is None:
-                    await call.write(_serialized(item))
+                    await write(call, _serialized(item), self._slow_consumer_timeout)
                 else:
                     failure = item.error
         # Only the end of the iteration tells whether the engine had accepted the request.
         if failure is not None and not tracker.engine_lifetime_id:
             raise RequestFailed(failure)
         if failure is not None:
-            await call.write(_serialized(Annotated(error=failure)))
+            await write(call, _serialized(Annotated(error=failure)), self._slow_consumer_timeout)
 
     def _timeout(self, call: Call) -> float | None:
         remaining = call.time_remaining()
@@ -129,7 +134,9 @@ class GrpcFace:
 async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
     server = grpc.aio.server(options=channel_options(options))
-    servicer = BackendServicer(backend, options.timeout, options.max_message_bytes)
+    servicer = BackendServicer(
+        backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
+    )
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health = HealthServicer(backend.backend.engines, SERVICE)
     health.add_to(server)
@@ -199,15 +206,31 @@ def _parsed(kind: type[M], data: bytes) -> M:
         raise invalid("request: malformed protobuf") from error
 
 
+def _trace_of(call: Call) -> dict[str, str]:
+    pairs = call.invocation_metadata() or ()
+    return passed_on({key: value for key, value in pairs if isinstance(value, str)})
+
+
 def _serialized(item: Annotated[BackendOutput]) -> bytes:
     return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
 
 
 def internal(error: Exception) -> RequestFailed:
-    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=error)
-    return failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, f"internal error {error_id}")
+    """The failure that an exception becomes which nobody expected."""
+    return RequestFailed(internal_failure("", error))
+
+
+async def write(call: grpc.aio.ServicerContext[Any, T], message: T, patience: float | None) -> None:
+    """Send a message. Raises RequestFailed when the caller has taken nothing for `patience` seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            await call.write(message)
+    except TimeoutError as error:
+        raise failed(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            pb.ERROR_REASON_SLOW_CONSUMER,
+            f"the caller took nothing for {patience:g} s",
+        ) from error
 
 
 async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:

@@ -6,12 +6,12 @@ Holds the way from BackendServiceGenerateRequest to annotated outputs. Knows not
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, cast
 
 from backend_client.annotated import Annotated, BackendOutput
+from backend_client.annotations import answers, take_ours
 from backend_client.backend import Backend
 from backend_client.embedding import Embeddings, renamed
 from backend_client.failure import RequestFailed
@@ -22,9 +22,6 @@ from enginewire import v1 as pb
 
 # Tokenizing more than this takes longer than the other requests should wait.
 MAX_INLINE_CHARACTERS: Final = 16_384
-
-# The event that tells which tokens a prompt has become, as a list in JSON.
-PROMPT_IDS_EVENT: Final = "token_ids"
 
 Items = AsyncGenerator[Annotated[BackendOutput], None]
 
@@ -52,7 +49,7 @@ class TextBackend:
         """
         request, prompt = await self._preprocess(asked)
         # A refused request gets nothing but the refusal, so these wait for the first output.
-        annotations = list(prompt_annotations(request.output_options, prompt))
+        annotations = list(answers(take_ours(request), prompt))
         outputs = self.backend.generate(
             request,
             request_id=asked.request_id,
@@ -76,6 +73,7 @@ class TextBackend:
         path: str,
         request_id: str = "",
         timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Embeddings:
         """The vectors of texts and of token ids, in order. Raises InvalidPrompt and RequestFailed.
 
@@ -90,7 +88,9 @@ class TextBackend:
             encoded = await asyncio.to_thread(encode_inputs, inputs, self.tokenizer, path)
         request.token_ids.extend(pb.TokenSequence(token_ids=ids) for ids in encoded)
         try:
-            return await self.backend.embed(request, request_id=request_id, timeout=timeout)
+            return await self.backend.embed(
+                request, request_id=request_id, timeout=timeout, metadata=metadata
+            )
         except RequestFailed as error:
             raise renamed(error, "token_ids", path) from error
 
@@ -100,11 +100,3 @@ class TextBackend:
         if characters_of(asked) <= MAX_INLINE_CHARACTERS:
             return preprocess(asked, self.tokenizer)
         return await asyncio.to_thread(preprocess, asked, self.tokenizer)
-
-
-def prompt_annotations(options: pb.OutputOptions, prompt: Prompt) -> Iterator[Annotated[BackendOutput]]:
-    """The events `formatted_prompt` and `token_ids`, as far as they were asked for."""
-    if options.formatted_prompt:
-        yield Annotated(event="formatted_prompt", comment=[prompt.text])
-    if options.return_tokens_as_token_ids:
-        yield Annotated(event=PROMPT_IDS_EVENT, comment=[json.dumps(list(prompt.token_ids))])

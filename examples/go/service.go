@@ -17,7 +17,7 @@ import (
 // The RPCs: thin, each reads its message, asks the lifecycle, and answers.
 
 const (
-	schemaDigest    = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b"
+	schemaDigest    = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4"
 	shutdownTimeout = 30 * time.Second
 )
 
@@ -44,7 +44,7 @@ func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoReque
 			Capabilities: &pb.Capabilities{
 				DefaultSampling: &pb.SamplingDefaults{Temperature: 1, TopP: 1, RepetitionPenalty: 1},
 			},
-			Limits: &pb.Limits{MaxRequestBytes: proto.Uint64(4 << 20), MaxNumQueuedReqs: proto.Uint32(maxWaiting)},
+			Limits: &pb.Limits{MaxRequestBytes: proto.Uint64(4 << 20), MaxNumQueuedReqs: proto.Uint32(maxWaiting), MinKeepaliveIntervalMs: proto.Uint32(1000)},
 		},
 		EngineName:            "enginewire-example-go",
 		EngineVersion:         "1",

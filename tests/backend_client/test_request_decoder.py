@@ -27,7 +27,7 @@ def request(
         VOCABULARY,
         conditions,
         num_choices=n,
-        num_prompt_tokens=5,
+        prompt=[EOS] * 5,
         vocab_size=VOCABULARY.size,
         with_tokens=with_tokens,
     )
@@ -228,7 +228,7 @@ def test_row_18_an_id_that_another_engine_has_is_no_id_of_this_one() -> None:
     for _ in range(2):
         assert request().process_tokens(0, 0, [a]) == BackendOutput([a], None, "a")
     small = RequestDecoder(
-        VOCABULARY, StopConditions(eos_token_ids=frozenset({EOS})), num_prompt_tokens=5, vocab_size=a
+        VOCABULARY, StopConditions(eos_token_ids=frozenset({EOS})), prompt=[EOS] * 5, vocab_size=a
     )
     with pytest.raises(ProtocolViolation, match="vocabulary"):
         small.process_tokens(0, 0, [a])
@@ -300,15 +300,16 @@ def test_what_the_engine_adds_passes_through() -> None:
 
 
 def test_a_decode_failure_ends_the_choice_with_an_error_and_no_stop() -> None:
-    decoder = RequestDecoder(Vocabulary(toy.word_piece()), StopConditions(stop=("x",)))
-    decoder.choices[0].decoder._detokenizer._tokenizer = None  # type: ignore[attr-defined]  # breaks it
-    end = decoder.process_tokens(0, 0, [3])
+    tokenizer = toy.stripped_byte_level(1, 1)
+    decoder = RequestDecoder(Vocabulary(tokenizer), StopConditions(stop=("x",)))
+    space = tokenizer.token_to_id("Ġ")
+    end = decoder.process_tokens(0, 0, [space])
     assert end is not None
     assert (end.finish_reason, end.stop_reason) == (pb.FINISH_REASON_ERROR, None)
     assert end.error_message is not None
     assert end.error_message.startswith("decode error:")
     assert end.completion_usage is not None
-    assert (end.token_ids, end.completion_usage.completion_tokens) == ([3], 1)
+    assert (end.token_ids, end.completion_usage.completion_tokens) == ([space], 1)
     assert decoder.needs_abort
 
 
@@ -344,3 +345,54 @@ def test_tokens_have_their_own_text_whether_it_is_shown_or_not() -> None:
     special = BYTE_LEVEL.decode([EOS], skip_special_tokens=False)
     assert (ended.text, ended.tokens) == ("a", ["a", special])
     assert special
+
+
+def test_an_answer_goes_on_behind_its_prompt_in_every_choice() -> None:
+    tokenizer = toy.byte_fallback()
+    face = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙈".encode()]
+    the = tokenizer.token_to_id("▁the")
+    for engine_text in (False, True):
+        decoder = RequestDecoder(
+            Vocabulary(tokenizer),
+            StopConditions(),
+            num_choices=2,
+            prompt=[the, *face[:2]],
+            validate_engine_decode=engine_text,
+        )
+        decoder.meet(pb.Capabilities())
+        sent = {"text": "🙈 the"} if engine_text else {}
+        for index in range(2):
+            message = pb.LLMEngineOutput(token_ids=[*face[2:], the], index=index, **sent)
+            assert taken(decoder, message).text == "🙈 the"
+        assert not decoder.differences
+
+
+def test_a_resumed_answer_goes_on_behind_its_prompt_and_its_tokens() -> None:
+    tokenizer = toy.byte_fallback()
+    face = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙈".encode()]
+    decoder = RequestDecoder(Vocabulary(tokenizer), StopConditions(), prompt=face[:1])
+    decoder.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=face[1:3])]))
+    row = decoder.process_tokens(0, 2, face[3:])
+    assert row is not None
+    assert row.text == "🙈"
+
+
+def test_a_prompt_that_cannot_be_decoded_is_refused_by_name() -> None:
+    tokenizer = toy.stripped_byte_level(1, 1)
+    with pytest.raises(InvalidStopConditions, match=r"^token_ids: decode error: "):
+        RequestDecoder(Vocabulary(tokenizer), StopConditions(), prompt=[tokenizer.token_to_id("Ġ")])
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "ab<|im_end|>"), (4, "abc<|im_end|>")])
+def test_a_visible_stop_string_is_shown_although_its_token_is_skipped(min_tokens: int, text: str) -> None:
+    conditions = StopConditions(
+        stop=("<|im_end|>", "bx"), min_tokens=min_tokens, include_stop_str_in_output=True
+    )
+    end_of_turn = BYTE_LEVEL.token_to_id("<|im_end|>")
+    ids = [*spell("ab"), end_of_turn, *spell("c"), end_of_turn]
+    for chunk in (1, 5):
+        decoder = RequestDecoder(VOCABULARY, conditions)
+        outputs = [decoder.process_tokens(0, i, ids[i : i + chunk]) for i in range(0, len(ids), chunk)]
+        shown = [output for output in outputs if output is not None]
+        assert "".join(output.text for output in shown) == text
+        assert (shown[-1].finish_reason, shown[-1].stop_reason) == (pb.FINISH_REASON_STOP, "<|im_end|>")

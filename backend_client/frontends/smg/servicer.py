@@ -20,8 +20,8 @@ from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vl
 
 from backend_client.annotated import BackendOutput
 from backend_client.embedding import renamed
-from backend_client.failure import RequestFailed, failed
-from backend_client.frontends.grpc_service import AnyCall, answered, refuse
+from backend_client.failure import RequestFailed, failed, internal_failure
+from backend_client.frontends.grpc_service import AnyCall, answered, refuse, write
 from backend_client.frontends.smg.answer import Answer
 from backend_client.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
 from backend_client.frontends.smg.request import INPUT, to_backend, token_ids_of
@@ -40,12 +40,19 @@ Result = TypeVar("Result")
 class SmgServicer:
     """One worker. `folder` has the tokenizer when it does not come from the engine."""
 
-    def __init__(self, backend: TextBackend, timeout: float | None, folder: Path | None) -> None:
-        """`timeout`, in seconds, is for callers without a deadline."""
+    def __init__(
+        self,
+        backend: TextBackend,
+        timeout: float | None,
+        folder: Path | None,
+        slow_consumer_timeout: float | None = None,
+    ) -> None:
+        """In seconds: `timeout` is for callers without a deadline, the other for those who stall."""
         self._backend = backend
         self._client = backend.backend.client
         self._default_timeout = timeout
         self._folder = folder
+        self._slow_consumer_timeout = slow_consumer_timeout
         self._began = time.monotonic()
         self._live: dict[str, asyncio.Timeout] = {}
 
@@ -117,7 +124,7 @@ class SmgServicer:
                     raise RequestFailed(item.error)
                 if item.data is not None:
                     for response in answer.responses(checked(item.data)):
-                        await call.write(response)
+                        await write(call, response, self._slow_consumer_timeout)
 
     def _timeout(self, call: AnyCall) -> float | None:
         remaining = call.time_remaining()
@@ -192,8 +199,7 @@ def checked(output: BackendOutput) -> BackendOutput:
     """The same output. Raises RequestFailed for a choice that the engine could not finish."""
     if output.finish_reason != pb.FINISH_REASON_ERROR:
         return output
-    message = output.error_message or "the engine failed"
-    raise failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, message)
+    raise RequestFailed(internal_failure(output.error_message or "the engine failed"))
 
 
 def aborted() -> RequestFailed:

@@ -10,7 +10,7 @@
 #include "failure.h"
 #include "rules.h"
 
-inline const char* const kSchemaDigest = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b";
+inline const char* const kSchemaDigest = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
 
@@ -59,6 +59,7 @@ class DiscoveryRpcs final : public ew::DiscoveryService::Service {
     sampling.set_repetition_penalty(1);
     config.mutable_limits()->set_max_request_bytes(4 << 20);
     config.mutable_limits()->set_max_num_queued_reqs(kMaxWaiting);
+    config.mutable_limits()->set_min_keepalive_interval_ms(1000);
     info->set_engine_name("enginewire-example-cpp");
     info->set_engine_version("1");
     info->set_instance_id(engine_.lifetime_id);

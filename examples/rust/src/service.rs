@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const SCHEMA_DIGEST: &str = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b";
+const SCHEMA_DIGEST: &str = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TICK: Duration = Duration::from_millis(10);
@@ -68,6 +68,8 @@ fn info(engine: &Engine, _: GetEngineInfoRequest) -> GetEngineInfoResponse {
     let limits = Limits {
         max_request_bytes: Some(MAX_REQUEST_BYTES as u64),
         max_num_queued_reqs: Some(MAX_WAITING as u32),
+        // HTTP/2 libraries of Rust count no pings.
+        min_keepalive_interval_ms: Some(1000),
         ..Default::default()
     };
     let config = EngineConfig {

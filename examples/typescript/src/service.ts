@@ -11,7 +11,7 @@ import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
 import { check, MODEL, OLDEST_REVISION, REVISION } from "./rules.js";
 
-const SCHEMA_DIGEST = "1e8de0a117cea76f9fe9e991a22dafedd3626ef118e8124d15b4ececc13f0e3b";
+const SCHEMA_DIGEST = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;
@@ -62,7 +62,7 @@ function info(lifetimeId: string): discovery.GetEngineInfoResponse {
       eos_token_ids: [EOS],
       role: discovery.EngineRole.ENGINE_ROLE_AGGREGATED,
       capabilities: { default_sampling: { temperature: 1, top_p: 1, repetition_penalty: 1 } },
-      limits: { max_request_bytes: BigInt(4 << 20), max_num_queued_reqs: MAX_WAITING },
+      limits: { max_request_bytes: BigInt(4 << 20), max_num_queued_reqs: MAX_WAITING, min_keepalive_interval_ms: 1000 },
     },
     engine_name: "enginewire-example-typescript",
     engine_version: "1",
