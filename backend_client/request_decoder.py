@@ -206,23 +206,11 @@ class RequestDecoder:
             if resumed.index >= len(self.choices) or resumed.index in seen:
                 raise InvalidStopConditions(f"{path}.index", "must be in [0, n), each at most once")
             seen.add(resumed.index)
-            self._go_on(self.choices[resumed.index], resumed, path)
+            choice = self.choices[resumed.index]
+            choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
+            choice.go_on(list(resumed.generated_token_ids), is_finished=resumed.finished, path=path)
         if all(choice.is_finished for choice in self.choices):
             raise InvalidStopConditions("resume.choices", "must leave a choice to generate")
-
-    def _go_on(self, choice: ChoiceState, resumed: pb.ResumedChoice, path: str) -> None:
-        token_ids = list(resumed.generated_token_ids)
-        choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
-        choice.is_finished = choice.engine_finished = resumed.finished
-        try:
-            choice.decoder.process(token_ids)
-        except DecodeError as error:
-            raise InvalidStopConditions(f"{path}.generated_token_ids", str(error)) from error
-        if choice.decoder.is_finished and not resumed.finished:
-            raise InvalidStopConditions(f"{path}.finished", "a stop condition is met by the tokens before")
-        choice.token_ids[:] = token_ids
-        if resumed.finished:
-            choice.decoder.close()
 
     def resume(self) -> list[pb.ResumedChoice]:
         """Where another engine has to continue; what the lost one sent beyond that is forgotten."""

@@ -42,11 +42,13 @@ class Stand(Protocol):
 class Stands(Protocol):
     """Where stands come from."""
 
-    def engine(self, *, resume: bool = True, revisions: tuple[int, int] = OWN) -> ScriptedEngine:
+    def engine(
+        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = OWN
+    ) -> ScriptedEngine:
         """An engine as all of this run are, for a stand of one's own."""
 
-    async def shared(self, *, resume: bool) -> Stand:
-        """The backend in front of an engine that can, or cannot, resume; the same for all checks."""
+    async def shared(self, *, resume: bool = True, stop_strings: bool = False) -> Stand:
+        """The backend in front of an engine that can, or cannot, do this; the same for all checks."""
 
     async def fresh(self, engine: ScriptedEngine) -> Stand:
         """Another backend in front of this engine. Raises Unreachable when it does not serve."""

@@ -43,12 +43,14 @@ class ScriptedEngine:
     """A server for one backend. `revisions`: oldest and newest client revision it says it accepts.
 
     `multiplexed`: it offers GenerateMultiplexed beside Generate, and plays the same scripts there.
+    `stop_strings`: it says that it evaluates what is about text.
     """
 
     def __init__(
         self,
         *,
         resume: bool = True,
+        stop_strings: bool = False,
         multiplexed: bool = False,
         revisions: tuple[int, int] = OWN,
     ) -> None:
@@ -56,6 +58,7 @@ class ScriptedEngine:
         self.turns: list[Turn] = []
         self.multiplexed = multiplexed
         self._resume = resume
+        self._stop_strings = stop_strings
         self._revisions = revisions
         self._scenes: dict[tuple[int, ...], Scene] = {}
 
@@ -189,6 +192,7 @@ class ScriptedEngine:
                 multiple_choices=True,
                 logprobs=True,
                 resume=self._resume,
+                stop_strings=self._stop_strings,
                 multiplexed=self.multiplexed,
                 tokenizer=True,
                 default_sampling=pb.SamplingDefaults(temperature=1.0, top_p=1.0, repetition_penalty=1.0),

@@ -108,7 +108,7 @@ class UsageForgetsThePrompt(ReferenceBackend):
 class StopReachesTheEngine(ReferenceBackend):
     def engine_part(self, request: Request) -> pb.PreprocessedRequest:
         part = super().engine_part(request)
-        part.stop_conditions.stop.extend(request.part.stop_conditions.stop)
+        part.stop_conditions.stop[:] = request.part.stop_conditions.stop
         return part
 
 

@@ -208,7 +208,7 @@ class LengthHidesStop(ReferenceChoice):
         return super().engine_wins(reason) or (reason == pb.FINISH_REASON_LENGTH and len(self.token_ids) == 2)
 
 
-@client_mutant("max_tokens_not_enforced", kills="CLI-08")
+@client_mutant("max_tokens_not_enforced", kills=("CLI-08", "CLI-38/max-tokens"))
 class MaxTokensNotEnforced(ReferenceChoice):
     def is_full(self) -> bool:
         return False

@@ -156,12 +156,17 @@ class ReferenceBackend:
         """The request as an engine may see it."""
         part = pb.PreprocessedRequest()
         part.CopyFrom(request.part)
-        for owner, names in BACKEND_FIELDS.items():
-            for name in names:
-                getattr(part, owner).ClearField(name)
+        if not self.engine_evaluates():
+            for owner, names in BACKEND_FIELDS.items():
+                for name in names:
+                    getattr(part, owner).ClearField(name)
         if request.has_delivered:
             part.resume.CopyFrom(self.resume(request))
         return part
+
+    def engine_evaluates(self) -> bool:
+        """True when the engine gets the fields about text, and its text is shown."""
+        return self.info.config.capabilities.stop_strings
 
     def resume(self, request: Request) -> pb.Resume:
         """Where the engine has to go on."""
@@ -238,6 +243,9 @@ class ReferenceBackend:
         """True when the request may be sent again, from the start or from where it stands."""
         if not failure.retryable or request.attempt >= ATTEMPTS:
             return False
+        if any(choice.is_engine_text for choice in request.choices):
+            # Only the engine knows what it withheld.
+            return False
         return not request.has_delivered or self.info.config.capabilities.resume
 
     def leave(self, call: EngineCall, request: Request) -> None:
@@ -276,6 +284,6 @@ class ReferenceBackend:
     def _choices(self, part: pb.PreprocessedRequest) -> list[ReferenceChoice]:
         eos = frozenset(part.eos_token_ids or self.info.config.eos_token_ids)
         return [
-            self.choice_class(index, self.vocabulary, part, eos)
+            self.choice_class(index, self.vocabulary, part, eos, self.engine_evaluates())
             for index in range(max(1, part.sampling_options.n))
         ]
