@@ -65,7 +65,7 @@ async def events_come_after_acceptance_and_before_the_end(ctx: Context) -> None:
     expect(not handle.late, "an event came after the end of its handle", seen=handle.late[:1])
 
 
-@check("EVT-04", needs=(*SHAPE, "SAM-01"))
+@check("EVT-04", needs=(*SHAPE, "SAM-01"), alone=True)
 async def unknown_annotations_change_nothing(ctx: Context) -> None:
     """The answer is the one of a request without them."""
     plain = await ctx.generate(ctx.request())

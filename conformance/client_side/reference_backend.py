@@ -108,6 +108,7 @@ class ReferenceBackend:
         request = Request(asked.request, self._choices(asked.request))
         try:
             self.check_request(asked.request)
+            self.check_workers(asked.request.routing)
             async for item in self.answer(asked, request, context):
                 yield pb.BackendServiceGenerateResponse(annotated=item)
         except Failed as failure:
@@ -292,7 +293,6 @@ class ReferenceBackend:
             raise self.invalid("stop_conditions.stop", "empty")
         if stops.HasField("max_tokens") and stops.min_tokens > stops.max_tokens:
             raise self.invalid("stop_conditions.min_tokens", "above max_tokens")
-        self.check_workers(part.routing)
 
     def check_workers(self, routing: pb.RoutingHints) -> None:
         """Raise Failed for workers that are not the engine."""
