@@ -18,7 +18,7 @@ from conformance.client_side.answer import Answer
 from conformance.client_side.engine import OWN, ScriptedEngine
 from conformance.client_side.script import Step
 from conformance.client_side.turn import Scene, Turn
-from conformance.exchange import Exchange
+from conformance.exchange import Exchange, Metadata
 from conformance.violation import expect
 from enginewire import v1 as pb
 
@@ -92,16 +92,17 @@ class ClientContext:
         self._scenes.append(self.stand.engine.play(prompt, [script, *then]))
         return self._scenes[-1]
 
-    def start(self, scene: Scene, *, timeout: float = 0, **changes: requests.Value) -> Answer:
+    def start(
+        self, scene: Scene, *, timeout: float = 0, metadata: Metadata = (), **changes: requests.Value
+    ) -> Answer:
         """Send a request for the scene with some fields changed, as in `requests.change`."""
         good = requests.good_request("", scene.prompt)
         changed = requests.change(good, **{"max_tokens": OUTPUT_TOKENS, "ignore_eos": None, **changes})
         asked = pb.BackendServiceGenerateRequest(
             request_id=f"kit-client-{next(_numbers)}", token_ids=True, request=changed.request
         )
-        return Answer(
-            self.client.call("BackendService.Generate", asked, timeout=timeout or 2 * self.patience)
-        )
+        seconds = timeout or 2 * self.patience
+        return Answer(self.client.call("BackendService.Generate", asked, metadata=metadata, timeout=seconds))
 
     @property
     def patience(self) -> float:

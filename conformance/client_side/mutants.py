@@ -56,6 +56,7 @@ def client_mutants() -> tuple[ClientMutant, ...]:
         mutants_engine,
         mutants_engine_text,
         mutants_failures,
+        mutants_routing,
         mutants_text,
     )
 

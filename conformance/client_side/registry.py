@@ -51,6 +51,7 @@ def client_checks() -> tuple[ClientCheck, ...]:
         checks_engine,
         checks_engine_text,
         checks_failures,
+        checks_routing,
         checks_text,
     )
 

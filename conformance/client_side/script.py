@@ -82,7 +82,7 @@ class Fail:
         return status
 
 
-Step = Say | Hold | Stay | Fail
+Step = Say | Hold | Stay | Fail | pb.EngineEvent
 
 DIED = Fail(grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_ENGINE_DEAD, retryable=True)
 """The engine is lost in the middle of an answer."""
