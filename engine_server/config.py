@@ -294,6 +294,11 @@ class ServerOptions:
         unit="s",
         at_least=0,
     )
+    check_engine: bool | None = option(
+        None,
+        "check all that the engine sends; a mistake ends its request, and the log explains it; "
+        "when not set on for an engine of your own, off for torch and mocker",
+    )
     log_level: LogLevel = option("info", "least severe log line to print", heading="logs")
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
     log_requests: bool = option(False, "log a line per request: ids and counts, never prompts")

@@ -5,11 +5,12 @@ Knows nothing about gRPC or about other requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_server.delivery import Sink
 from engine_server.failures import EngineError
 from engine_server.interface import GenerateContext
+from engine_server.request_check import RequestCheck
 from enginewire import v1 as pb
 
 
@@ -18,6 +19,7 @@ class Live:
     """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
 
     `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
+    `check` is there when all that the engine sends is checked, `ended` are the choices that have ended.
     """
 
     context: GenerateContext
@@ -25,6 +27,8 @@ class Live:
     open_choices: int
     adapter: str
     hidden_choices: int = 0
+    check: RequestCheck | None = None
+    ended: set[int] = field(default_factory=set)
 
 
 class Discard:

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from engine_server import remembered_ids
-from engine_server.admission import QueueLimits, RequestTable
+from engine_server.admission import RequestTable
 from engine_server.delivery import BufferLimits, RequestStream
 from engine_server.failures import (
     Cancelled,
@@ -24,6 +24,7 @@ from engine_server.failures import (
 )
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.mocker_engine import MockerEngine
+from engine_server.queue_limits import QueueLimits
 from enginewire import v1 as pb
 from tests.engine_server.serving import ask
 
