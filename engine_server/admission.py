@@ -323,7 +323,7 @@ class RequestTable:
             return
         if self._log_requests:
             counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
-            log.info("request %s ended: %s, %s", request_id, outcome, counts)
+            log.info("request %s ended: %s, %s, %s", request_id, outcome, counts, live.times)
         self._leave(live, usage, failed)
 
     def _leave(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:

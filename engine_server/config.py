@@ -301,7 +301,7 @@ class ServerOptions:
     )
     log_level: LogLevel = option("info", "least severe log line to print", heading="logs")
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
-    log_requests: bool = option(False, "log a line per request: ids and counts, never prompts")
+    log_requests: bool = option(False, "log a line per request: ids, counts and times, never prompts")
 
     mocker_ttft_ms: float = option(
         0.0, "time to the first token", unit="ms", at_least=0, heading="--engine mocker"

@@ -5,6 +5,7 @@ Knows nothing about gRPC or about other requests.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from engine_server.delivery import Sink
@@ -29,6 +30,16 @@ class Live:
     hidden_choices: int = 0
     check: RequestCheck | None = None
     ended: set[int] = field(default_factory=set)
+    accepted_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def times(self) -> str:
+        """How long it waited and was computed, as far as its engine says when it began."""
+        began, now = self.context.running_since, time.monotonic()
+        if began is None:
+            return f"{now - self.accepted_at:.3f} s"
+        # A thread may begin with a request before the loop has noted that it is accepted.
+        return f"{max(began - self.accepted_at, 0.0):.3f} s in the queue, {now - began:.3f} s computed"
 
 
 class Discard:
