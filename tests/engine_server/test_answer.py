@@ -88,10 +88,20 @@ async def test_the_documented_engine_stops_where_it_is_asked_to(engine_server, s
 
 
 async def test_no_more_run_than_there_are_places_and_all_get_their_turn(engine_server):
-    serving = await engine_server(engine=IteratorDriver(documented_engine()), check_engine=True)
+    engine, may_go_on = documented_engine(), asyncio.Event()
+    generate = engine.generate
+
+    async def held(request, context):
+        async for output in generate(request, context):
+            await may_go_on.wait()
+            yield output
+
+    engine.generate = held
+    serving = await engine_server(engine=IteratorDriver(engine), check_engine=True)
     answers = [asyncio.create_task(serving.generate(ask(f"r{i}", max_tokens=6))) for i in range(40)]
-    load = await serving.until(lambda load: load.waiting > 0)
-    assert load.running == 16
+    load = await serving.until(lambda load: load.running + load.waiting == 40)
+    assert (load.running, load.waiting) == (16, 24)
+    may_go_on.set()
     for answer in await asyncio.gather(*answers):
         assert answer.usage() == (5, 6)
 
