@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine_server.adapters import AdapterTable
@@ -22,11 +21,12 @@ from engine_server.failures import (
     Cancelled,
     DuplicateRequest,
     EngineError,
+    EngineMistake,
     ModelNotFound,
     NotStarted,
-    QueueFull,
     SlowConsumer,
     Unsupported,
+    give_id,
 )
 from engine_server.interface import (
     EmbeddingEngine,
@@ -37,9 +37,12 @@ from engine_server.interface import (
     StepOutputs,
 )
 from engine_server.live_request import Discard, Live, event_names, hidden_choices
+from engine_server.queue_limits import QueueLimits, Room, queue_full
 from engine_server.remembered_ids import RememberedIds
+from engine_server.request_check import RequestCheck
 from engine_server.request_fields import invalid, shown
 from engine_server.request_payloads import prompt_length
+from engine_server.step_check import mistakes_of
 from engine_server.step_streams import open_choices
 from engine_server.validation import check_generate, served_names
 from enginewire import v1 as pb
@@ -54,24 +57,24 @@ Failed: TypeAlias = "pb.ErrorReason.ValueType | None"
 ABORT_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """How much may wait beyond what runs: requests, and prompt tokens."""
-
-    requests: int
-    tokens: int
-
-
 class RequestTable:
     """The live requests of one engine."""
 
     def __init__(
-        self, limits: QueueLimits, *, log_requests: bool = False, adapters: AdapterTable | None = None
+        self,
+        limits: QueueLimits,
+        *,
+        log_requests: bool = False,
+        adapters: AdapterTable | None = None,
+        check_engine: bool = False,
     ) -> None:
         """`log_requests`: one line when a request ends, with ids and counts, never its content.
 
-        `adapters` are those that requests may name, None when that is the engine's to know.
+        `adapters` are those that requests may name, None when that is the engine's to know. With
+        `check_engine` everything the engine sends is checked, not only what costs next to nothing.
         """
+        self._check_engine = check_engine
+        self._blamed: set[asyncio.Task[bool]] = set()
         self.limits = limits
         self.adapters = adapters
         self._log_requests = log_requests
@@ -100,7 +103,7 @@ class RequestTable:
         check_generate(request, self._config)
         self._choose_adapter(request.request.model, request.request.routing)
         if self._num_preparing >= self.limits.requests:
-            raise _queue_full("requests", self._num_preparing, self.limits.requests)
+            raise queue_full("requests", self._num_preparing, self.limits.requests)
         self._num_preparing += 1
         try:
             if isinstance(engine, PreparingEngine):
@@ -117,12 +120,14 @@ class RequestTable:
         check_generate(request, self._config)
         adapter = self._choose_adapter(request.request.model, request.request.routing)
         self._check_id(request.request_id)
-        self._check_room(engine, prompt_length(request.request))
+        self._room().check(engine, prompt_length(request.request))
         context = GenerateContext(request.request_id, deadline=deadline)
         num_choices = open_choices(request.request, self._config.role)
         num_hidden = hidden_choices(request.request.sampling_options)
         asked_events = event_names(request.request.annotations)
         context.sink = live = Live(context, sink, num_choices, adapter, num_hidden, asked_events)
+        if self._check_engine:
+            live.check = RequestCheck(request.request, self._config)
         engine.submit(request.request, context)
         self._enter(live, request.request)
         return context
@@ -149,6 +154,13 @@ class RequestTable:
 
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
+        for context, mistake in mistakes_of(
+            outputs, self._config.vocab_size, is_full=self._check_engine
+        ).items():
+            self._blame(context, mistake)
+        self._hand_out(outputs)
+
+    def _hand_out(self, outputs: StepOutputs) -> None:
         self.step = outputs.step
         for context, event in outputs.events:
             _live(context).engine_event(event)
@@ -231,7 +243,7 @@ class RequestTable:
         check_embed(request, routing, self._config, engine.embedding_size)
         adapter = self._choose_adapter(request.request.model, routing)
         self._check_id(request.request_id)
-        self._check_room(engine, sum(len(each.token_ids) for each in request.request.token_ids))
+        self._room().check(engine, sum(len(each.token_ids) for each in request.request.token_ids))
         context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
         work = EmbeddingWork(engine, request.request, context)
         context.sink = live = Live(context, work, 1, adapter)
@@ -269,35 +281,34 @@ class RequestTable:
             routing.lora_name = name
         return name
 
-    def _check_room(self, engine: StepEngine, prompt_tokens: int) -> None:
-        num_waiting, has_place = self._queue()
-        if has_place:
-            return
-        if num_waiting >= self.limits.requests:
-            raise _queue_full("requests", num_waiting, self.limits.requests)
-        waiting_tokens = engine.load().waiting_tokens
-        if waiting_tokens + prompt_tokens > self.limits.tokens:
-            raise _queue_full("tokens", waiting_tokens, self.limits.tokens)
-
-    def _queue(self) -> tuple[int, bool]:
-        """How many live requests have to wait, and whether there is a place for one more.
-
-        A request runs as soon as there is a place for one of its choices.
-        """
-        places = self._config.max_num_seqs or 1
-        for num_running, live in enumerate(self._live.values()):
-            if places <= 0:
-                return len(self._live) - num_running, False
-            places -= live.open_choices + live.hidden_choices
-        return 0, places > 0
+    def _room(self) -> Room:
+        return Room(self.limits, self._config.max_num_seqs or 1, self._live.values())
 
     def _output(self, live: Live, output: pb.LLMEngineOutput) -> None:
+        if output.index in live.ended:
+            self._blame(live.context, f"choice {output.index} has ended, and gets more")
+            return
         live.sink.output(output)
         if output.finish_reason:
+            live.ended.add(output.index)
             live.open_choices -= 1
             if live.open_choices == 0:
                 live.sink.finish()
                 self._remove(live, pb.FinishReason.Name(output.finish_reason), output.completion_usage)
+
+    def _blame(self, context: GenerateContext, mistake: str) -> None:
+        """End a request whose engine broke a rule; what else comes of it reaches nobody."""
+        live, engine = _live(context), self._engine
+        if self._live.get(context.request_id) is not live:
+            return
+        failure = EngineMistake(f"request {context.request_id}: {mistake}")
+        give_id(failure)
+        self._fail(live, failure)
+        context.cancel("the engine made a mistake")
+        assert engine is not None, "a live request implies an engine"
+        aborting = asyncio.ensure_future(returned("abort", lambda: engine.abort(context)))
+        self._blamed.add(aborting)
+        aborting.add_done_callback(self._blamed.discard)
 
     def _give_up(self, live: Live) -> None:
         live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
@@ -315,7 +326,7 @@ class RequestTable:
             return
         if self._log_requests:
             counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
-            log.info("request %s ended: %s, %s", request_id, outcome, counts)
+            log.info("request %s ended: %s, %s, %s", request_id, outcome, counts, live.times)
         self._leave(live, usage, failed)
 
     def _leave(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
@@ -334,11 +345,3 @@ def needs_preparation(request: pb.GenerateRequest) -> bool:
 def _live(context: GenerateContext) -> Live:
     assert isinstance(context.sink, Live), "every context in the engine was made by submit"
     return context.sink
-
-
-def _queue_full(what: str, depth: int, limit: int) -> QueueFull:
-    return QueueFull(
-        f"the queue is full: {depth} {what} waiting, allowed {limit}",
-        retry_after=1.0,
-        metadata={"queue_depth": str(depth), "limit": str(limit)},
-    )

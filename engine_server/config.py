@@ -301,9 +301,14 @@ class ServerOptions:
         unit="s",
         at_least=0,
     )
+    check_engine: bool | None = option(
+        None,
+        "check all that the engine sends; a mistake ends its request, and the log explains it; "
+        "when not set on for an engine of your own, off for torch and mocker",
+    )
     log_level: LogLevel = option("info", "least severe log line to print", heading="logs")
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
-    log_requests: bool = option(False, "log a line per request: ids and counts, never prompts")
+    log_requests: bool = option(False, "log a line per request: ids, counts and times, never prompts")
 
     mocker_ttft_ms: float = option(
         0.0, "time to the first token", unit="ms", at_least=0, heading="--engine mocker"

@@ -6,6 +6,7 @@ What went wrong is in the log. Knows nothing about what the calls are for.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -16,13 +17,17 @@ log = logging.getLogger(__name__)
 
 
 class EngineCallFailed(Exception):
-    """A call raised what is no Exception, such as SystemExit; the message says which and what."""
+    """A call cannot be made, or raised what is no Exception, such as SystemExit; the message says which."""
 
 
 async def answer_of(name: str, call: Callable[[], Awaitable[Answer]]) -> Answer:
     """What the call named `name` returns. Raises what it raises, as an Exception: none may end the server."""
     try:
-        return await call()
+        answer = call()
+        if not inspect.isawaitable(answer):
+            what = type(answer).__name__
+            raise EngineCallFailed(f"{name} must be an `async def`: it returned {what}, nothing to await")
+        return await answer
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from engine_server.config import ServerOptions
+from engine_server.engine_shape import fault_of, takes
 from engine_server.handoff.options import TransferOptions
 from engine_server.interface import AdapterEngine, LLMEngine, StepEngine
 from engine_server.iterator_driver import IteratorDriver
@@ -38,12 +39,11 @@ def make_engine(options: ServerOptions) -> StepEngine:
 
 def _checked(options: ServerOptions, engine: object) -> StepEngine:
     """The engine as one that steps, if it can do what the options ask of it."""
+    if (fault := fault_of(engine)) is not None:
+        raise EngineUnavailable(f"--engine {options.engine}: {fault}")
     if isinstance(engine, LLMEngine) and not isinstance(engine, StepEngine):
         engine = IteratorDriver(engine)
-    if not isinstance(engine, StepEngine):
-        raise EngineUnavailable(
-            f"--engine {options.engine}: not an LLMEngine (see engine_server/interface.py)"
-        )
+    assert isinstance(engine, StepEngine), "that is what fault_of looks for"
     if options.adapter_folder is not None:
         if not isinstance(engine, AdapterEngine):
             raise EngineUnavailable(f"--adapter-folder: --engine {options.engine} serves no adapters")
@@ -133,6 +133,8 @@ def _custom(options: ServerOptions) -> object:
     factory = getattr(importlib.import_module(module_name), attribute, None)
     if factory is None:
         raise EngineUnavailable(f"--engine {options.engine}: {module_name} has no {attribute}")
+    if not callable(factory) or not takes(factory, ("options",)):
+        raise EngineUnavailable(f"--engine {options.engine}: cannot be called with one argument, the options")
     return factory(options)
 
 

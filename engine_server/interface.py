@@ -10,6 +10,7 @@ Lifecycle: construct → `start` → many concurrent requests → `drain` → `c
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +27,14 @@ class GenerateContext:
     `deadline` is on the `time.monotonic()` clock, in seconds; None means no deadline.
     `cancel_reason` is set once, before `LLMEngine.abort` is called. `running_since` is for the engine to set,
     from any thread, when it begins to compute the request: on the same clock. Metrics split latencies there.
+    `first_token_at` is what `notify_first_token` has noted.
     """
 
     request_id: str
     deadline: float | None = None
     cancel_reason: str | None = None
     running_since: float | None = None
+    first_token_at: float | None = None
     # Of a request to embed only: its message has no field for them. The adapter is in `lora_name`.
     routing: pb.RoutingHints = field(default_factory=pb.RoutingHints)
     # Owned by the shell: where outputs of this request go. Engines pass it through unread.
@@ -43,6 +46,14 @@ class GenerateContext:
         if self.cancel_reason is None:
             self.cancel_reason = reason
             self._cancelled.set()
+
+    def notify_first_token(self) -> None:
+        """Say that the first token exists, when that is known before an output can carry it; from any thread.
+
+        Metrics then count the time to the first token until here. The first call counts; none is needed.
+        """
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
 
     @property
     def is_cancelled(self) -> bool:
@@ -204,6 +215,21 @@ class StepEngine(LLMEngine, Protocol):
 
     def stalled_for(self) -> float:
         """Seconds the current step has been running beyond its expected time; 0.0 when healthy."""
+        ...
+
+
+@runtime_checkable
+class NamedEngine(Protocol):
+    """What an engine adds that has a name and a version of its own, for GetEngineInfo. "" is none."""
+
+    @property
+    def engine_name(self) -> str:
+        """Such as "my-engine". Known when the engine was constructed, and constant."""
+        ...
+
+    @property
+    def engine_version(self) -> str:
+        """Such as "1.2"."""
         ...
 
 

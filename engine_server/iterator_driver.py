@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from engine_server.failures import DeadlineExceeded, EngineError, StepFailed, Unsupported
+from engine_server.answer import usage
+from engine_server.failures import DeadlineExceeded, EngineError, EngineMistake, Unsupported
 from engine_server.interface import (
     EmbeddingEngine,
     GenerateContext,
@@ -17,6 +18,7 @@ from engine_server.interface import (
     LLMEngine,
     MetricsBindings,
     MetricsContext,
+    NamedEngine,
     StepListener,
     StepOutputs,
     Tokenizer,
@@ -26,7 +28,6 @@ from enginewire import v1 as pb
 
 # An engine that heeds an abort has ended by then; any other has its iterator closed.
 CANCEL_GRACE_SECONDS = 0.5
-MAX_UINT32 = 2**32 - 1
 
 
 class Progress:
@@ -44,9 +45,18 @@ class Progress:
                 self.open_choices.discard(choice.index)
 
     def take(self, output: pb.LLMEngineOutput) -> None:
-        """Count an output. Raises StepFailed for one that the contract does not allow."""
+        """Count an output. Raises EngineMistake for one that the contract does not allow."""
+        if not isinstance(output, pb.LLMEngineOutput):
+            raise EngineMistake(f"generate must yield LLMEngineOutput, got {type(output).__name__}")
         if output.index not in self.open_choices:
-            raise StepFailed(f"the engine sent an output of choice {output.index}, which is not open")
+            raise EngineMistake(f"an output of choice {output.index}, which has ended or was not asked for")
+        if output.first_output_position != (expected := self.positions[output.index]):
+            got = f"first_output_position {output.first_output_position}"
+            raise EngineMistake(
+                f"{got} of choice {output.index}, expected {expected}: it counts tokens from 0"
+            )
+        if not output.token_ids and not output.finish_reason:
+            raise EngineMistake("an output without token_ids, which only one with a finish_reason may be")
         self.positions[output.index] += len(output.token_ids)
         if output.finish_reason:
             self.open_choices.remove(output.index)
@@ -63,12 +73,7 @@ class Progress:
             )
 
     def _usage(self) -> pb.CompletionUsage:
-        completion_tokens = sum(self.positions.values())
-        return pb.CompletionUsage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=min(self.prompt_tokens + completion_tokens, MAX_UINT32),
-        )
+        return usage(self.prompt_tokens, sum(self.positions.values()))
 
 
 class IteratorDriver:
@@ -98,6 +103,16 @@ class IteratorDriver:
     def generate(self, request: pb.PreprocessedRequest, context: GenerateContext) -> AsyncIterator[Item]:
         """The engine's own iterator."""
         return self._engine.generate(request, context)
+
+    @property
+    def engine_name(self) -> str:
+        """The engine's; "" for one without."""
+        return self._engine.engine_name if isinstance(self._engine, NamedEngine) else ""
+
+    @property
+    def engine_version(self) -> str:
+        """The engine's; "" for one without."""
+        return self._engine.engine_version if isinstance(self._engine, NamedEngine) else ""
 
     @property
     def embedding_size(self) -> int:
@@ -183,7 +198,8 @@ class IteratorDriver:
                     return
         finally:
             await _close(outputs)
-        raise StepFailed("the engine's stream ended without a terminal output")
+        choices = ", ".join(map(str, sorted(progress.open_choices)))
+        raise EngineMistake(f"the stream ended, but choice {choices} had no output with a finish_reason")
 
     def _event(self, context: GenerateContext, event: pb.EngineEvent) -> None:
         if self._pending is not None and self._pending.outputs:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from engine_server.admission import RequestTable
+from engine_server.config_check import check_config
 from engine_server.engine_calls import answer_of, returned, returned_within
 from engine_server.failures import Draining, EngineDead, NotStarted, Stuck
 from engine_server.interface import MetricsContext, StepEngine
@@ -78,6 +79,7 @@ class Lifecycle:
         self._no_start_runs.clear()
         try:
             config = await answer_of("start", lambda: self.engine.start(worker_id))
+            check_config(config, self.engine)
             advertise(config)
             metrics = replace(self._metrics, model=config.served_model_name or config.model)
             bindings = await answer_of("setup_metrics", lambda: self.engine.setup_metrics(metrics))

@@ -6,13 +6,15 @@ Knows nothing about gRPC or about other requests.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from engine_server.delivery import Sink
 from engine_server.failures import EngineError
 from engine_server.interface import GenerateContext
+from engine_server.request_check import RequestCheck
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ class Live:
     """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
 
     `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
-    `asked_events` are the names of events that answer its annotations.
+    `asked_events` are the names of events that answer its annotations, `ended` the choices that have ended.
+    `check` is there when all that the engine sends is checked.
     """
 
     context: GenerateContext
@@ -37,6 +40,18 @@ class Live:
     hidden_choices: int = 0
     asked_events: frozenset[str] = frozenset()
     num_events: int = 0
+    check: RequestCheck | None = None
+    ended: set[int] = field(default_factory=set)
+    accepted_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def times(self) -> str:
+        """How long it waited and was computed, as far as its engine says when it began."""
+        began, now = self.context.running_since, time.monotonic()
+        if began is None:
+            return f"{now - self.accepted_at:.3f} s"
+        # A thread may begin with a request before the loop has noted that it is accepted.
+        return f"{max(began - self.accepted_at, 0.0):.3f} s in the queue, {now - began:.3f} s computed"
 
     def engine_event(self, event: pb.EngineEvent) -> None:
         """Pass on what the request asks for, until it has ended."""

@@ -19,17 +19,18 @@ import grpc
 
 from engine_server.adapters import AdapterTable
 from engine_server.admin_service import AdminServicer
-from engine_server.admission import QueueLimits, RequestTable
+from engine_server.admission import RequestTable
 from engine_server.config import ServerOptions
 from engine_server.delivery import BufferLimits
 from engine_server.discovery import DiscoveryServicer, Identity
 from engine_server.embedding_service import EmbeddingServicer
 from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
-from engine_server.interface import AdapterEngine, EmbeddingEngine, StepEngine
+from engine_server.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from engine_server.kv_service import KvServicer
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.metrics.requests import RequestMetrics
 from engine_server.metrics.table import CountingTable
+from engine_server.queue_limits import QueueLimits
 from engine_server.request_rules import effective_limits
 from engine_server.rpc import handlers
 from engine_server.servicer import EngineServicer
@@ -56,6 +57,8 @@ ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
 EMBEDDING_SERVICE = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
 SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE, EMBEDDING_SERVICE)
 
+OURS: Final = frozenset({"torch", "mocker"})
+
 EXIT_OK: Final = 0
 EXIT_START_FAILED: Final = 1
 EXIT_ENGINE_DEAD: Final = 70
@@ -72,9 +75,11 @@ class EngineServer:
 
     def __init__(self, engine: StepEngine, options: ServerOptions) -> None:
         self.options = options
+        named = engine if isinstance(engine, NamedEngine) else None
+        own_name = f"enginewire-{options.engine}" if options.engine in OURS else options.engine
         self.identity = Identity(
-            engine_name=f"enginewire-{options.engine}",
-            engine_version=__version__,
+            engine_name=(named and named.engine_name) or own_name,
+            engine_version=(named and named.engine_version) or __version__,
             instance_id=options.instance_id or secrets.token_hex(8),
             worker_id=secrets.randbits(63) if options.worker_id is None else options.worker_id,
             lifetime_id=secrets.token_hex(8),
@@ -306,9 +311,11 @@ def _request_table(options: ServerOptions, metrics: RequestMetrics | None = None
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None
+    checks = options.engine not in OURS if options.check_engine is None else options.check_engine
+    log_requests = options.log_requests
     if metrics is None:
-        return RequestTable(limits, log_requests=options.log_requests, adapters=adapters)
-    return CountingTable(limits, metrics, log_requests=options.log_requests, adapters=adapters)
+        return RequestTable(limits, log_requests=log_requests, adapters=adapters, check_engine=checks)
+    return CountingTable(limits, metrics, log_requests=log_requests, adapters=adapters, check_engine=checks)
 
 
 def _ranks_of(config: pb.EngineConfig) -> range:

@@ -42,8 +42,9 @@ async def an_engine_with_stop_strings_gets_them(ctx: ClientContext) -> None:
     """All fields about text at once."""
     there = await ctx.on(await ctx.stands.shared(stop_strings=True))
     scene = there.play(Say(["a"], text="a", finish=LENGTH))
-    fields = {"skip_special_tokens": False, "include_stop_str_in_output": True}
-    await there.start(scene, stop=["STOP", "END"], **fields).ok()
+    await there.start(
+        scene, stop=["STOP", "END"], skip_special_tokens=False, include_stop_str_in_output=True
+    ).ok()
     part = only_turn(scene).part
     expect_equal(
         list(part.stop_conditions.stop), ["STOP", "END"], "the stop strings did not reach the engine"

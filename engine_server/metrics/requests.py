@@ -132,7 +132,9 @@ class RequestMetrics:
         if last is not None:
             self.totals.between_tokens.observe((now - last) / num_tokens, num_tokens)
         elif times.first_token_at is None:
-            self.totals.take_first_token(times, now)
+            # An engine may know of it before the output that carries it.
+            notified_at = context.first_token_at
+            self.totals.take_first_token(times, now if notified_at is None else min(notified_at, now))
         times.last_token_at[index] = now
 
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine_server.adapters import AdapterTable
-from engine_server.admission import Accepted, Failed, QueueLimits, RequestTable
+from engine_server.admission import Accepted, Failed, RequestTable
 from engine_server.delivery import Sink
 from engine_server.embedding_work import EmbeddingWork
 from engine_server.failures import EngineError
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.live_request import Live
 from engine_server.metrics.requests import RequestMetrics
+from engine_server.queue_limits import QueueLimits
 from enginewire import v1 as pb
 
 
@@ -30,8 +31,9 @@ class CountingTable(RequestTable):
         *,
         log_requests: bool = False,
         adapters: AdapterTable | None = None,
+        check_engine: bool = False,
     ) -> None:
-        super().__init__(limits, log_requests=log_requests, adapters=adapters)
+        super().__init__(limits, log_requests=log_requests, adapters=adapters, check_engine=check_engine)
         self._metrics = metrics
 
     async def prepare(self, request: pb.GenerateRequest) -> None:
@@ -44,10 +46,9 @@ class CountingTable(RequestTable):
         with self._counting_refusals():
             return super().submit(request, sink, deadline)
 
-    def deliver(self, outputs: StepOutputs) -> None:
-        """As in the plain table."""
+    def _hand_out(self, outputs: StepOutputs) -> None:
         self._metrics.step(outputs)
-        super().deliver(outputs)
+        super()._hand_out(outputs)
 
     def _begin_embedding(
         self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from engine_server import remembered_ids
-from engine_server.admission import QueueLimits, RequestTable
+from engine_server import live_request, remembered_ids
+from engine_server.admission import RequestTable
 from engine_server.delivery import BufferLimits, RequestStream
 from engine_server.failures import (
     Cancelled,
@@ -24,6 +25,7 @@ from engine_server.failures import (
 )
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.mocker_engine import MockerEngine
+from engine_server.queue_limits import QueueLimits
 from enginewire import v1 as pb
 from tests.engine_server.serving import ask
 
@@ -343,11 +345,19 @@ async def test_a_request_stream_is_a_sink(table):
     assert [output.finish_reason async for output in stream.read()] == [pb.FINISH_REASON_EOS]
 
 
-def test_the_end_of_a_request_is_logged_with_counts_and_without_content(caplog):
+@pytest.mark.parametrize(
+    ("began", "times"), [(None, "4.500 s"), (101.0, "1.000 s in the queue, 3.500 s computed")]
+)
+def test_the_end_of_a_request_is_logged_with_counts_and_times_and_without_content(
+    caplog, monkeypatch, began, times
+):
+    monkeypatch.setattr(live_request, "time", SimpleNamespace(monotonic=lambda: 104.5))
     table = Table()
     table.requests = RequestTable(LIMITS, log_requests=True)
     table.engine = ManualEngine(table.requests)
     table.requests.open(table.engine, CONFIG)
     with caplog.at_level("INFO"):
-        table.engine.finish(table.submit("logged"))
-    assert caplog.messages == ["request logged ended: FINISH_REASON_EOS, 0 + 0 tokens"]
+        context = table.submit("logged")
+        context.sink.accepted_at, context.running_since = 100.0, began
+        table.engine.finish(context)
+    assert caplog.messages == [f"request logged ended: FINISH_REASON_EOS, 0 + 0 tokens, {times}"]

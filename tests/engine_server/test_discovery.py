@@ -23,6 +23,11 @@ class EngineWithTokenizer(MockerEngine):
         super().__init__()
         self._tokenizer = tokenizer
 
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        config = await super().start(worker_id)
+        config.capabilities.tokenizer = self._tokenizer is not None
+        return config
+
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
@@ -116,7 +121,8 @@ async def test_who_has_the_tokenizer_gets_the_manifest_alone(engine_server):
 
 
 async def test_no_tokenizer_is_not_found(engine_server):
-    serving = await engine_server(EngineWithTokenizer(None))
+    engine = EngineWithTokenizer(None)
+    serving = await engine_server(engine)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read_tokenizer(serving)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND

@@ -35,6 +35,12 @@ async def test_the_documented_engine_counts_down(engine_server):
     assert answer.finishes() == {0: pb.FINISH_REASON_LENGTH}
 
 
+async def test_the_documented_engine_has_a_name_of_its_own(engine_server):
+    serving = await engine_server(engine=IteratorDriver(documented_engine()))
+    info = await serving.discovery.GetEngineInfo(pb.GetEngineInfoRequest())
+    assert (info.engine_name, info.engine_version) == ("countdown", "1.0")
+
+
 async def test_its_metrics_are_exported_as_documented(engine_server):
     engine = documented_engine()
     method = re.findall(r"```python\n(    async def setup_metrics.*?)```", PAGE.read_text(), re.DOTALL)[-1]

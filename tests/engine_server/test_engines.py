@@ -53,7 +53,7 @@ def test_an_engine_that_streams_is_driven():
 @pytest.mark.parametrize(
     ("engine", "message"),
     [
-        (f"{HERE}:Neither", "not an LLMEngine"),
+        (f"{HERE}:Neither", "no method start, generate, abort"),
         (f"{HERE}:Nothing", "has no Nothing"),
         (f"{HERE}:refuses", "a weight is missing"),
         ("no_such_module:Engine", "no module named no_such_module"),

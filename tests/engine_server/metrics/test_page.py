@@ -11,7 +11,6 @@ from hypothesis import given, settings, strategies as st
 from prometheus_client.exposition import generate_latest
 
 from engine_server.adapters import AdapterTable
-from engine_server.admission import QueueLimits
 from engine_server.interface import GenerateContext
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.live_request import Discard
@@ -19,6 +18,7 @@ from engine_server.metrics.exporter import MetricsExporter
 from engine_server.metrics.table import CountingTable
 from engine_server.mocker_engine import MockerEngine
 from engine_server.mocker_options import MockerOptions
+from engine_server.queue_limits import QueueLimits
 from enginewire import v1 as pb
 from tests.engine_server.metrics.scraping import Scrape, documented
 from tests.engine_server.serving import ask
@@ -51,7 +51,7 @@ class Ranked(MockerEngine):
 
     def load(self) -> pb.Load:
         busy = pb.RankLoad(dp_rank=5, running=2, waiting=1, kv_blocks_used=1, kv_blocks_total=4)
-        return pb.Load(ranks=[pb.RankLoad(dp_rank=4), busy])
+        return pb.Load(ranks=[pb.RankLoad(dp_rank=4), busy], kv_blocks_total=super().load().kv_blocks_total)
 
 
 async def test_every_name_and_kind_is_documented_and_nothing_else(tmp_path):
@@ -123,7 +123,7 @@ class Loaded(MockerEngine):
 
 
 async def test_every_number_is_shown_under_its_own_name():
-    shown = Shown(Loaded(MockerOptions(block_size=4, num_kv_blocks=30)))
+    shown = Shown(Loaded(MockerOptions(block_size=4, num_kv_blocks=8)))
     await shown.start()
     totals = shown.exporter.requests.totals
     for number, field in enumerate(COUNTS.values(), 20):
@@ -141,7 +141,7 @@ async def test_every_number_is_shown_under_its_own_name():
     assert scrape("vllm:request_success_total", finished_reason="length") == 60
     assert scrape("enginewire:request_failures_total", reason="internal") == 61
     assert scrape("vllm:admission_rejections_total", reason="internal") == 62
-    cache = {"block_size": "4", "num_gpu_blocks": "30", "enable_prefix_caching": "False"}
+    cache = {"block_size": "4", "num_gpu_blocks": "8", "enable_prefix_caching": "False"}
     assert scrape("vllm:cache_config_info", **cache) == 1
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from engine_server.admission import QueueLimits
 from engine_server.failures import Cancelled, EngineDead, EngineError, StepFailed
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.live_request import Discard
 from engine_server.metrics.requests import RequestMetrics
 from engine_server.metrics.table import CountingTable
+from engine_server.queue_limits import QueueLimits
 from enginewire import v1 as pb
 from enginewire.histogram import BETWEEN_TOKENS_SECONDS, Histogram
 from tests.engine_server.serving import ask
@@ -300,3 +300,15 @@ class AnyLife(RuleBasedStateMachine):
 
 AnyLife.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
 TestAnyLife = AnyLife.TestCase
+
+
+def test_a_first_token_that_was_noted_before_it_came_counts_from_then(monkeypatch):
+    now = 100.0
+    metrics = RequestMetrics(lambda: now)
+    context = GenerateContext("r")
+    metrics.accepted(context, pb.PreprocessedRequest(token_ids=[1]))
+    monkeypatch.setattr("engine_server.interface.time.monotonic", lambda: 102.0)
+    context.notify_first_token()
+    now = 107.0
+    metrics.step(StepOutputs(1, [context], [0], [0], [5]))
+    assert metrics.totals.first_token.sum == 2.0
