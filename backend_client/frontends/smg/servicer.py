@@ -145,11 +145,10 @@ class SmgServicer:
     async def GetTokenizer(self, asked: common.GetTokenizerRequest, call: AnyCall) -> None:
         """The tokenizer's files in one archive."""
         try:
-            files = await self._tokenizer_files()
+            for chunk in tokenizer_chunks(await self._tokenizer_files()):
+                await write(call, chunk, self._slow_consumer_timeout)
         except RequestFailed as error:
             await refuse(call, error)
-        for chunk in tokenizer_chunks(files):
-            await call.write(chunk)
 
     async def _config(self, call: AnyCall) -> pb.EngineConfig:
         try:
