@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,14 +21,13 @@ from backend_client.config import ServeOptions
 from backend_client.failure import DETAILS_KEY, RequestFailed, failed
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
+from backend_client.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import InvalidPrompt
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -46,7 +45,7 @@ class BackendServicer:
         self,
         backend: TextBackend,
         default_timeout: float | None = None,
-        slow_consumer_timeout: float | None = None,
+        slow_consumer_timeout: float = DEFAULT_PATIENCE_SECONDS,
     ) -> None:
         """In seconds: `default_timeout` is for callers without a deadline, the other for those who stall."""
         self._backend = backend
@@ -72,21 +71,22 @@ class BackendServicer:
             await refuse(call, internal(error))
 
     async def _generate(self, asked: pb.BackendServiceGenerateRequest, call: Call) -> None:
-        """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
+        """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance or not read."""
         tracker = RequestTracker()
         failure: Failure | None = None
-        items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
-        async with aclosing(items):
-            async for item in items:
-                if item.error is None:
-                    await write(call, _serialized(item), self._slow_consumer_timeout)
-                else:
-                    failure = item.error
-        # Only the end of the iteration tells whether the engine had accepted the request.
-        if failure is not None and not tracker.engine_lifetime_id:
-            raise RequestFailed(failure)
-        if failure is not None:
-            await write(call, _serialized(Annotated(error=failure)), self._slow_consumer_timeout)
+        async with patient(call, self._slow_consumer_timeout) as caller:
+            items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
+            async with aclosing(items):
+                async for item in items:
+                    if item.error is None:
+                        await caller.write(_serialized(item))
+                    else:
+                        failure = item.error
+            # Only the end of the iteration tells whether the engine had accepted the request.
+            if failure is not None and not tracker.engine_lifetime_id:
+                raise RequestFailed(failure)
+            if failure is not None:
+                await caller.write(_serialized(Annotated(error=failure)))
 
     def _timeout(self, call: Call) -> float | None:
         remaining = call.time_remaining()
@@ -176,19 +176,6 @@ def internal(error: Exception) -> RequestFailed:
     error_id = secrets.token_hex(6)
     log.error("unexpected failure %s", error_id, exc_info=error)
     return failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, f"internal error {error_id}")
-
-
-async def write(call: grpc.aio.ServicerContext[Any, T], message: T, patience: float | None) -> None:
-    """Send a message. Raises RequestFailed when the caller has taken nothing for `patience` seconds."""
-    try:
-        async with asyncio.timeout(patience):
-            await call.write(message)
-    except TimeoutError as error:
-        raise failed(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            pb.ERROR_REASON_SLOW_CONSUMER,
-            f"the caller took nothing for {patience:g} s",
-        ) from error
 
 
 async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:

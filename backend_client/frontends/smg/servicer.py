@@ -20,7 +20,8 @@ from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vl
 
 from backend_client.annotated import BackendOutput
 from backend_client.failure import RequestFailed, failed
-from backend_client.frontends.grpc_service import AnyCall, internal, invalid, refuse, write
+from backend_client.frontends.grpc_service import AnyCall, internal, invalid, refuse
+from backend_client.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from backend_client.frontends.smg.answer import Answer
 from backend_client.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
 from backend_client.frontends.smg.request import to_backend
@@ -44,7 +45,7 @@ class SmgServicer:
         backend: TextBackend,
         timeout: float | None,
         folder: Path | None,
-        slow_consumer_timeout: float | None = None,
+        slow_consumer_timeout: float = DEFAULT_PATIENCE_SECONDS,
     ) -> None:
         """In seconds: `timeout` is for callers without a deadline, the other for those who stall."""
         self._backend = backend
@@ -98,13 +99,13 @@ class SmgServicer:
         await call.send_initial_metadata(())
         answer = Answer(len(request.request.token_ids), is_stream=asked.stream)
         items = self._backend.generate(request, timeout=self._timeout(call))
-        async with aclosing(items):
+        async with patient(call, self._slow_consumer_timeout) as caller, aclosing(items):
             async for item in items:
                 if item.error is not None:
                     raise RequestFailed(item.error)
                 if item.data is not None:
                     for response in answer.responses(checked(item.data)):
-                        await write(call, response, self._slow_consumer_timeout)
+                        await caller.write(response)
 
     def _timeout(self, call: AnyCall) -> float | None:
         remaining = call.time_remaining()
@@ -145,8 +146,10 @@ class SmgServicer:
     async def GetTokenizer(self, asked: common.GetTokenizerRequest, call: AnyCall) -> None:
         """The tokenizer's files in one archive."""
         try:
-            for chunk in tokenizer_chunks(await self._tokenizer_files()):
-                await write(call, chunk, self._slow_consumer_timeout)
+            files = await self._tokenizer_files()
+            async with patient(call, self._slow_consumer_timeout) as caller:
+                for chunk in tokenizer_chunks(files):
+                    await caller.write(chunk)
         except RequestFailed as error:
             await refuse(call, error)
 
