@@ -1,18 +1,19 @@
-"""The gRPC channel to an engine: sizes, pings and reconnects, by where the engine is."""
+"""The gRPC channel to an engine: sizes, reconnects, and pings as often as the engine bears them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import grpc
 
 from enginewire.addresses import is_loopback
+from enginewire.trusted_paths import check_socket
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnect soon: the engine is on this machine or near.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -27,18 +28,33 @@ SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 SOCKET_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
-    """Connects when it is first used. `target` is any gRPC name, such as unix:/run/engine.sock."""
+# Of an engine on this machine a long silence means more than of one behind a network. Milliseconds.
+NEAR: Final = (2_000, 2_000)
+FAR: Final = (10_000, 5_000)
+# What servers of every gRPC library bear that say nothing else, while a call is open. More often is a
+# strike, and the third one ends the connection with all that is on it.
+UNSAID_INTERVAL_MS: Final = 300_000
+MAX_ARGUMENT: Final = 2**31 - 1
+
+
+def open_channel(target: str, min_ping_interval_ms: int | None = None) -> grpc.aio.Channel:
+    """Connects when it is first used. `target` is any gRPC name, such as unix:/run/engine.sock.
+
+    `min_ping_interval_ms`: what the engine says it bears, None while it has said nothing.
+    """
     socket = SOCKET_OPTIONS if target.startswith(SOCKET_SCHEMES) else ()
-    return grpc.aio.insecure_channel(target, options=(*OPTIONS, *keepalive(target), *socket))
+    return grpc.aio.insecure_channel(
+        target, options=(*OPTIONS, *keepalive(target, min_ping_interval_ms), *socket)
+    )
 
 
-def keepalive(target: str) -> tuple[tuple[str, int], ...]:
-    """A wedged engine is noticed within seconds on this machine; elsewhere as often as every server bears."""
-    silence, answer = (2_000, 2_000) if is_on_this_machine(target) else (10_000, 5_000)
+def keepalive(target: str, min_ping_interval_ms: int | None) -> tuple[tuple[str, int], ...]:
+    """A wedged engine is noticed within seconds, if it says that it bears to be asked so often."""
+    silence, answer = NEAR if is_on_this_machine(target) else FAR
+    borne = UNSAID_INTERVAL_MS if min_ping_interval_ms is None else min_ping_interval_ms
     # Without ping_timeout it would take a minute.
     return (
-        ("grpc.keepalive_time_ms", silence),
+        ("grpc.keepalive_time_ms", min(max(silence, borne), MAX_ARGUMENT)),
         ("grpc.keepalive_timeout_ms", answer),
         ("grpc.http2.ping_timeout_ms", answer),
     )
@@ -50,3 +66,10 @@ def is_on_this_machine(target: str) -> bool:
         return True
     host, _, _ = target.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").rpartition(":")
     return is_loopback(host.removeprefix("ipv6:").strip("[]"))
+
+
+def check_owner(target: str, owner: int | None = None) -> None:
+    """Raise UntrustedPath for a Unix socket that somebody else than this user, root or `owner` has made."""
+    scheme, _, path = target.partition(":")
+    if scheme == "unix":
+        check_socket(Path(path.removeprefix("//")), owner)

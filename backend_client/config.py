@@ -16,6 +16,7 @@ from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.trusted_paths import user_id
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -39,6 +40,9 @@ class BackendOptions:
         " several for several engines of the same model",
         heading="engine",
     )
+    socket_owner: str = option(
+        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
+    )
     prefill_target: tuple[str, ...] = option(
         (),
         "an engine of --role prefill that computes the prompts for targets of --role decode; of several"
@@ -53,7 +57,8 @@ class BackendOptions:
     )
     multiplexed: bool = option(True, "send all requests over one stream when the engine can")
     validate_engine_decode: bool = option(
-        False, "check text that the engine decoded itself against our own decoding"
+        False,
+        "always decode here, and warn of an engine whose text or finish reason is not that of its tokens",
     )
     connect_timeout: float = option(
         60.0,
@@ -65,6 +70,20 @@ class BackendOptions:
     timeout: float | None = option(
         None, "how long a request may take; forever when not set", unit="s", at_least=0
     )
+    first_token_timeout: float = option(
+        3600.0,
+        "how long an engine may say nothing about a request before its first token, waiting in the queue"
+        " included, until it is taken to have forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
+    token_timeout: float = option(
+        600.0,
+        "how long an engine may say nothing about an answer that has begun, until it is taken to have"
+        " forgotten it; 0 is for ever",
+        unit="s",
+        at_least=0,
+    )
     replay: bool = option(
         True, "send a request again, or go on with its answer, when its engine is lost or refuses it for now"
     )
@@ -72,6 +91,7 @@ class BackendOptions:
 
     def __post_init__(self) -> None:
         check_command(self.launch)
+        user_id(self.socket_owner)
 
     @property
     def launch_command(self) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
@@ -16,17 +15,20 @@ from typing import Final, Self
 
 import grpc
 
-from backend_client.channel import MAX_MESSAGE_BYTES, open_channel
+from backend_client.channel import MAX_MESSAGE_BYTES, check_owner, open_channel
 from backend_client.engine_rpc import EngineRpc, GenerateCall, parsed
-from backend_client.engine_stream import EngineStream
-from backend_client.failure import RequestFailed, failed, from_rpc_error, violation
+from backend_client.engine_stream import PATIENCE, EngineStream, Patience
+from backend_client.failure import RequestFailed, failed, from_stream_error
 from backend_client.multiplexed import MultiplexedConnection
+from backend_client.offered_tokenizer import received
 from enginewire import v1 as pb
+from enginewire.trusted_paths import UntrustedPath
 
-MAX_TOKENIZER_BYTES: Final = 256 << 20
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1
+NO_NEWS_SECONDS: Final = 1.0
 ABORT_SECONDS: Final = 2.0
+INFO_SECONDS: Final = 5.0
 # How a server, or what guards it, refuses what is an operator's.
 KEPT_FROM_US: Final = (
     grpc.StatusCode.UNIMPLEMENTED,
@@ -40,12 +42,27 @@ DEADLINE_SLACK_SECONDS: Final = 0.5
 class EngineClient:
     """One engine. Create and use it on one event loop. Timeouts in seconds."""
 
-    def __init__(self, target: str, *, multiplexed: bool = True) -> None:
-        """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate."""
+    def __init__(
+        self,
+        target: str,
+        *,
+        multiplexed: bool = True,
+        patience: Patience = PATIENCE,
+        socket_owner: int | None = None,
+    ) -> None:
+        """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate.
+
+        A Unix socket is this user's, root's or that of the user `socket_owner`, or nothing is sent there.
+        """
         self.target = target
-        self._channel = open_channel(target)
+        self._socket_owner = socket_owner
+        # Until the engine has said how often it bears pings there are next to none.
+        self._first = open_channel(target)
+        self._channel = self._first
+        self._ping_interval_ms: int | None = None
         self._rpc = EngineRpc(self._channel)
         self._wants_multiplexed = multiplexed
+        self._patience = patience
         self._connection: MultiplexedConnection | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -62,7 +79,7 @@ class EngineClient:
     async def wait_ready(self, timeout: float) -> pb.GetEngineInfoResponse:
         """The engine's facts once it accepts requests. Raises RequestFailed after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        self._info = None
+        self._info = last = None
         while True:
             left = max(SHORTEST_WAIT_SECONDS, deadline - time.monotonic())
             try:
@@ -71,9 +88,14 @@ class EngineClient:
                     return await self.info(timeout=left)
                 last = self._not_ready(load.state)
             except RequestFailed as failure:
-                last = failure
+                if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    # What little time was left for another look says nothing new.
+                    if last is not None and left < NO_NEWS_SECONDS:
+                        raise last from failure
+                    raise self._no_answer(timeout, last) from failure
                 if not failure.retryable:
                     raise
+                last = failure
             if time.monotonic() >= deadline:
                 raise last
             await asyncio.sleep(POLL_SECONDS)
@@ -86,13 +108,32 @@ class EngineClient:
         if self._connection is not None and self._connection.is_dead:
             self._connection = self._info = None
         if self._info is None:
+            self._check_socket()
             info = await self._rpc.info(timeout)
             _check_revision(info)
+            await self._ping_as_borne(info.config.limits)
             self._info = info
         return self._info
 
+    def forget(self) -> None:
+        """It is another life of the engine that answers now: ask again who it is."""
+        self._info = None
+
+    async def _ping_as_borne(self, limits: pb.Limits) -> None:
+        """Go on over a channel whose pings this life of the engine bears."""
+        borne = limits.min_keepalive_interval_ms if limits.HasField("min_keepalive_interval_ms") else None
+        if borne == self._ping_interval_ms:
+            return
+        before, self._ping_interval_ms = self._channel, borne
+        self._channel = self._first if borne is None else open_channel(self.target, borne)
+        self._rpc = EngineRpc(self._channel)
+        # The first one may be watched; one between was the way to an engine that is gone.
+        if before is not self._first:
+            await before.close()
+
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
+        self._check_socket()
         return await self._rpc.load(timeout)
 
     async def adapters(self, timeout: float | None = None) -> Sequence[pb.Adapter]:
@@ -106,25 +147,28 @@ class EngineClient:
                 raise
             return []
 
-    def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
+    async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
         """The load now and after every change, until the engine ends that. Raises RequestFailed."""
-        return self._rpc.watch_load(min_interval_ms)
+        while True:
+            self._check_socket()
+            rpc = self._rpc
+            async with contextlib.aclosing(rpc.watch_load(min_interval_ms)) as loads:
+                async for load in loads:
+                    yield load
+                    if load.state == pb.ENGINE_STATE_READY and await self._has_moved(rpc):
+                        break
+                else:
+                    return
+
+    async def _has_moved(self, rpc: EngineRpc) -> bool:
+        """The engine is up and can say what it bears, and that led to another channel."""
+        with contextlib.suppress(RequestFailed):
+            await self.info(INFO_SECONDS)
+        return rpc is not self._rpc
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer the engine offers, checked against its manifest. Raises RequestFailed."""
-        manifest = pb.TokenizerManifest()
-        files: dict[str, bytearray] = {}
-        room = 0
-        async for response in self._rpc.tokenizer():
-            if response.HasField("manifest"):
-                manifest = response.manifest
-                room = _size(manifest)
-            else:
-                room -= len(response.chunk.data)
-                if room < 0:
-                    raise violation("a tokenizer larger than its manifest says")
-                files.setdefault(response.chunk.name, bytearray()).extend(response.chunk.data)
-        return {file.name: _checked(file, files.get(file.name, b"")) for file in manifest.files}
+        return await received(self._rpc.tokenizer())
 
     async def submit(
         self,
@@ -142,6 +186,7 @@ class EngineClient:
         is_multiplexed = self._wants_multiplexed and config.capabilities.multiplexed
         submit = self._multiplexed(config.limits).submit if is_multiplexed else self._generate
         stream = submit(request, timeout, metadata or {})
+        stream.listen(self._patience)
         if timeout is not None:
             stream.expire_after(timeout + DEADLINE_SLACK_SECONDS)
         return stream
@@ -159,7 +204,8 @@ class EngineClient:
             code, reason = grpc.StatusCode.UNIMPLEMENTED, pb.ERROR_REASON_UNSUPPORTED
             raise failed(code, reason, "this engine has no embeddings")
         try:
-            return await self._rpc.embed(request, timeout, metadata or {})
+            longest = self._patience.first_token or None
+            return await self._rpc.embed(request, longest if timeout is None else timeout, metadata or {})
         except RequestFailed as failure:
             if failure.code is grpc.StatusCode.UNAVAILABLE:
                 self._info = None
@@ -185,6 +231,7 @@ class EngineClient:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self._channel.close()
+        await self._first.close()
 
     async def _abort_quietly(self, request_id: str, reason: str) -> None:
         with contextlib.suppress(RequestFailed, TimeoutError):
@@ -198,6 +245,22 @@ class EngineClient:
             pb.ERROR_REASON_NOT_STARTED,
             f"{self.target}: {name}",
             retryable=True,
+        )
+
+    def _check_socket(self) -> None:
+        """Before whatever comes first, after a lost connection too: prompts may follow it."""
+        try:
+            check_owner(self.target, self._socket_owner)
+        except UntrustedPath as error:
+            hint = "--socket-owner names another user who may own it"
+            code, reason = grpc.StatusCode.PERMISSION_DENIED, pb.ERROR_REASON_AUTH
+            raise failed(code, reason, f"{self.target}: {error}; {hint}") from error
+
+    def _no_answer(self, seconds: float, before: RequestFailed | None) -> RequestFailed:
+        return failed(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            pb.ERROR_REASON_DEADLINE_EXCEEDED,
+            f"{self.target}: no answer within {seconds:g} s" + (f"; before that: {before}" if before else ""),
         )
 
     def _multiplexed(self, limits: pb.Limits) -> MultiplexedConnection:
@@ -227,8 +290,8 @@ class EngineClient:
                 _take(parsed(pb.GenerateResponse, data), stream)
             failure = None
         except grpc.aio.AioRpcError as error:
-            failure = from_rpc_error(error, is_accepted=has_answered)
-            if failure.code is grpc.StatusCode.UNAVAILABLE:
+            failure = from_stream_error(error, is_accepted=has_answered)
+            if failure.code is grpc.StatusCode.UNAVAILABLE or failure.reason == pb.ERROR_REASON_ENGINE_DEAD:
                 self._info = None
         except RequestFailed as error:
             failure = error
@@ -247,6 +310,10 @@ def _take(response: pb.GenerateResponse, stream: EngineStream) -> None:
         stream.accepted = pb.Accepted(
             engine_lifetime_id=response.engine_lifetime_id, request_id=response.request_id
         )
+    if response.HasField("engine_event"):
+        stream.event(response.engine_event)
+        stream.wake()
+        return
     output = response.output
     # The same split as in a frame: an output that is only tokens travels as tokens.
     if all(field.name in PLAIN_FIELDS for field, _ in output.ListFields()):
@@ -277,21 +344,3 @@ def _check_revision(info: pb.GetEngineInfoResponse) -> None:
         f"contract revision {pb.CONTRACT_REVISION}, the engine needs "
         f"{info.minimum_client_revision}..{info.maximum_client_revision}",
     )
-
-
-def _size(manifest: pb.TokenizerManifest) -> int:
-    """Bytes of all files. Raises RequestFailed for more than a tokenizer can have."""
-    total = sum(file.size for file in manifest.files)
-    if total > MAX_TOKENIZER_BYTES:
-        raise failed(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            pb.ERROR_REASON_TOO_LARGE,
-            f"the engine's tokenizer has {total} bytes, allowed {MAX_TOKENIZER_BYTES}",
-        )
-    return total
-
-
-def _checked(file: pb.TokenizerFile, data: bytes | bytearray) -> bytes:
-    if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise violation(f"the tokenizer file {file.name} differs from its manifest")
-    return bytes(data)

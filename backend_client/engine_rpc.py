@@ -6,7 +6,7 @@ nothing about what the messages mean.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Final, TypeVar
 
 import grpc
@@ -43,15 +43,18 @@ class EngineRpc:
         method = f"{DISCOVERY}GetLoad"
         return (await self._unary(method, pb.GetLoadRequest(), pb.GetLoadResponse, timeout)).load
 
-    async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
+    async def watch_load(self, min_interval_ms: int) -> AsyncGenerator[pb.Load, None]:
         """WatchLoad, until the engine ends it."""
         method = self._channel.unary_stream(f"{DISCOVERY}WatchLoad", as_is, as_is)
         request = pb.WatchLoadRequest(min_interval_ms=min_interval_ms)
+        call = method(request.SerializeToString())
         try:
-            async for data in method(request.SerializeToString()):
+            async for data in call:
                 yield parsed(pb.WatchLoadResponse, data).load
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
 
     async def abort(self, request: pb.AbortRequest, timeout: float | None = None) -> pb.AbortResponse:
         """Abort."""

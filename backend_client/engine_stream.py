@@ -14,30 +14,58 @@ from typing import Final
 
 import grpc
 
-from backend_client.failure import Failure, RequestFailed, failed
+from backend_client.failure import Failure, RequestFailed, failed, violation
 from enginewire import v1 as pb
 
 # A consumer this many tokens behind is not coming back: nothing but a bug or a stall gets there.
 MAX_WAITING_TOKENS: Final = 1 << 18
 # Log-probabilities and other data count as tokens too: about what an int in a list takes.
 BYTES_PER_TOKEN: Final = 32
+# What the contract allows an engine to tell a request beside its outputs.
+MAX_EVENTS: Final = 1024
+MAX_EVENT_BYTES: Final = 65_536
 # Log-probabilities of a long prompt are heavier than anything else and say nothing about the consumer.
 HEAVY_OUTPUTS: Final = 8
+# How often to look whether an engine has said something, within the shortest time that it may be silent.
+LOOKS: Final = 8
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Consecutive tokens of one choice; with `output`, that message's tokens and everything beside them."""
+    """Consecutive tokens of one choice; with `output`, that message's tokens and everything beside them.
+
+    With `event` it is that and nothing else.
+    """
 
     index: int
     first_output_position: int
     token_ids: list[int]
     output: pb.LLMEngineOutput | None = None
+    event: pb.EngineEvent | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but tokens."""
+        return self.output is None and self.event is None
 
     @property
     def is_cancelled(self) -> bool:
         """The choice ended because somebody, perhaps a drain, had it ended."""
         return self.output is not None and self.output.finish_reason == pb.FINISH_REASON_CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an engine may say nothing about a request, in seconds; 0 is for ever.
+
+    `first_token` has the queue and the prompt in it, `token` is for an answer that has begun.
+    """
+
+    first_token: float = 3600.0
+    token: float = 600.0
+
+
+PATIENCE: Final = Patience()
 
 
 Take = Callable[[int, int, list[int], float], bool]
@@ -52,14 +80,19 @@ class EngineStream:
 
     __slots__ = (
         "_chunks",
+        "_heard_at",
         "_last",
+        "_listener",
         "_max_waiting_tokens",
+        "_num_events",
+        "_num_heard",
         "_on_abort",
         "_take",
         "_timer",
         "_waiter",
         "_waiting_tokens",
         "accepted",
+        "answered",
         "ended",
         "failure",
         "has_cancelled",
@@ -80,6 +113,9 @@ class EngineStream:
         self.failure: Failure | None = None
         # An output has said that a choice was cancelled.
         self.has_cancelled = False
+        # Annotations that have had an event, by their keys.
+        self.answered: frozenset[str] = frozenset()
+        self._num_events = 0
         # Set by the reader when a wake-up is due, so that each frame wakes a consumer at most once.
         self.is_woken = False
         self._chunks: list[Chunk] = []
@@ -90,6 +126,9 @@ class EngineStream:
         # A bare future instead of an Event: waking is most of what a token costs.
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._listener: asyncio.TimerHandle | None = None
+        self._num_heard = 0
+        self._heard_at = 0.0
         self._on_abort = on_abort
         self._max_waiting_tokens = max_waiting_tokens
 
@@ -100,6 +139,7 @@ class EngineStream:
 
         With `arrived_at`, what can be taken without waking the consumer does not wait.
         """
+        self._num_heard += 1
         # As long as the consumer waits, chunks weigh something.
         if arrived_at is not None and self._take is not None and not self._waiting_tokens:
             if self._take(index, position, token_ids, arrived_at):
@@ -126,6 +166,7 @@ class EngineStream:
     def output(self, output: pb.LLMEngineOutput) -> None:
         """An output that is more than token ids."""
         self._last = None
+        self._num_heard += 1
         self.has_cancelled |= output.finish_reason == pb.FINISH_REASON_CANCELLED
         token_ids = list(output.token_ids)
         self._chunks.append(Chunk(output.index, output.first_output_position, token_ids, output))
@@ -134,13 +175,54 @@ class EngineStream:
         if self._waiting_tokens > self._max_waiting_tokens:
             self._give_up()
 
+    def event(self, event: pb.EngineEvent) -> None:
+        """What the engine tells beside its outputs, in its place among them."""
+        size = event.ByteSize()
+        self._num_events += 1
+        if self._num_events > MAX_EVENTS or size > MAX_EVENT_BYTES:
+            which = f"event {self._num_events} of {size} bytes, allowed are {MAX_EVENTS} of {MAX_EVENT_BYTES}"
+            self.abort("protocol violation", violation(which).failure)
+            return
+        self.answered |= {event.event}
+        self._last = None
+        self._chunks.append(Chunk(0, 0, [], event=event))
+        self._waiting_tokens += 1 + size // BYTES_PER_TOKEN
+        if self._waiting_tokens > self._max_waiting_tokens:
+            self._give_up()
+
     def end(self, failure: Failure | None = None) -> None:
         """Nothing follows."""
         if not self.ended:
             self.ended = True
             self.failure = failure
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._listener):
+                if timer is not None:
+                    timer.cancel()
+
+    def listen(self, patience: Patience) -> None:
+        """Give up on an engine that has forgotten the request: its keepalive is answered all the same."""
+        limits = [limit for limit in (patience.first_token, patience.token) if limit]
+        if limits:
+            self._heard_at = time.monotonic()
+            self._listen(patience, min(limits) / LOOKS, self._num_heard)
+
+    def _listen(self, patience: Patience, pause: float, num_heard: int) -> None:
+        # Looking now and then costs tokens no more than to be counted.
+        now = time.monotonic()
+        if self._num_heard != num_heard:
+            self._heard_at = now
+        limit = patience.token if self._num_heard else patience.first_token
+        if limit and now - self._heard_at >= limit:
+            self._forgotten(limit)
+            return
+        loop = asyncio.get_running_loop()
+        self._listener = loop.call_later(pause, self._listen, patience, pause, self._num_heard)
+
+    def _forgotten(self, seconds: float) -> None:
+        code, reason = grpc.StatusCode.UNAVAILABLE.value[0], pb.ERROR_REASON_STREAM_INCOMPLETE
+        message = f"the engine has sent nothing about the request for {seconds:g} s"
+        self.abort(message, Failure(code, reason, message, retryable=True))
+        self.wake()
 
     def expire_after(self, seconds: float) -> None:
         """Give up on an engine that has not ended the stream by then."""
@@ -169,7 +251,7 @@ class EngineStream:
         self._waiting_tokens = 0
         now = time.monotonic()
         for place, chunk in enumerate(chunks):
-            if chunk.output is None:
+            if chunk.is_plain:
                 if take(chunk.index, chunk.first_output_position, chunk.token_ids, now):
                     continue
                 chunk.first_output_position += len(chunk.token_ids)

@@ -6,8 +6,10 @@ about streams or text.
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import grpc
@@ -17,7 +19,10 @@ from google.protobuf.message import DecodeError
 
 from enginewire import v1 as pb
 
+log = logging.getLogger(__name__)
+
 DETAILS_KEY: Final = "grpc-status-details-bin"
+ERROR_ID: Final = "error_id"
 # The contract promises less than 4 KiB for a whole status.
 MAX_MESSAGE_CHARS: Final = 4096
 
@@ -36,6 +41,8 @@ REASON_OF_CODE: Final = {
     grpc.StatusCode.UNAUTHENTICATED: pb.ERROR_REASON_AUTH,
     grpc.StatusCode.PERMISSION_DENIED: pb.ERROR_REASON_AUTH,
 }
+# gRPC's own words for bytes that are no HTTP/2, and for a stream that was reset. An engine gives its reason.
+CODES_OF_BROKEN_STREAMS: Final = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL})
 CODE_NUMBERS: Final = {code.value[0]: code for code in grpc.StatusCode}
 KNOWN_REASONS: Final = frozenset(pb.ErrorReason.values()) - {pb.ERROR_REASON_UNSPECIFIED}
 
@@ -44,7 +51,8 @@ KNOWN_REASONS: Final = frozenset(pb.ErrorReason.values()) - {pb.ERROR_REASON_UNS
 class Failure:
     """Why a request failed. `code` is a gRPC status code, `retry_after` in seconds.
 
-    `field` is the path of what is at fault below the request, "" when no single field is.
+    `field` is the path of what is at fault below the request, "" when no single field is. An internal failure
+    has an `error_id`, under which the log of whoever failed has more.
     """
 
     code: int
@@ -53,12 +61,15 @@ class Failure:
     retryable: bool = False
     field: str = ""
     retry_after: float | None = None
+    error_id: str = ""
 
     def to_proto(self) -> pb.Status:
         """A status with everything else in its ErrorDetail."""
         detail = pb.ErrorDetail(reason=self.reason, field=self.field, retryable=self.retryable)
         if self.retry_after is not None:
             detail.retry_after.CopyFrom(duration(self.retry_after))
+        if self.error_id:
+            detail.metadata[ERROR_ID] = self.error_id
         status = pb.Status(code=self.code, message=self.message)
         status.details.add().Pack(detail)
         return status
@@ -79,6 +90,7 @@ class Failure:
             detail.retryable,
             one_line(detail.field),
             max(0.0, detail.retry_after.ToNanoseconds() / 1e9) if detail.HasField("retry_after") else None,
+            one_line(detail.metadata[ERROR_ID]),
         )
 
 
@@ -122,6 +134,15 @@ def failed(
     return RequestFailed(Failure(code.value[0], reason, message, retryable, field))
 
 
+def internal_failure(message: str, error: BaseException | None = None) -> Failure:
+    """A failure with an opaque id, under which the log has the error: its text may hold prompts or paths."""
+    error_id = secrets.token_hex(6)
+    log.error("internal error %s: %s", error_id, message or "unexpected", exc_info=error)
+    text = f"internal error {error_id}: {message}" if message else f"internal error {error_id}"
+    code, reason = grpc.StatusCode.INTERNAL.value[0], pb.ERROR_REASON_INTERNAL
+    return Failure(code, reason, text, error_id=error_id)
+
+
 def violation(which: str) -> RequestFailed:
     """The engine broke the contract."""
     return failed(
@@ -145,6 +166,15 @@ def from_rpc_error(error: grpc.aio.AioRpcError, *, is_accepted: bool = False) ->
     if not details and is_accepted and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return violation("a message above the size limit")
     return from_status(pb.Status(code=error.code().value[0], message=error.details() or "", details=details))
+
+
+def from_stream_error(error: grpc.aio.AioRpcError, *, is_accepted: bool) -> RequestFailed:
+    """The failure that ended a stream of outputs; gRPC's own word for a broken one is a lost engine."""
+    failure = from_rpc_error(error, is_accepted=is_accepted)
+    if error.code() in CODES_OF_BROKEN_STREAMS and not _trailing_details(error):
+        lost = pb.ERROR_REASON_ENGINE_DEAD
+        return RequestFailed(replace(failure.failure, reason=lost, retryable=True))
+    return failure
 
 
 def duration(seconds: float) -> Duration:

@@ -23,8 +23,8 @@ from backend_client.failure import (
     RequestFailed,
     duration,
     failed,
-    from_rpc_error,
     from_status,
+    from_stream_error,
     violation,
 )
 from enginewire import v1 as pb
@@ -140,7 +140,7 @@ class MultiplexedConnection:
                 self._take(parsed(pb.GenerateMultiplexedResponse, data))
                 self._has_answered = True
         except grpc.aio.AioRpcError as error:
-            failure = from_rpc_error(error, is_accepted=self._has_answered)
+            failure = from_stream_error(error, is_accepted=self._has_answered)
         except RequestFailed as error:
             failure = error
         finally:
@@ -188,6 +188,8 @@ class MultiplexedConnection:
             self._take_output(handle, stream, event.output)
         elif kind == "status":
             self._end(handle, from_status(event.status).failure)
+        elif kind == "engine_event":
+            stream.event(event.engine_event)
         if not stream.is_woken:
             stream.is_woken = True
             self._to_wake.append(stream)

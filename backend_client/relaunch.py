@@ -26,7 +26,8 @@ class RestartPolicy:
     A life shorter than `long_life` ends in a quick death; after `max_quick_deaths` in a row it is hopeless.
     """
 
-    max_quick_deaths: int = 3
+    # More than it takes to find the one request that engines die of.
+    max_quick_deaths: int = 5
     long_life: float = 60.0
     shortest_pause: float = 0.1
     longest_pause: float = 5.0

@@ -15,20 +15,26 @@ from typing import Final
 
 import grpc
 
-from backend_client.continuation import can_continue, engine_part, goes_on_like, needs_seed
+from backend_client.annotations import without
+from backend_client.continuation import can_continue, cut_to_engine_part, goes_on_like, needs_seed
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
-from backend_client.prefill import Prefill
+from backend_client.prefill import Prefill, needs_prefill_worker
 from backend_client.prefix_affinity import prefix_chain
 from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import DEATHS, RetryBudget, RetryPolicy
+from backend_client.routing_hints import Hints, read_hints, refused
+from backend_client.suspicion import Suspicion
+from backend_client.trace_context import add_link
 from enginewire import v1 as pb
 
 SEED_BITS: Final = 64
 # Leaves room for the suffix within the 128 bytes of an id.
 MAX_ID_PREFIX: Final = 96
+# How soon to look again whether another request's trial is over.
+TRIAL_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +76,22 @@ class Attempts:
         self._make_decoder = make_decoder
         self._policy = policy
         self._budget = budget
-        self._part = engine_part(asked.request)
+        self._part = pb.PreprocessedRequest()
+        self._part.CopyFrom(asked.request)
         self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
         self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
+        self._hints: Hints | None = None
         self._decoder: RequestDecoder | None = None
         self._endpoint: Endpoint | None = None
         self._stream: EngineStream | None = None
         self._origin: pb.GetEngineInfoResponse | None = None
         self._num_failures = 0
         self._failure: RequestFailed | None = None
+        # Annotations that the caller has an answer to, by their keys: nobody is asked for it again.
+        self._answered: frozenset[str] = frozenset()
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
-        self._lost_lives: list[tuple[Endpoints, str]] = []
+        self._suspicion = Suspicion(policy.max_deaths if policy else 0, lambda: self.num_passed_on)
         self._interruption = Interruption()
 
     @property
@@ -136,10 +146,10 @@ class Attempts:
         return await self._endpoint.has_handed_back(life_of(stream))
 
     async def _begin_stream(self) -> EngineStream:
-        return await self._send(await self._connect())
+        return await self._send(*await self._connect())
 
-    async def _connect(self) -> Endpoint:
-        """An engine that can do it. Raises RequestFailed when there is none."""
+    async def _connect(self) -> tuple[Endpoint, pb.Capabilities]:
+        """An engine that can do it, and what it can do. Raises RequestFailed when there is none."""
         while True:
             self._endpoint = None
             endpoint = self._endpoint = await self._pick()
@@ -148,17 +158,24 @@ class Attempts:
                 self._begin(info)
             elif not goes_on_like(self._origin, info):
                 self._unfit.add(endpoint)
+                self._suspicion.leave(endpoint)
                 continue
-            return endpoint
+            return endpoint, info.config.capabilities
 
-    async def _send(self, endpoint: Endpoint) -> EngineStream:
+    async def _send(self, endpoint: Endpoint, capabilities: pb.Capabilities) -> EngineStream:
         """The request, or what is left of it. Raises RequestFailed."""
         self.number += 1
         request = pb.GenerateRequest(request_id=self._next_id(), request=self._next_part())
+        cut_to_engine_part(request.request, capabilities)
+        self.decoder.meet(capabilities)
         if self._is_halved(request.request):
             assert self._prefill is not None, "it was asked"
-            result = await self._prefill.result(request.request, self._asked.deadline, self._patience)
+            deadline, patience = self._asked.deadline, self._patience
+            result = await self._prefill.result(request.request, deadline, patience, self._routing)
             request.request.prefill_result.CopyFrom(result)
+            add_link(request.request, self._asked.metadata)
+        elif needs_prefill_worker(request.request):
+            raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
         self._stream = await endpoint.client.submit(
             request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
         )
@@ -172,18 +189,21 @@ class Attempts:
         """
         endpoint, decoder = self._endpoint, self._decoder
         lost_prefill = self._prefill.lost_life if self._prefill else ""
+        life = life_of(self._stream) if self._stream else ""
+        is_alone = endpoint is not None and self._suspicion.is_alone(endpoint, life)
         was_accepted = self._leave("the request goes on elsewhere", failure)
         self._num_failures += 1
         # Without an endpoint: none came although the request waited for one.
         if self._policy is None or endpoint is None or not self._may_repeat(self._policy, failure):
             raise failure
         is_continued = decoder is not None and has_delivered(decoder)
-        if is_continued and not self._can_continue:
+        if is_continued and not (self._can_continue and self.decoder.take_over()):
             raise failure
         if was_accepted and failure.reason in DEATHS:
-            self._check_deaths(failure, self._engines, self.engine_lifetime_id)
+            self._check_deaths(failure, self._engines, life, is_alone=is_alone)
         if lost_prefill and self._prefill is not None and failure.reason in DEATHS:
-            self._check_deaths(failure, self._prefill.engines, lost_prefill)
+            # Who else was in that engine is not known here.
+            self._check_deaths(failure, self._prefill.engines, lost_prefill, is_alone=False)
         if not self._budget.take():
             raise failure
         backoff = self._policy.backoff(self._num_failures, failure.failure.retry_after)
@@ -209,6 +229,10 @@ class Attempts:
     def end(self, reason: str) -> None:
         """Nobody wants more: abort what still runs."""
         self._leave(reason)
+        if self._hints is not None:
+            self._engines.leave(self._hints)
+            if self._prefill is not None:
+                self._prefill.engines.leave(self._hints)
 
     def _begin(self, info: pb.GetEngineInfoResponse) -> None:
         self._origin = info
@@ -222,10 +246,13 @@ class Attempts:
         if self._prefill is not None:
             is_claimed = stream is not None and stream.accepted is not None
             self._prefill.leave(reason, is_claimed=is_claimed, failure=failure.failure if failure else None)
+        if self._endpoint is not None:
+            self._suspicion.leave(self._endpoint)
         if stream is None:
             return False
         assert self._endpoint is not None, "a stream has an engine"
         self._endpoint.in_flight -= 1
+        self._answered |= stream.answered
         stream.abort(reason)
         if stream.accepted is None:
             return False
@@ -234,11 +261,27 @@ class Attempts:
 
     async def _pick(self) -> Endpoint:
         left = self._asked.seconds_left
-        patience = self._patience if left is None else min(left, self._patience)
+        give_up = time.monotonic() + (self._patience if left is None else min(left, self._patience))
         try:
-            return await self._engines.pick(patience, self._not_before, self._unfit, self._prefix)
+            while True:
+                patience = give_up - time.monotonic()
+                endpoint = await self._engines.pick(
+                    patience, self._not_before, self._unfit, self._prefix, self._routing
+                )
+                if not self._suspicion.must_wait_for(endpoint):
+                    # At once: the next one that looks shall see it.
+                    self._suspicion.enter(endpoint)
+                    return endpoint
+                self._not_before[endpoint] = time.monotonic() + TRIAL_POLL_SECONDS
         except RequestFailed as nobody:
             raise self._failure or nobody from nobody
+
+    @property
+    def _routing(self) -> Hints:
+        """What the request says about its engine. Raises RequestFailed."""
+        if self._hints is None:
+            self._hints = read_hints(self._asked.request.routing, self._asked.metadata)
+        return self._hints
 
     @property
     def _patience(self) -> float:
@@ -265,12 +308,9 @@ class Attempts:
         assert self._origin is not None, "something was delivered"
         return can_continue(self._part, self._origin.config.capabilities)
 
-    def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str) -> None:
-        """Raise for a request that engines keep dying under. A life that is still there was only cut off."""
-        assert self._policy is not None
-        deaths = 1 + sum(not those.is_alive(lost) for those, lost in self._lost_lives)
-        self._lost_lives.append((engines, life))
-        if deaths >= self._policy.max_deaths:
+    def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str, *, is_alone: bool) -> None:
+        """Raise for a request that engines keep dying of."""
+        if deaths := self._suspicion.blame(engines, life, is_alone=is_alone):
             message = f"{deaths} engines died under the request, perhaps because of it: {failure}"
             raise RequestFailed(replace(failure.failure, message=message, retryable=False))
 
@@ -283,6 +323,7 @@ class Attempts:
     def _next_part(self) -> pb.PreprocessedRequest:
         if self.number == 1:
             return self._part
+        add_link(self._part, self._asked.metadata)
         decoder = self.decoder
         choices = decoder.resume()
         self._part.ClearField("resume")
@@ -294,6 +335,8 @@ class Attempts:
             self._part.resume.CopyFrom(resume)
         if decoder.has_prompt_logprobs:
             self._part.output_options.ClearField("prompt_logprobs")
+        if self._answered:
+            self._part.annotations[:] = without(self._part.annotations, self._answered)
         return self._part
 
 

@@ -66,8 +66,8 @@ DEATHS: Final = frozenset({pb.ERROR_REASON_ENGINE_DEAD, pb.ERROR_REASON_STUCK})
 class RetryPolicy:
     """How hard to try for one request. Times in seconds.
 
-    `recovery` is how long a request waits for an engine to be ready; `max_deaths` engines may die under
-    a request before it is suspected to be the cause.
+    `recovery` is how long a request waits for an engine to be ready; `max_deaths` engines that died one
+    after the other with a request inside make it suspect.
     """
 
     max_attempts: int = 5

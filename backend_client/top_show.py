@@ -24,6 +24,7 @@ from backend_client.failure import RequestFailed
 from backend_client.load_fields import kv_use, load_fields, state_name
 from backend_client.top import TopOptions
 from enginewire import v1 as pb
+from enginewire.trusted_paths import user_id
 
 # Long enough for a steady figure, short enough to follow.
 RATE_SECONDS: Final = 2.0
@@ -79,7 +80,7 @@ class EngineRow:
 
 async def look_once(options: TopOptions, console: Console) -> int:
     """Ask every engine; 0, or 1 when one did not answer."""
-    looks = await asyncio.gather(*(_look(target, options.timeout) for target in options.target))
+    looks = await asyncio.gather(*(_look(target, options) for target in options.target))
     rows, failures = zip(*looks, strict=True)
     if options.json:
         print(as_line(rows))
@@ -93,7 +94,7 @@ async def look_once(options: TopOptions, console: Console) -> int:
 
 async def watch(options: TopOptions, console: Console) -> int:
     """Look again and again, until the task is cancelled."""
-    async with Endpoints([EngineClient(target) for target in options.target]) as engines:
+    async with Endpoints([_client(target, options) for target in options.target]) as engines:
         rows = [EngineRow(target) for target in options.target]
         if options.json:
             while True:
@@ -105,12 +106,16 @@ async def watch(options: TopOptions, console: Console) -> int:
                 await _look_at(engines, rows, options.interval)
 
 
-async def _look(target: str, timeout: float) -> tuple[EngineRow, RequestFailed | None]:
+def _client(target: str, options: TopOptions) -> EngineClient:
+    return EngineClient(target, socket_owner=user_id(options.socket_owner))
+
+
+async def _look(target: str, options: TopOptions) -> tuple[EngineRow, RequestFailed | None]:
     row = EngineRow(target)
-    async with EngineClient(target) as client:
+    async with _client(target, options) as client:
         try:
-            row.take(await client.load(timeout), time.monotonic())
-            row.name(model_of(await client.info(timeout)))
+            row.take(await client.load(options.timeout), time.monotonic())
+            row.name(model_of(await client.info(options.timeout)))
         except RequestFailed as failure:
             # An engine that is loading tells its state, but not yet what it serves.
             is_answer = bool(row.load.engine_lifetime_id)

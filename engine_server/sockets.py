@@ -16,8 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from enginewire.trusted_paths import UntrustedPath, check_folder
+
 # sizeof(sockaddr_un.sun_path) - 1 on Linux.
 MAX_PATH_BYTES: Final = 107
+
+
+IN_USE: Final = "in use by another server; choose another address with --uds or --port"
 
 
 class AddressError(Exception):
@@ -36,10 +41,12 @@ class UnixSocket:
             raise AddressError(f"{self.path}: longer than {MAX_PATH_BYTES} bytes; choose a shorter --uds")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_folder(self.path.parent)
+            check_folder(self.path.parent)
             self._lock = os.open(
                 f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
+        except UntrustedPath as error:
+            raise AddressError(str(error)) from error
         except OSError as error:
             raise AddressError(f"{self.path}: {error.strerror}") from error
         try:
@@ -48,9 +55,7 @@ class UnixSocket:
         except OSError as error:
             os.close(self._lock)
             in_use = error.errno in (errno.EAGAIN, errno.EACCES)
-            raise AddressError(
-                f"{self.path}: {'in use by another server' if in_use else error.strerror}"
-            ) from error
+            raise AddressError(f"{self.path}: {IN_USE if in_use else error.strerror}") from error
         except AddressError:
             os.close(self._lock)
             raise
@@ -63,7 +68,7 @@ class UnixSocket:
         if not stat.S_ISSOCK(mode):
             raise AddressError(f"{self.path}: exists and is not a socket")
         if _answers(self.path):
-            raise AddressError(f"{self.path}: in use by another server")
+            raise AddressError(f"{self.path}: {IN_USE}")
         self.path.unlink()
 
     @contextlib.contextmanager
@@ -88,15 +93,6 @@ class UnixSocket:
         os.close(self._lock)
 
 
-def _check_folder(folder: Path) -> None:
-    """Whoever may replace files in the folder could put a socket of their own in our place."""
-    info = folder.stat()
-    if info.st_uid not in (0, os.getuid()):
-        raise AddressError(f"{folder}: belongs to another user")
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        raise AddressError(f"{folder}: everybody may replace files in it")
-
-
 def check_port_is_free(host: str, port: int) -> None:
     """Raise AddressError when something listens on host:port, before anything is loaded."""
     if port == 0:
@@ -107,7 +103,9 @@ def check_port_is_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise AddressError(f"{host}:{port}: {(error.strerror or str(error)).lower()}") from error
+            reason = (error.strerror or str(error)).lower()
+            hint = "; choose another one with --port" if error.errno == errno.EADDRINUSE else ""
+            raise AddressError(f"{host}:{port}: {reason}{hint}") from error
 
 
 def _answers(path: Path) -> bool:

@@ -33,6 +33,7 @@ from backend_client.failure import RequestFailed
 from backend_client.frontends.commands import describe, run_until_signal
 from backend_client.sidecar import SidecarDied, engine_sidecar
 from backend_client.tokenizer import BackendTokenizer
+from enginewire.trusted_paths import user_id
 
 EXIT_FAILED: Final = 1
 
@@ -92,7 +93,10 @@ async def engine(options: BenchOptions) -> AsyncIterator[EngineClient]:
     """An engine that is ready, perhaps one of our own. Raises RequestFailed and SidecarDied."""
     is_multiplexed = options.api == "multiplexed"
     if not options.launch:
-        async with EngineClient(options.grpc_target, multiplexed=is_multiplexed) as client:
+        owner = user_id(options.socket_owner)
+        async with EngineClient(
+            options.grpc_target, multiplexed=is_multiplexed, socket_owner=owner
+        ) as client:
             await client.wait_ready(options.connect_timeout)
             yield client
         return

@@ -14,6 +14,7 @@ from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket
 from enginewire.options import OptionError, option
+from enginewire.trusted_paths import user_id
 
 Api = Literal["multiplexed", "generate", "backend", "completions", "chat"]
 HTTP_APIS: Final = frozenset({"completions", "chat"})
@@ -39,6 +40,9 @@ class BenchOptions:
         "multiplexed",
         "what it speaks: multiplexed and generate are the engine's own, backend is BackendService,"
         " completions and chat are OpenAI's over HTTP",
+    )
+    socket_owner: str = option(
+        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
     )
     launch: str = option(
         "", "arguments of an engine server to start on a private socket, measure, and end again"
@@ -86,6 +90,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         parse_goodput(self.goodput)
+        user_id(self.socket_owner)
         if self.is_http != self.target.startswith(HTTP_SCHEMES) and (self.target or self.is_http):
             raise OptionError(f"--api {self.api}: needs {'an http://' if self.is_http else 'a gRPC'} target")
         if self.launch and self.api not in ENGINE_APIS:

@@ -6,9 +6,7 @@ Holds what `generate`, `jsonl` and `serve` share. Knows nothing about what they 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from backend_client.backend import Backend
 from backend_client.config import BackendOptions
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
+from backend_client.engine_stream import Patience
 from backend_client.failure import RequestFailed
 from backend_client.frontends.address import AddressError
 from backend_client.frontends.stop_signals import StopSignals
@@ -29,15 +28,12 @@ from backend_client.retry import RetryPolicy
 from backend_client.sidecar import SidecarDied
 from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire import event_loop, v1 as pb
+from enginewire.trusted_paths import user_id
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
 
 Work = Callable[[TextBackend], Coroutine[None, None, int]]
-
-
-class UntrustedSocket(Exception):
-    """The engine's socket lies in a folder that another user made."""
 
 
 def run_command(options: BackendOptions, work: Work, signals: StopSignals | None = None) -> int:
@@ -50,7 +46,7 @@ def run_command(options: BackendOptions, work: Work, signals: StopSignals | None
     except AddressError as error:
         print(f"enginewire-backend: {error}", file=sys.stderr)
         return EXIT_ADDRESS
-    except (InvalidPrompt, InvalidTokenizer, SidecarDied, UntrustedSocket) as error:
+    except (InvalidPrompt, InvalidTokenizer, SidecarDied) as error:
         message = str(error)
     print(f"enginewire-backend: {message}", file=sys.stderr)
     return EXIT_FAILED
@@ -82,8 +78,6 @@ async def with_backend(options: BackendOptions, work: Work) -> int:
     Raises RequestFailed when the engine cannot be reached, SidecarDied when a launched one ends before it
     was ready, or again and again.
     """
-    for target in (*options.prefill_target, *(() if options.launch else options.target)):
-        check_owner(target)
     if not options.launch:
         return await _on_engines(options, options.target, work)
     launch = Launch(options.launch_command)
@@ -115,7 +109,17 @@ async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Wor
 
 
 def _endpoints(options: BackendOptions, targets: Sequence[str]) -> Endpoints:
-    return Endpoints([EngineClient(target, multiplexed=options.multiplexed) for target in targets])
+    return Endpoints(
+        [
+            EngineClient(
+                target,
+                multiplexed=options.multiplexed,
+                patience=Patience(options.first_token_timeout, options.token_timeout),
+                socket_owner=user_id(options.socket_owner),
+            )
+            for target in targets
+        ]
+    )
 
 
 async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTokenizer:
@@ -123,14 +127,3 @@ async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTo
     if folder is not None:
         return await asyncio.to_thread(BackendTokenizer.from_folder, folder)
     return await asyncio.to_thread(BackendTokenizer.from_files, await client.tokenizer_files())
-
-
-def check_owner(target: str) -> None:
-    """Raise UntrustedSocket when prompts would go to a socket in a folder of another user."""
-    scheme, _, path = target.partition(":")
-    if scheme != "unix":
-        return
-    with contextlib.suppress(FileNotFoundError):
-        folder = Path(path.removeprefix("//")).absolute().parent
-        if folder.stat().st_uid not in (os.getuid(), 0):
-            raise UntrustedSocket(f"{folder} belongs to another user")

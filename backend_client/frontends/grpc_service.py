@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, NoReturn
@@ -18,13 +17,14 @@ from google.protobuf.message import DecodeError
 
 from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from backend_client.config import ServeOptions
-from backend_client.failure import DETAILS_KEY, RequestFailed, failed
+from backend_client.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
 from backend_client.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import InvalidPrompt
+from backend_client.trace_context import passed_on
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,9 @@ class BackendServicer:
         tracker = RequestTracker()
         failure: Failure | None = None
         async with patient(call, self._slow_consumer_timeout) as caller:
-            items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
+            items = self._backend.generate(
+                asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
+            )
             async with aclosing(items):
                 async for item in items:
                     if item.error is None:
@@ -167,15 +169,18 @@ def _parsed(data: bytes) -> pb.BackendServiceGenerateRequest:
         raise invalid("request: malformed protobuf") from error
 
 
+def _trace_of(call: Call) -> dict[str, str]:
+    pairs = call.invocation_metadata() or ()
+    return passed_on({key: value for key, value in pairs if isinstance(value, str)})
+
+
 def _serialized(item: Annotated[BackendOutput]) -> bytes:
     return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
 
 
 def internal(error: Exception) -> RequestFailed:
-    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=error)
-    return failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, f"internal error {error_id}")
+    """The failure that an exception becomes which nobody expected."""
+    return RequestFailed(internal_failure("", error))
 
 
 async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:

@@ -26,24 +26,24 @@ Step = object
 Script = Sequence[Step]
 
 
-def tokens(text: bytes | Sequence[int], position: int = 0, **fields: object) -> pb.LLMEngineOutput:
+def tokens(ids: bytes | Sequence[int], position: int = 0, **fields: object) -> pb.LLMEngineOutput:
     """Bare token ids unless there are more fields."""
-    return pb.LLMEngineOutput(token_ids=text, first_output_position=position, **fields)
+    return pb.LLMEngineOutput(token_ids=ids, first_output_position=position, **fields)
 
 
 def terminal(
-    text: bytes = b"",
+    ids: bytes = b"",
     position: int = 0,
     reason: int = pb.FINISH_REASON_LENGTH,
     usage: tuple[int, int] | None = None,
     **fields: object,
 ) -> pb.LLMEngineOutput:
     """A terminal output whose usage is right unless it is given as (prompt, completion)."""
-    prompt, completion = usage or (len(PROMPT), position + len(text))
+    prompt, completion = usage or (len(PROMPT), position + len(ids))
     counted = pb.CompletionUsage(
         prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
     )
-    return tokens(text, position, finish_reason=reason, completion_usage=counted, **fields)
+    return tokens(ids, position, finish_reason=reason, completion_usage=counted, **fields)
 
 
 GOOD_ANSWER = (tokens(b"pon"), terminal(b"g", 3))
@@ -67,6 +67,8 @@ class HostileEngine:
     tokenizer: list[pb.GetTokenizerResponse] = field(default_factory=list)
     raw_info: bytes | None = None
     has_load: bool = True
+    has_watch: bool = False
+    options: Sequence[tuple[str, int]] = ()
     scripts: dict[str, Script] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -77,7 +79,7 @@ class HostileEngine:
     async def start(self, path: Path) -> None:
         """Listen on a Unix socket."""
         self.target = f"unix:{path}"
-        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), *self.options])
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         engine = {
             "Generate": stream(self._generate),
@@ -87,6 +89,7 @@ class HostileEngine:
             "GetEngineInfo": unary(self._info),
             "GetLoad": unary(self._load),
             "GetTokenizer": stream(self._tokenizer),
+            **({"WatchLoad": stream(self._watch_load)} if self.has_watch else {}),
         }
         for service, handlers in (("EngineService", engine), ("DiscoveryService", discovery)):
             handler = grpc.method_handlers_generic_handler(f"enginewire.v1.{service}", handlers)
@@ -105,8 +108,16 @@ class HostileEngine:
     async def _load(self, data: bytes, call: grpc.aio.ServicerContext) -> bytes:
         if not self.has_load:
             await asyncio.Event().wait()
-        load = pb.Load(state=self.state, engine_lifetime_id=self.info.engine_lifetime_id)
-        return pb.GetLoadResponse(load=load).SerializeToString()
+        return pb.GetLoadResponse(load=self.load).SerializeToString()
+
+    async def _watch_load(self, data: bytes, call: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        yield pb.WatchLoadResponse(load=self.load).SerializeToString()
+        await asyncio.Event().wait()
+
+    @property
+    def load(self) -> pb.Load:
+        """What it says of itself."""
+        return pb.Load(state=self.state, engine_lifetime_id=self.info.engine_lifetime_id)
 
     async def _tokenizer(self, data: bytes, call: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         for response in self.tokenizer:
@@ -176,6 +187,8 @@ async def play(handle: int, script: Script, outgoing: asyncio.Queue[Step]) -> No
         elif isinstance(step, pb.LLMEngineOutput):
             is_bare = {found.name for found, _ in step.ListFields()} <= BARE_FIELDS
             outgoing.put_nowait(row(handle, step) if is_bare else event(handle, output=step))
+        elif isinstance(step, pb.EngineEvent):
+            outgoing.put_nowait(event(handle, engine_event=step))
         else:
             outgoing.put_nowait(step(handle) if callable(step) else step)
 
@@ -198,8 +211,10 @@ def row(handle: int, output: pb.LLMEngineOutput) -> bytes:
     ).SerializeToString()
 
 
-def response(output: pb.LLMEngineOutput) -> bytes:
+def response(output: pb.LLMEngineOutput | pb.EngineEvent) -> bytes:
     """A message of Generate."""
+    if isinstance(output, pb.EngineEvent):
+        return pb.GenerateResponse(engine_event=output, engine_lifetime_id="life").SerializeToString()
     return pb.GenerateResponse(output=output, engine_lifetime_id="life").SerializeToString()
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given, strategies as st
 
-from backend_client.engine_stream import BYTES_PER_TOKEN, EngineStream
+from backend_client.engine_stream import BYTES_PER_TOKEN, EngineStream, Patience
 from backend_client.failure import RequestFailed, violation
 from enginewire import v1 as pb
 
@@ -323,3 +323,35 @@ async def test_a_stream_that_ended_in_time_does_not_expire():
     assert [chunk.token_ids for chunk in await found.read()] == [[1]]
     assert await found.read() == []
     assert aborts == []
+
+
+async def test_an_engine_that_goes_on_now_and_then_is_not_given_up() -> None:
+    found, aborts = stream()
+    found.listen(Patience(first_token=0.2, token=0.2))
+    for position in range(8):
+        await asyncio.sleep(0.05)
+        found.tokens(0, position, [position])
+    assert (aborts, found.ended) == ([], False)
+    assert [chunk.token_ids for chunk in await found.read()] == [list(range(8))]
+    with pytest.raises(RequestFailed, match=r"nothing about the request for 0\.2 s"):
+        await found.read()
+    assert len(aborts) == 1
+
+
+async def test_before_the_first_token_patience_is_another() -> None:
+    found, _aborts = stream()
+    found.listen(Patience(first_token=0.0, token=0.05))
+    await asyncio.sleep(0.2)
+    assert not found.ended
+    found.tokens(0, 0, [1])
+    await found.read()
+    with pytest.raises(RequestFailed, match=r"0\.05 s"):
+        await found.read()
+
+
+async def test_what_has_ended_is_not_listened_to() -> None:
+    found, aborts = stream()
+    found.listen(Patience(first_token=0.05, token=0.05))
+    found.end()
+    await asyncio.sleep(0.1)
+    assert (aborts, await found.read()) == ([], [])

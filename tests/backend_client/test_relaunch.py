@@ -68,11 +68,11 @@ async def test_quick_deaths_in_a_row_are_given_up_and_the_work_with_them(lives) 
         return 0
 
     with pytest.raises(
-        SidecarDied, match="it, given up at its death number 3 in a row, ended with exit code 3"
+        SidecarDied, match="it, given up at its death number 5 in a row, ended with exit code 3"
     ):
         await launch(shown).run(work)
     assert is_over.is_set()
-    assert shown.text.count("it is started again") == 2
+    assert shown.text.count("it is started again") == 4
 
 
 async def test_work_that_ends_in_the_pause_needs_no_other_life(lives) -> None:

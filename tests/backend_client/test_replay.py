@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from backend_client.backend import Backend
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
+from backend_client.engine_stream import PATIENCE, Patience
 from backend_client.failure import Failure
 from backend_client.retry import RetryBudget, RetryPolicy
 from enginewire import v1 as pb
@@ -42,16 +44,61 @@ class Lives(HostileEngine):
 
 
 @contextlib.asynccontextmanager
-async def backend_on(folder, vocabulary, *engines, policy=QUICK, multiplexed=True) -> AsyncIterator[Backend]:
+async def backend_on(
+    folder, vocabulary, *engines, policy=QUICK, multiplexed=True, patience=PATIENCE
+) -> AsyncIterator[Backend]:
     for number, engine in enumerate(engines):
         await engine.start(folder / f"life{number}.sock")
-    clients = [EngineClient(engine.target, multiplexed=multiplexed) for engine in engines]
+    clients = [EngineClient(e.target, multiplexed=multiplexed, patience=patience) for e in engines]
     try:
         async with Endpoints(clients) as endpoints:
             yield Backend(endpoints, vocabulary, retry=policy)
     finally:
         for engine in engines:
             await engine.stop()
+
+
+@contextlib.asynccontextmanager
+async def breaking_proxy(
+    target: str, folder: Path, how: str
+) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Another way to the engine, and what breaks the connections there are with bytes of its own."""
+    writers: list[asyncio.StreamWriter] = []
+    to_close: list[asyncio.StreamWriter] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream = await asyncio.open_unix_connection(target.removeprefix("unix:"))
+        writers.append(writer)
+        to_close.extend((writer, upstream[1]))
+        tasks.append(asyncio.create_task(forward(reader, upstream[1])))
+        tasks.append(asyncio.create_task(forward(upstream[0], writer)))
+
+    def break_them() -> None:
+        for writer in writers:
+            writer.write(b"\xff" * 64 if how == "no HTTP/2" else b"".join(map(reset, range(1, 40, 2))))
+        writers.clear()
+
+    server = await asyncio.start_unix_server(accept, folder / "broken.sock")
+    try:
+        yield f"unix:{folder / 'broken.sock'}", break_them
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in to_close:
+            each.close()
+
+
+def reset(stream_id: int) -> bytes:
+    """RST_STREAM with INTERNAL_ERROR, as proxies say that they have lost what is behind them."""
+    return b"\x00\x00\x04\x03\x00" + stream_id.to_bytes(4, "big") + (2).to_bytes(4, "big")
 
 
 async def heard_of(folder, vocabulary, engine: HostileEngine, request=None, **options) -> Heard:
@@ -363,3 +410,52 @@ async def test_choices_that_ended_before_a_callers_resume_are_not_counted_again(
         assert (await hear(backend, request)).failure is None
         totals = backend.activity.totals
     assert +totals.finished == {"length": 1}
+
+
+@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+@pytest.mark.parametrize("begin", [[], [tokens(b"pon")]], ids=["before its first token", "in its middle"])
+async def test_a_request_that_its_engine_forgets_goes_on(
+    socket_folder, vocabulary, begin: list[object], multiplexed: bool
+) -> None:
+    engine = Lives([*begin, 60.0], [terminal(b"g", 3) if begin else terminal(b"pong"), END])
+    options = {"multiplexed": multiplexed, "patience": Patience(0.2, 0.2)}
+    async with backend_on(socket_folder, vocabulary, engine, **options) as backend:
+        heard = await hear(backend, ask(), request_id="mine")
+        await until_true(lambda: engine.aborted == ["mine"])
+    assert (heard.text(), heard.failure) == ("pong", None)
+
+
+async def test_without_replay_the_caller_is_told_that_the_engine_forgot_it(socket_folder, vocabulary) -> None:
+    options = {"policy": None, "patience": Patience(0.0, 0.2)}
+    async with backend_on(socket_folder, vocabulary, Lives([tokens(b"po"), 60.0]), **options) as backend:
+        heard = await hear(backend, ask())
+    assert heard.text() == "po"
+    assert heard.failure.message == "the engine has sent nothing about the request for 0.2 s"
+    assert (heard.failure.reason, heard.failure.retryable) == (pb.ERROR_REASON_STREAM_INCOMPLETE, True)
+
+
+async def test_a_forgotten_request_does_not_count_as_a_death(socket_folder, vocabulary) -> None:
+    engine = Lives([60.0], [60.0], [60.0], [terminal(b"pong")])
+    async with backend_on(socket_folder, vocabulary, engine, patience=Patience(0.1, 0.0)) as backend:
+        assert (await hear(backend, ask())).text() == "pong"
+
+
+@pytest.mark.parametrize("broken", ["no HTTP/2", "a reset"])
+@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+async def test_an_answer_goes_on_when_its_bytes_are_broken_on_the_way(
+    socket_folder, vocabulary, broken: str, multiplexed: bool
+) -> None:
+    engine = Lives([tokens(b"pon"), 0.5, terminal(b"g", 3)], [terminal(b"g", 3), END])
+    async with (
+        backend_on(socket_folder, vocabulary, engine, multiplexed=multiplexed) as direct,
+        breaking_proxy(engine.target, socket_folder, broken) as (target, break_it),
+        Endpoints([EngineClient(target, multiplexed=multiplexed)]) as endpoints,
+    ):
+        backend = Backend(endpoints, direct.vocabulary, retry=QUICK)
+        heard = Heard()
+        async for item in backend.generate(ask()):
+            heard.items.append(item)
+            if heard.text() == "pon":
+                break_it()
+    assert (heard.text(), heard.failure) == ("pong", None)
+    assert len(engine.received) == 2

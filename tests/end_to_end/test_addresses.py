@@ -36,7 +36,8 @@ def test_a_port_in_use_ends_it_with_98(launch):
         taken.listen()
         port = taken.getsockname()[1]
         begin = time.monotonic()
-        assert f"127.0.0.1:{port}: address already in use" in refusal(launch("--port", str(port)))
+        told = refusal(launch("--port", str(port)))
+        assert f"127.0.0.1:{port}: address already in use; choose another one with --port" in told
         assert time.monotonic() - begin < 4
 
 
@@ -48,7 +49,7 @@ async def test_two_servers_never_share_a_port(launch, connect):
 
 async def test_a_live_socket_is_refused_and_goes_on_working(launch, connect):
     target = launch().target()
-    assert "in use by another server" in refusal(launch())
+    assert "in use by another server; choose another address with --uds or --port" in refusal(launch())
     assert await connect(target).finish_of("r", 3) == (2, 3)
 
 

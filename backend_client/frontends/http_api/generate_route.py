@@ -65,7 +65,7 @@ class GenerateRoute(PostRoute):
     async def answer(self, body: Body, reply: Reply) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = self._endpoint.read(body)
-        answer_id = f"{self._endpoint.id_prefix}-{uuid.uuid4().hex}"
+        answer_id = f"{self._endpoint.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
         streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id)
         self._served.live.add(streams)
         try:

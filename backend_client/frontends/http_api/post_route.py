@@ -6,13 +6,11 @@ Knows nothing about what is asked.
 from __future__ import annotations
 
 import logging
-import secrets
 from abc import ABC, abstractmethod
-from http import HTTPStatus
 
 from starlette.types import Receive, Scope, Send
 
-from backend_client.failure import RequestFailed
+from backend_client.failure import RequestFailed, internal_failure
 from backend_client.frontends.http_api.body import Body, InvalidBody
 from backend_client.frontends.http_api.incoming import CallerLeft, read_body, until_left
 from backend_client.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
@@ -47,7 +45,4 @@ class PostRoute(ABC):
 
 
 def _internal(error: Exception) -> Refusal:
-    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=error)
-    return Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error {error_id}", code="internal")
+    return refusal_of(internal_failure("", error), lambda field: None)

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
 
 from backend_client.annotated import BackendOutput
-from backend_client.failure import RequestFailed, failed
+from backend_client.failure import RequestFailed, failed, internal_failure
 from backend_client.frontends.grpc_service import AnyCall, internal, invalid, refuse
 from backend_client.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from backend_client.frontends.smg.answer import Answer
@@ -181,8 +181,7 @@ def checked(output: BackendOutput) -> BackendOutput:
     """The same output. Raises RequestFailed for a choice that the engine could not finish."""
     if output.finish_reason != pb.FINISH_REASON_ERROR:
         return output
-    message = output.error_message or "the engine failed"
-    raise failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, message)
+    raise RequestFailed(internal_failure(output.error_message or "the engine failed"))
 
 
 def aborted() -> RequestFailed:

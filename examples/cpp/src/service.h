@@ -10,7 +10,7 @@
 #include "failure.h"
 #include "rules.h"
 
-inline const char* const kSchemaDigest = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd";
+inline const char* const kSchemaDigest = "b3c9cccea5858ba180b82dbcab6166b7c4daad345979d2429c7b31c781a0983a";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
 
@@ -59,6 +59,7 @@ class DiscoveryRpcs final : public ew::DiscoveryService::Service {
     sampling.set_repetition_penalty(1);
     config.mutable_limits()->set_max_request_bytes(4 << 20);
     config.mutable_limits()->set_max_num_queued_reqs(kMaxWaiting);
+    config.mutable_limits()->set_min_keepalive_interval_ms(1000);
     info->set_engine_name("enginewire-example-cpp");
     info->set_engine_version("1");
     info->set_instance_id(engine_.lifetime_id);

@@ -104,6 +104,23 @@ async def test_the_prompt_is_told_when_it_was_asked_for(text_backend: TextBacken
     assert text_of(items) == "hi"
 
 
+async def test_annotations_are_answered_by_the_backend_and_then_by_the_engine(
+    text_backend: TextBackend, dial: Dial
+) -> None:
+    annotations = ["echo:x", "token_ids", "unknown", "formatted_prompt"]
+    items = await items_of(await dial(text_backend), ask("hi", annotations=annotations))
+    assert [(item.event, list(item.comment)) for item in items if item.HasField("event")] == [
+        ("formatted_prompt", ["hi"]),
+        ("token_ids", ["[104, 105]"]),
+        ("echo", ["x"]),
+    ]
+    assert [item.HasField("event") for item in items] == sorted(
+        (item.HasField("event") for item in items), reverse=True
+    )
+    assert items[2].id
+    assert text_of(items) == "hi"
+
+
 @pytest.mark.parametrize(
     ("asked", "code", "field"),
     [

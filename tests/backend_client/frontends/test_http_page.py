@@ -164,6 +164,8 @@ async def test_metrics_count_what_was_asked_and_how_it_ended(http: httpx2.AsyncC
     assert metrics["enginewire:engine_up", "0"] == 1
     assert metrics["enginewire:requests_live",] == 0
     assert metrics["enginewire:kv_blocks_total", "0"] > 0
+    assert metrics["enginewire:engine_decode_differences_total", "text"] == 0
+    assert metrics["enginewire:engine_decode_differences_total", "finish_reason"] == 0
     assert metrics["process_open_fds",] > 0
 
 

@@ -1,0 +1,79 @@
+"""Whether engines die of a request, or only with it inside.
+
+Holds the deaths that one request has met with and whom else they concerned. Knows nothing about streams,
+and nothing about when a request is sent again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from backend_client.endpoints import Endpoint, Endpoints
+
+# More than what is lost on its way when an engine dies: an answer that has gone on so far is not its cause.
+PROGRESS_TOKENS: Final = 16
+# All that were in an engine hear of its death within this time.
+SAME_DEATH_SECONDS: Final = 1.0
+
+
+class Suspicion:
+    """One request's. Of several that deaths concern nobody is blamed: then they are tried one by one."""
+
+    __slots__ = ("_is_on_trial", "_lives", "_max_deaths", "_num_tokens", "_num_tokens_then", "_was_alone")
+
+    def __init__(self, max_deaths: int, num_tokens: Callable[[], int]) -> None:
+        """`num_tokens` counts what was passed on of the answer; `max_deaths` in a row are suspect."""
+        self._max_deaths = max_deaths
+        self._num_tokens = num_tokens
+        self._num_tokens_then = 0
+        self._lives: list[tuple[Endpoints, str]] = []
+        self._is_on_trial = False
+        self._was_alone = True
+
+    @property
+    def is_open(self) -> bool:
+        """An engine has died with it inside, and its answer has not gone on since."""
+        return bool(self._lives) and self._num_tokens() - self._num_tokens_then < PROGRESS_TOKENS
+
+    def must_wait_for(self, endpoint: Endpoint) -> bool:
+        """It is to be tried, and another one is being tried there."""
+        return self._is_on_trial and any(
+            other._is_on_trial and other.is_open for other in endpoint.suspects - {self}
+        )
+
+    def enter(self, endpoint: Endpoint) -> None:
+        """The request is sent there."""
+        self._num_tokens_then = self._num_tokens()
+        if self._lives:
+            endpoint.suspects.add(self)
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """It is not there any more."""
+        endpoint.suspects.discard(self)
+
+    def is_alone(self, endpoint: Endpoint, life: str) -> bool:
+        """No other request was in that life when it ended. Ask before any of them leaves."""
+        now = time.monotonic()
+        known, asked_at, count = endpoint.casualties
+        if known != life or now - asked_at > SAME_DEATH_SECONDS:
+            count = endpoint.in_flight
+            endpoint.casualties = life, now, count
+        return count <= 1
+
+    def blame(self, engines: Endpoints, life: str, *, is_alone: bool) -> int:
+        """That life has ended with it inside: 0, or how many did in a row if it has to be their cause."""
+        if not self.is_open:
+            self._lives.clear()
+            self._is_on_trial, self._was_alone = False, True
+        # A life that is still there was only cut off.
+        deaths = 1 + sum(not those.is_alive(lost) for those, lost in self._lives)
+        self._lives.append((engines, life))
+        self._was_alone &= is_alone
+        if deaths < self._max_deaths:
+            return 0
+        if self._was_alone or self._is_on_trial:
+            return deaths
+        self._is_on_trial = True
+        return 0

@@ -1,0 +1,30 @@
+"""An engine that dies of a certain request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from engine_server.config import ServerOptions
+from engine_server.interface import GenerateContext
+from engine_server.mocker_engine import MockerEngine
+from engine_server.mocker_options import MockerOptions
+from enginewire import v1 as pb
+
+POISON = b"poison"
+# So much later that those who came with it are in the engine as well.
+SECONDS = 0.3
+
+
+class DiesOfPoison(MockerEngine):
+    """The process is gone as soon as it computes such a prompt; other prompts take half a second."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(MockerOptions(ttft_ms=500.0, itl_ms=2.0))
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """As the mocker does."""
+        if list(request.token_ids[: len(POISON)]) == list(POISON):
+            asyncio.get_running_loop().call_later(SECONDS, os.kill, os.getpid(), signal.SIGKILL)
+        super().submit(request, context)
