@@ -27,7 +27,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "jsonl": "requests as JSON lines in, annotated outputs as JSON lines out",
     "serve": "serve text over gRPC, over HTTP as OpenAI does, and to the SMG gateway",
 }
-HTTP_PACKAGES: Final = ("orjson", "prometheus_client", "starlette", "uvicorn")
+HTTP_PACKAGES: Final = ("httptools", "orjson", "prometheus_client", "starlette", "uvicorn")
 SMG_PACKAGES: Final = ("smg_grpc_proto",)
 EXIT_FAILED: Final = 1
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE

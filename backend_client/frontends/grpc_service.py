@@ -21,6 +21,7 @@ from backend_client.embedding import embeddings_to_proto
 from backend_client.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
+from backend_client.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import InvalidPrompt
@@ -45,7 +46,7 @@ class BackendServicer:
         self,
         backend: TextBackend,
         default_timeout: float | None = None,
-        slow_consumer_timeout: float | None = None,
+        slow_consumer_timeout: float = DEFAULT_PATIENCE_SECONDS,
         max_answer_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
         """In seconds: `default_timeout` is for callers without a deadline, the other for those who stall.
@@ -96,20 +97,21 @@ class BackendServicer:
         asked = _parsed(pb.BackendServiceGenerateRequest, data)
         tracker = RequestTracker()
         failure: Failure | None = None
-        items = self._backend.generate(
-            asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
-        )
-        async with aclosing(items):
-            async for item in items:
-                if item.error is None:
-                    await write(call, _serialized(item), self._slow_consumer_timeout)
-                else:
-                    failure = item.error
-        # Only the end of the iteration tells whether the engine had accepted the request.
-        if failure is not None and not tracker.engine_lifetime_id:
-            raise RequestFailed(failure)
-        if failure is not None:
-            await write(call, _serialized(Annotated(error=failure)), self._slow_consumer_timeout)
+        async with patient(call, self._slow_consumer_timeout) as caller:
+            items = self._backend.generate(
+                asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
+            )
+            async with aclosing(items):
+                async for item in items:
+                    if item.error is None:
+                        await caller.write(_serialized(item))
+                    else:
+                        failure = item.error
+            # Only the end of the iteration tells whether the engine had accepted the request.
+            if failure is not None and not tracker.engine_lifetime_id:
+                raise RequestFailed(failure)
+            if failure is not None:
+                await caller.write(_serialized(Annotated(error=failure)))
 
     def _timeout(self, call: Call) -> float | None:
         remaining = call.time_remaining()
@@ -218,19 +220,6 @@ def _serialized(item: Annotated[BackendOutput]) -> bytes:
 def internal(error: Exception) -> RequestFailed:
     """The failure that an exception becomes which nobody expected."""
     return RequestFailed(internal_failure("", error))
-
-
-async def write(call: grpc.aio.ServicerContext[Any, T], message: T, patience: float | None) -> None:
-    """Send a message. Raises RequestFailed when the caller has taken nothing for `patience` seconds."""
-    try:
-        async with asyncio.timeout(patience):
-            await call.write(message)
-    except TimeoutError as error:
-        raise failed(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            pb.ERROR_REASON_SLOW_CONSUMER,
-            f"the caller took nothing for {patience:g} s",
-        ) from error
 
 
 async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:

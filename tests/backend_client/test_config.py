@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def load_generate(argv: list[str]) -> GenerateOptions:
 
 def load_jsonl(argv: list[str]) -> JsonlOptions:
     return load(JsonlOptions, argv, prog="jsonl", description="").options
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let every name have these addresses. `127.0.0.1`, the default of the other flags, is one too."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    numeric = socket.getaddrinfo("127.0.0.1", 0)
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *_, **__: numeric if host == "127.0.0.1" else found
+    )
 
 
 def refusal(capsys: pytest.CaptureFixture[str], read: Callable[[list[str]], object], *argv: str) -> str:
@@ -93,6 +103,17 @@ def test_serve_refuses_two_addresses_and_open_hosts(capsys: pytest.CaptureFixtur
     assert "exclude each other" in refusal(capsys, load_serve, "--uds", "/tmp/x", "--port", "1")
     assert "--allow-insecure" in refusal(capsys, load_serve, "--host", "0.0.0.0")
     assert load_serve(["--host", "0.0.0.0", "--allow-insecure"]).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("flag", ["--host", "--http-host", "--smg-host"])
+def test_a_name_is_judged_by_what_it_resolves_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    resolve_to(monkeypatch, "10.0.0.1")
+    assert f"{flag}: whoever reaches" in refusal(capsys, load_serve, flag, "localhost")
+    assert load_serve([flag, "localhost", "--allow-insecure"]).allow_insecure
+    resolve_to(monkeypatch, "127.0.1.1")
+    assert not load_serve([flag, "myhost"]).allow_insecure
 
 
 def test_the_engines_environment_does_not_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("ENGINEWIRE_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let every name have these addresses."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -52,12 +59,21 @@ def test_a_socket_and_a_port_exclude_each_other(capsys: pytest.CaptureFixture[st
     assert message == "enginewire-server: --uds and --port exclude each other: there is one address\n"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu.example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1"])
 def test_a_host_beyond_loopback_needs_a_word(capsys: pytest.CaptureFixture[str], host: str) -> None:
     message = refusal(capsys, "--host", host)
     assert "--host" in message
     assert "--allow-insecure" in message
     assert load_options(["--host", host, "--allow-insecure"]).host == host
+
+
+def test_a_name_needs_it_when_it_resolves_to_such_an_address(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve_to(monkeypatch, "127.0.0.1", "10.0.0.1")
+    assert "--allow-insecure" in refusal(capsys, "--host", "localhost")
+    resolve_to(monkeypatch, "127.0.1.1")
+    assert load_options(["--host", "gpu.example.org"]).host == "gpu.example.org"
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ FIELD_OVERHEAD_BYTES: Final = 32
 MAX_PIPELINED: Final = 16
 # What every unfinished body may hold. Only what is beyond that competes for room.
 SMALL_BODY_BYTES: Final = 64 * 1024
-MAX_LARGE_BODIES: Final = 16
+MAX_LARGE_BODIES: Final = 32
 # Whoever gets a refusal may still be sending; cut off at once, it would never read why.
-LINGER_SECONDS: Final = 5.0
+LINGER_SECONDS: Final = 2.0
 # Connections beyond the limit that are told so at the same time.
 MAX_TURNED_AWAY: Final = 64
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +26,8 @@ from enginewire.allowed_hosts import AllowedHosts
 
 # For what callers are told at the end; who does not read that is cut off.
 LAST_WORDS_SECONDS: Final = 0.5
+# Files that are open beside the connections.
+SPARE_FILES: Final = 512
 
 
 class BoundedServer(uvicorn.Server):
@@ -112,12 +115,21 @@ def limits_of(options: ServeOptions) -> Limits:
 async def http_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[HttpFace]:
     """Serve HTTP inside the context. Raises AddressError."""
     assert options.http_port is not None
+    allow_files(options.limit_concurrency + SPARE_FILES)
     with listening(options.http_host, options.http_port) as listener:
         face = HttpFace(backend, options, listener)
         try:
             yield face
         finally:
             await face.stop()
+
+
+def allow_files(count: int) -> None:
+    """Let this process have so many files open, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextlib.contextmanager

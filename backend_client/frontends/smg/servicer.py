@@ -21,7 +21,8 @@ from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vl
 from backend_client.annotated import BackendOutput
 from backend_client.embedding import renamed
 from backend_client.failure import RequestFailed, failed, internal_failure
-from backend_client.frontends.grpc_service import AnyCall, answered, refuse, write
+from backend_client.frontends.grpc_service import AnyCall, answered, refuse
+from backend_client.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from backend_client.frontends.smg.answer import Answer
 from backend_client.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
 from backend_client.frontends.smg.request import INPUT, to_backend, token_ids_of
@@ -45,7 +46,7 @@ class SmgServicer:
         backend: TextBackend,
         timeout: float | None,
         folder: Path | None,
-        slow_consumer_timeout: float | None = None,
+        slow_consumer_timeout: float = DEFAULT_PATIENCE_SECONDS,
     ) -> None:
         """In seconds: `timeout` is for callers without a deadline, the other for those who stall."""
         self._backend = backend
@@ -118,13 +119,13 @@ class SmgServicer:
         await call.send_initial_metadata(())
         answer = Answer(len(request.request.token_ids), is_stream=asked.stream)
         items = self._backend.generate(request, timeout=self._timeout(call))
-        async with aclosing(items):
+        async with patient(call, self._slow_consumer_timeout) as caller, aclosing(items):
             async for item in items:
                 if item.error is not None:
                     raise RequestFailed(item.error)
                 if item.data is not None:
                     for response in answer.responses(checked(item.data)):
-                        await write(call, response, self._slow_consumer_timeout)
+                        await caller.write(response)
 
     def _timeout(self, call: AnyCall) -> float | None:
         remaining = call.time_remaining()
@@ -166,10 +167,11 @@ class SmgServicer:
         """The tokenizer's files in one archive."""
         try:
             files = await self._tokenizer_files()
+            async with patient(call, self._slow_consumer_timeout) as caller:
+                for chunk in tokenizer_chunks(files):
+                    await caller.write(chunk)
         except RequestFailed as error:
             await refuse(call, error)
-        for chunk in tokenizer_chunks(files):
-            await call.write(chunk)
 
     async def _config(self, call: AnyCall) -> pb.EngineConfig:
         try:

@@ -50,14 +50,20 @@ class Caller:
             body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         return Answered(int(head[0].split(" ")[1]), headers, body)
 
-    async def is_cut_off(self) -> bool:
-        """True once the server has ended the connection."""
+    async def everything(self) -> bytes:
+        """All that still comes, until the server has ended the connection."""
+        received = b""
         try:
             async with asyncio.timeout(20):
-                while await self.reader.read(1 << 16):
-                    pass
+                while piece := await self.reader.read(1 << 16):
+                    received += piece
         except ConnectionError:
             pass
+        return received
+
+    async def is_cut_off(self) -> bool:
+        """True once the server has ended the connection."""
+        await self.everything()
         return True
 
 

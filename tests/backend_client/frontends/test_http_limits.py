@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import time
 from contextlib import AsyncExitStack
 
 import orjson
 import psutil
 import pytest
+import uvicorn
+from starlette.applications import Starlette
 
 from backend_client.config import ServeOptions
 from backend_client.frontends.http_api.connection import (
@@ -15,7 +19,10 @@ from backend_client.frontends.http_api.connection import (
     MAX_LARGE_BODIES,
     MAX_TURNED_AWAY,
     SMALL_BODY_BYTES,
+    BoundedConnection,
+    BoundedState,
 )
+from backend_client.frontends.http_api.server import allow_files, limits_of
 from backend_client.frontends.text_backend import TextBackend
 from tests.backend_client.frontends.conftest import StartBackend
 from tests.backend_client.frontends.http_serving import serving_http
@@ -123,6 +130,36 @@ async def test_a_body_in_chunks_has_the_same_bound(text_backend: TextBackend) ->
         assert (await stranger.answer()).status == 413
 
 
+async def test_whoever_sends_everything_before_it_reads_is_told_all_the_same(
+    text_backend: TextBackend,
+) -> None:
+    body = b"x" * 9_000_000
+    async with serving_http(text_backend) as face, caller(face.address) as stranger:
+        sending = asyncio.create_task(stranger.say(posting(body)))
+        await asyncio.wait([sending])
+        assert (await stranger.answer()).status == 413
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", GET[:20], head_of(length=100) + b"x"])
+async def test_what_comes_behind_a_request_does_not_end_its_answer(
+    start_backend: StartBackend, behind: bytes
+) -> None:
+    backend, _ = await start_backend(mocker_itl_ms=20.0)
+    body = orjson.dumps({"prompt": "x", "max_tokens": 60, "ignore_eos": True, "stream": True})
+    async with (
+        serving_http(backend, client_header_timeout=SOON, client_body_timeout=SOON) as face,
+        caller(face.address) as stranger,
+    ):
+        await stranger.say(posting(body))
+        await stranger.reader.readuntil(b"data: ")
+        await stranger.say(behind)
+        received = b""
+        while b"[DONE]" not in received:
+            piece = await stranger.reader.read(1 << 16)
+            assert piece, "it was cut off"
+            received += piece
+
+
 async def test_a_body_that_goes_on_behind_its_answer_ends_too(text_backend: TextBackend) -> None:
     head = head_of(length=100_000).replace(b"application/json", b"text/plain")
     async with serving_http(text_backend, client_body_timeout=SOON) as face, caller(face.address) as stranger:
@@ -208,7 +245,8 @@ async def test_connections_beyond_the_limit_are_told_to_come_back(text_backend: 
         strangers = [
             await stack.enter_async_context(caller(face.address)) for _ in range(MAX_TURNED_AWAY + 1)
         ]
-        assert await strangers[-1].is_cut_off()
+        # So many are not even told.
+        assert await strangers[-1].everything() == b""
         await stack.aclose()
         async with asyncio.timeout(20):
             while not await still_serves_now(face.address):  # noqa: ASYNC110  # no event tells
@@ -292,6 +330,45 @@ async def test_an_answer_in_one_piece_that_nobody_reads_ends_too(start_backend: 
                 await asyncio.sleep(0.05)
 
 
+class FullTransport(asyncio.Transport):
+    """Takes nothing more, until it is told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_unsent = 100
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+async def test_whoever_takes_something_between_two_looks_is_not_stalled() -> None:
+    limits = limits_of(ServeOptions(slow_consumer_timeout=10.0))
+    connection = BoundedConnection(uvicorn.Config(Starlette()), BoundedState(limits), {})
+    transport = FullTransport()
+    connection.connection_made(transport)
+    now = time.monotonic()
+    connection.look(now - 11)
+    connection.look(now - 5)
+    # As full as before, but with other bytes.
+    connection.pause_writing()
+    connection.resume_writing()
+    connection.look(now + 1)
+    assert not transport.is_aborted
+    # Everything was taken, and the buffer is as full again.
+    transport.num_unsent = 0
+    connection.look(now + 8)
+    transport.num_unsent = 100
+    connection.look(now + 16)
+    connection.look(now + 25)
+    assert not transport.is_aborted
+    connection.look(now + 27)
+    assert transport.is_aborted
+
+
 def connections_of(address: str) -> int:
     """Those that the server still holds open."""
     port = int(address.rpartition(":")[2])
@@ -305,4 +382,18 @@ def test_memory_that_callers_can_take_follows_from_the_options() -> None:
     options = ServeOptions()
     held = MAX_LARGE_BODIES * options.max_message_bytes
     small = options.limit_concurrency * (SMALL_BODY_BYTES + MAX_HEAD_BYTES)
-    assert held + small < 400 * 2**20
+    assert held + small < 512 * 2**20
+
+
+def test_files_are_allowed_as_far_as_the_system_lets_us() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allow_files(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        allow_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        allow_files(hard + 1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
