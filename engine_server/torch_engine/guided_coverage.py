@@ -17,11 +17,11 @@ from engine_server.torch_engine.guided_schema import (
     Schema,
     excludes,
     found,
+    is_off,
     required_names,
     rewritten,
     schemas_in,
     type_of,
-    types_of,
     values_of,
     words,
 )
@@ -105,8 +105,8 @@ def _not_by_xgrammar(schema: Schema, root: object) -> Iterator[str]:
 
 def _is_free(keyword: str, schema: Schema) -> bool:
     """True for a keyword that forbids nothing."""
-    is_off = keyword == "uniqueItems" and schema[keyword] is False
-    return is_off or keyword in ANNOTATIONS or keyword.startswith("x-")
+    is_note = keyword in ANNOTATIONS or keyword.startswith("x-")
+    return is_note or is_off(keyword, schema[keyword])
 
 
 def _not_alone_by_xgrammar(word: str, schema: Schema, root: object) -> Iterator[str]:
@@ -151,8 +151,8 @@ def _not_by_llguidance(schema: Schema, root: object) -> Iterator[str]:
     yield from (word for word in schema if word in LLGUIDANCE_LACKS and not _is_free(word, schema))
     if "oneOf" in schema and not excludes(schema["oneOf"], root):
         yield "oneOf of alternatives that may overlap"
-    if "string" in types_of(schema) and schema.get("format", "date") not in LLGUIDANCE_FORMATS:
-        yield f"format {str(schema['format'])[:40]}"
+    if "format" in schema and not _is_free("format", schema) and schema["format"] not in LLGUIDANCE_FORMATS:
+        yield f"format {schema['format']}"
     if _may_repeat_names(schema):
         yield "minProperties of properties without a name"
 

@@ -36,7 +36,7 @@ def refusal(check, value) -> str:
             {"items": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
             "oneOf of alternatives that may overlap",
         ),
-        ({"type": "string", "format": "int32"}, "format int32 at #"),
+        ({"type": "string", "format": "regex"}, "format regex at #"),
         ({"type": "object", "minProperties": 2}, "minProperties of properties without a name at #"),
     ],
 )
@@ -97,7 +97,13 @@ def test_alternatives_that_may_overlap_are_refused(check, pair):
 @pytest.mark.parametrize("check", [schema_for_xgrammar, schema_for_llguidance])
 def test_what_forbids_nothing_is_no_reason_to_refuse(check):
     schema = {"title": "t", "description": "d", "default": 1, "x-mine": {"not": {}}, "type": "array"}
-    assert json.loads(check(json.dumps({**schema, "uniqueItems": False}))) == schema
+    for more in (
+        {"uniqueItems": False},
+        {"propertyNames": {"type": "string"}},
+        {"format": "password"},
+        {"unevaluatedProperties": True, "not": False},
+    ):
+        assert json.loads(check(json.dumps({**schema, **more}))) == schema
 
 
 @pytest.mark.parametrize("check", [schema_for_xgrammar, schema_for_llguidance])
