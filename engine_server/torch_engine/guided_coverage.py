@@ -165,11 +165,18 @@ def _may_repeat_names(schema: Schema) -> bool:
 
 
 _PIECES: Final = re.compile(r"(?s)\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|.)|\[\^?(?:\\.|[^\]\\])*\]|\(\?:?|.")
-_ESCAPES: Final = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[dDwWnrtfv]|[!-/:-@\[\]\\_`{-~])")
-_IN_CLASS: Final = re.compile(rf"\[\^?(?:{_ESCAPES.pattern}|[^\[\]\\])+\]")
+_ESCAPES: Final = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[dwnrtfv]|[!-/:-@\[\]\\_`{-~])")
+_IN_CLASS: Final = re.compile(rf"\[\^?(?!\^)(?:{_ESCAPES.pattern}|[^\[\]\\])+\]")
 _BLANKS: Final = r" \t\n\r\f\v"
-_MEANT: Final = {".": r"[^\n]", r"\s": f"[{_BLANKS}]", r"\S": f"[^{_BLANKS}]"}
-"""In xgrammar `.` is a line feed too, and blanks are not those of ASCII."""
+_SURROGATES: Final = r"\uD800-\uDFFF"
+_MEANT: Final = {
+    ".": rf"[^\n{_SURROGATES}]",
+    r"\s": f"[{_BLANKS}]",
+    r"\S": f"[^{_BLANKS}{_SURROGATES}]",
+    r"\D": f"[^0-9{_SURROGATES}]",
+    r"\W": f"[^0-9A-Z_a-z{_SURROGATES}]",
+}
+"""In xgrammar `.` is a line feed too, blanks are not ASCII's, and half a surrogate pair is a character."""
 
 
 def regex_for_xgrammar(text: str) -> str:
@@ -178,19 +185,27 @@ def regex_for_xgrammar(text: str) -> str:
     for place, piece in enumerate(pieces):
         if not _is_followed(piece, is_first=place == 0, is_last=place == len(pieces) - 1):
             raise InvalidGuide(f"{piece} is not followed by xgrammar in this place")
-    return "".join(_MEANT.get(piece) or _blanks_in_class(piece) for piece in pieces)
+    return "".join(_MEANT.get(piece) or _class(piece) for piece in pieces)
 
 
 def _is_followed(piece: str, *, is_first: bool, is_last: bool) -> bool:
     if piece in _MEANT or piece in ("^", "$", "(?"):
         return piece in _MEANT or (piece == "^" and is_first) or (piece == "$" and is_last)
     if piece[0] == "[":
-        return "\\^" not in piece and bool(_IN_CLASS.fullmatch(_blanks_in_class(piece)))
+        return "\\^" not in piece and bool(_IN_CLASS.fullmatch(_class(piece)))
     return piece[0] != "\\" or bool(_ESCAPES.fullmatch(piece))
 
 
-def _blanks_in_class(piece: str) -> str:
-    return re.sub(r"(?s)\\.", lambda each: _BLANKS if each[0] == r"\s" else each[0], piece)
+def _class(piece: str) -> str:
+    """A class with ASCII's blanks, and without surrogates where it says what may not come; else as it is."""
+    if piece[0] != "[":
+        return piece
+    spelt = re.sub(r"(?s)\\.", lambda each: _BLANKS if each[0] == r"\s" else each[0], piece)
+    if not spelt.startswith("[^") or spelt == "[^]":
+        return spelt
+    # Behind a range a dash would begin another one.
+    rest = spelt[2:] if spelt[2] != "-" else rf"\{spelt[2:]}"
+    return f"[^{_SURROGATES}{rest}"
 
 
 def tag_for_xgrammar(text: str) -> str:
