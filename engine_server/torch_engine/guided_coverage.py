@@ -17,11 +17,11 @@ from engine_server.torch_engine.guided_schema import (
     Schema,
     excludes,
     found,
+    is_off,
     required_names,
     rewritten,
     schemas_in,
     type_of,
-    types_of,
     values_of,
     words,
 )
@@ -105,8 +105,8 @@ def _not_by_xgrammar(schema: Schema, root: object) -> Iterator[str]:
 
 def _is_free(keyword: str, schema: Schema) -> bool:
     """True for a keyword that forbids nothing."""
-    is_off = keyword == "uniqueItems" and schema[keyword] is False
-    return is_off or keyword in ANNOTATIONS or keyword.startswith("x-")
+    is_note = keyword in ANNOTATIONS or keyword.startswith("x-")
+    return is_note or is_off(keyword, schema[keyword])
 
 
 def _not_alone_by_xgrammar(word: str, schema: Schema, root: object) -> Iterator[str]:
@@ -151,8 +151,8 @@ def _not_by_llguidance(schema: Schema, root: object) -> Iterator[str]:
     yield from (word for word in schema if word in LLGUIDANCE_LACKS and not _is_free(word, schema))
     if "oneOf" in schema and not excludes(schema["oneOf"], root):
         yield "oneOf of alternatives that may overlap"
-    if "string" in types_of(schema) and schema.get("format", "date") not in LLGUIDANCE_FORMATS:
-        yield f"format {str(schema['format'])[:40]}"
+    if "format" in schema and not _is_free("format", schema) and schema["format"] not in LLGUIDANCE_FORMATS:
+        yield f"format {schema['format']}"
     if _may_repeat_names(schema):
         yield "minProperties of properties without a name"
 
@@ -165,11 +165,18 @@ def _may_repeat_names(schema: Schema) -> bool:
 
 
 _PIECES: Final = re.compile(r"(?s)\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|.)|\[\^?(?:\\.|[^\]\\])*\]|\(\?:?|.")
-_ESCAPES: Final = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[dDwWnrtfv]|[!-/:-@\[\]\\_`{-~])")
-_IN_CLASS: Final = re.compile(rf"\[\^?(?:{_ESCAPES.pattern}|[^\[\]\\])+\]")
+_ESCAPES: Final = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[dwnrtfv]|[!-/:-@\[\]\\_`{-~])")
+_IN_CLASS: Final = re.compile(rf"\[\^?(?!\^)(?:{_ESCAPES.pattern}|[^\[\]\\])+\]")
 _BLANKS: Final = r" \t\n\r\f\v"
-_MEANT: Final = {".": r"[^\n]", r"\s": f"[{_BLANKS}]", r"\S": f"[^{_BLANKS}]"}
-"""In xgrammar `.` is a line feed too, and blanks are not those of ASCII."""
+_SURROGATES: Final = r"\uD800-\uDFFF"
+_MEANT: Final = {
+    ".": rf"[^\n{_SURROGATES}]",
+    r"\s": f"[{_BLANKS}]",
+    r"\S": f"[^{_BLANKS}{_SURROGATES}]",
+    r"\D": f"[^0-9{_SURROGATES}]",
+    r"\W": f"[^0-9A-Z_a-z{_SURROGATES}]",
+}
+"""In xgrammar `.` is a line feed too, blanks are not ASCII's, and half a surrogate pair is a character."""
 
 
 def regex_for_xgrammar(text: str) -> str:
@@ -178,19 +185,27 @@ def regex_for_xgrammar(text: str) -> str:
     for place, piece in enumerate(pieces):
         if not _is_followed(piece, is_first=place == 0, is_last=place == len(pieces) - 1):
             raise InvalidGuide(f"{piece} is not followed by xgrammar in this place")
-    return "".join(_MEANT.get(piece) or _blanks_in_class(piece) for piece in pieces)
+    return "".join(_MEANT.get(piece) or _class(piece) for piece in pieces)
 
 
 def _is_followed(piece: str, *, is_first: bool, is_last: bool) -> bool:
     if piece in _MEANT or piece in ("^", "$", "(?"):
         return piece in _MEANT or (piece == "^" and is_first) or (piece == "$" and is_last)
     if piece[0] == "[":
-        return "\\^" not in piece and bool(_IN_CLASS.fullmatch(_blanks_in_class(piece)))
+        return "\\^" not in piece and bool(_IN_CLASS.fullmatch(_class(piece)))
     return piece[0] != "\\" or bool(_ESCAPES.fullmatch(piece))
 
 
-def _blanks_in_class(piece: str) -> str:
-    return re.sub(r"(?s)\\.", lambda each: _BLANKS if each[0] == r"\s" else each[0], piece)
+def _class(piece: str) -> str:
+    """A class with ASCII's blanks, and without surrogates where it says what may not come; else as it is."""
+    if piece[0] != "[":
+        return piece
+    spelt = re.sub(r"(?s)\\.", lambda each: _BLANKS if each[0] == r"\s" else each[0], piece)
+    if not spelt.startswith("[^") or spelt == "[^]":
+        return spelt
+    # Behind a range a dash would begin another one.
+    rest = spelt[2:] if spelt[2] != "-" else rf"\{spelt[2:]}"
+    return f"[^{_SURROGATES}{rest}"
 
 
 def tag_for_xgrammar(text: str) -> str:

@@ -26,6 +26,21 @@ NAMED: Final = ("dependentSchemas", "patternProperties", "properties")
 """Keywords that hold a schema, a list of them, and schemas by name."""
 NAMED_ASIDE: Final = ("$defs", "definitions")
 """Schemas that count only where a reference leads to them."""
+FORMATS: Final = words(
+    "date date-time duration email hostname idn-email idn-hostname ipv4 ipv6 iri iri-reference json-pointer"
+    " regex relative-json-pointer time uri uri-reference uri-template uuid"
+)
+"""All that JSON Schema defines. Any other, as `password`, is a note."""
+OFF: Final[Mapping[str, Sequence[object]]] = {
+    "dependentRequired": [{}],
+    "dependentSchemas": [{}],
+    "not": [False],
+    "propertyNames": [{}, True, {"type": "string"}],
+    "unevaluatedItems": [{}, True],
+    "unevaluatedProperties": [{}, True],
+    "uniqueItems": [False],
+}
+"""Values with which a keyword forbids nothing."""
 TYPES: Final = ("array", "boolean", "null", "number", "object", "string")
 """All types but `integer`, which every number may be."""
 MAX_REFERENCES: Final = 32
@@ -59,14 +74,21 @@ def _children(schema: Schema) -> Iterator[tuple[str, object]]:
 
 
 def rewritten(schema: object, root: object) -> object:
-    """The same schema without `uniqueItems: false`, and with `anyOf` where that means the same as `oneOf`."""
+    """The same schema without what forbids nothing, and with `anyOf` where that means the same as `oneOf`."""
     if not isinstance(schema, dict):
         return schema
     return {
         _plain(keyword, schema, root): _rewritten_value(keyword, value, root)
         for keyword, value in schema.items()
-        if keyword != "uniqueItems" or value is not False
+        if not is_off(keyword, value)
     }
+
+
+def is_off(keyword: str, value: object) -> bool:
+    """True for a keyword that forbids nothing with this value."""
+    if keyword == "format":
+        return not isinstance(value, str) or value not in FORMATS
+    return any(value == each and type(value) is type(each) for each in OFF.get(keyword, ()))
 
 
 def _plain(keyword: str, schema: Schema, root: object) -> str:

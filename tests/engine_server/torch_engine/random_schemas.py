@@ -11,7 +11,7 @@ from random import Random
 NAMES = ("a", "b", "x1", 'q"\n', "é")
 VALUES = (None, True, False, 0, 1, 2, 7, -3, 1.5, "", "a", "b", "ab", 'q"\n', "é😀", [], [1], {"a": 1})
 PATTERNS = ("^a", "b$", "^[a-z]+$", "^[^a]{2}$", "a.b", '^["\\\\]+$', "^(a|b)*$", "[0-9]{2}", "^x", "^a|b$")
-FORMATS = ("date", "date-time", "time", "ipv4", "ipv6", "uuid", "email", "duration", "regex", "int32")
+FORMATS = ("date", "date-time", "time", "ipv4", "ipv6", "uuid", "email", "duration", "regex", "password")
 ANNOTATIONS = {
     "title": "t",
     "description": "d",
@@ -120,7 +120,7 @@ class SchemaWriter:
             "maxProperties": few + random.randint(0, 2),
         }
         rare = {
-            "propertyNames": {"maxLength": 2},
+            "propertyNames": random.choice([{"maxLength": 2}, {"type": "string"}]),
             "dependentRequired": {"a": ["b"]},
             "unevaluatedProperties": False,
         }

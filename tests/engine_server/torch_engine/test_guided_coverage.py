@@ -36,7 +36,7 @@ def refusal(check, value) -> str:
             {"items": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
             "oneOf of alternatives that may overlap",
         ),
-        ({"type": "string", "format": "int32"}, "format int32 at #"),
+        ({"type": "string", "format": "regex"}, "format regex at #"),
         ({"type": "object", "minProperties": 2}, "minProperties of properties without a name at #"),
     ],
 )
@@ -97,7 +97,13 @@ def test_alternatives_that_may_overlap_are_refused(check, pair):
 @pytest.mark.parametrize("check", [schema_for_xgrammar, schema_for_llguidance])
 def test_what_forbids_nothing_is_no_reason_to_refuse(check):
     schema = {"title": "t", "description": "d", "default": 1, "x-mine": {"not": {}}, "type": "array"}
-    assert json.loads(check(json.dumps({**schema, "uniqueItems": False}))) == schema
+    for more in (
+        {"uniqueItems": False},
+        {"propertyNames": {"type": "string"}},
+        {"format": "password"},
+        {"unevaluatedProperties": True, "not": False},
+    ):
+        assert json.loads(check(json.dumps({**schema, **more}))) == schema
 
 
 @pytest.mark.parametrize("check", [schema_for_xgrammar, schema_for_llguidance])
@@ -117,14 +123,39 @@ def test_a_schema_is_json_and_an_object_or_a_boolean(text):
 
 @pytest.mark.parametrize(
     ("text", "meant"),
-    [(".", r"[^\n]"), (r"a\s", r"a[ \t\n\r\f\v]"), (r"[\sa]", r"[ \t\n\r\f\va]"), ("^a$", "^a$")],
+    [
+        (".", r"[^\n\uD800-\uDFFF]"),
+        (r"a\s", r"a[ \t\n\r\f\v]"),
+        (r"[\sa]", r"[ \t\n\r\f\va]"),
+        ("[^a]", r"[^\uD800-\uDFFFa]"),
+        ("[^-a]", r"[^\uD800-\uDFFF\-a]"),
+        ("[^-]", r"[^\uD800-\uDFFF\-]"),
+        ("^a$", "^a$"),
+    ],
 )
 def test_xgrammar_gets_an_expression_as_it_is_meant(text, meant):
     assert regex_for_xgrammar(text) == meant
 
 
 @pytest.mark.parametrize(
-    "text", ["a^b", "a$b", "(?=a)", r"\b", r"\p{L}", r"[\^a]", "[]a]", r"\x{61}", "[[:alpha:]]"]
+    "text",
+    [
+        "a^b",
+        "a$b",
+        "(?=a)",
+        r"\b",
+        r"\p{L}",
+        r"[\^a]",
+        "[]a]",
+        r"\x{61}",
+        "[[:alpha:]]",
+        "[",
+        "[^",
+        "[^]",
+        "[a",
+        r"[\W\d]",
+        "\\",
+    ],
 )
 def test_an_expression_that_xgrammar_takes_for_another_is_refused(text):
     with pytest.raises(InvalidGuide, match="is not followed by xgrammar in this place"):
@@ -135,7 +166,7 @@ def test_schemas_and_expressions_in_a_structural_tag_are_looked_at_too():
     parts = [{"type": "regex", "pattern": "."}, {"type": "json_schema", "json_schema": {"type": "null"}}]
     tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
     read = json.loads(tag_for_xgrammar(json.dumps(tag)))["format"]["elements"]
-    assert read == [{"type": "regex", "pattern": r"[^\n]"}, parts[1]]
+    assert read == [{"type": "regex", "pattern": r"[^\n\uD800-\uDFFF]"}, parts[1]]
     parts[1]["json_schema"] = {"items": BOUNDED, "type": "array"}
     assert refusal(tag_for_xgrammar, tag) == "maxLength at #/items is not followed by xgrammar"
     old = {"structures": [{"begin": "<a>", "schema": {"not": {}}, "end": "</a>"}], "triggers": ["<a>"]}
