@@ -83,9 +83,12 @@ class ClientContext:
         other._scenes = self._scenes
         return other
 
-    def play(self, *script: Step, then: Sequence[Sequence[Step]] = ()) -> Scene:
-        """A prompt of its own that the engine answers with this script; `then`, for further attempts."""
-        prompt = list(f"prompt {next(_numbers)}".encode())
+    def play(self, *script: Step, then: Sequence[Sequence[Step]] = (), ending: bytes = b"") -> Scene:
+        """A prompt of its own, with this ending, that the engine answers with this script.
+
+        `then`, for further attempts.
+        """
+        prompt = list(f"prompt {next(_numbers)}".encode() + ending)
         self._scenes.append(self.stand.engine.play(prompt, [script, *then]))
         return self._scenes[-1]
 

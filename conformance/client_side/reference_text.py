@@ -67,6 +67,12 @@ class ReferenceChoice:
     def __post_init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = self.request.stop_conditions
+        self.begin()
+
+    def begin(self) -> None:
+        """Go on behind the prompt: it has its complete characters, the answer what is left."""
+        for token in self.request.token_ids:
+            self.decode(self.vocabulary.bytes_of.get(token, b""))
 
     def take(self, output: pb.LLMEngineOutput) -> pb.BackendOutput:
         """The next output of the engine as the caller gets it."""
@@ -130,10 +136,15 @@ class ReferenceChoice:
         if token in self.hidden_ids():
             return b""
         if token in self.vocabulary.special:
-            skips = not self.request.output_options.HasField("skip_special_tokens")
-            skips = skips or self.request.output_options.skip_special_tokens
-            return b"" if skips else self.vocabulary.special[token].encode()
+            text = self.vocabulary.special[token]
+            is_stop = text in self.stop_strings() and self.is_armed()
+            return b"" if self.skips() and not is_stop else text.encode()
         return self.vocabulary.bytes_of.get(token, b"")
+
+    def skips(self) -> bool:
+        """Special tokens are not shown, except for what ends the text as a stop string."""
+        options = self.request.output_options
+        return options.skip_special_tokens if options.HasField("skip_special_tokens") else True
 
     def hidden_ids(self) -> set[int]:
         """Ids whose text is never shown."""
