@@ -105,6 +105,17 @@ class ScriptedEngine:
         yield pb.WatchLoadResponse(load=await self.load())
         await asyncio.Event().wait()
 
+    async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
+        """Embed: vectors that tell inputs apart, whatever their order."""
+        inputs = [list(each.token_ids) for each in request.request.token_ids]
+        total = sum(map(len, inputs))
+        output = pb.EmbeddingsEngineOutput(
+            embeddings=[pb.Embedding(values=vector_of(each)) for each in inputs],
+            prompt_tokens=total,
+            total_tokens=total,
+        )
+        return pb.EmbedResponse(output=output, request_id=request.request_id)
+
     async def abort(self, request: pb.AbortRequest) -> pb.AbortResponse:
         """Abort: whoever waits on such a request hears that it is over."""
         results = []
@@ -208,6 +219,7 @@ class ScriptedEngine:
                 seed=True,
                 multiple_choices=True,
                 logprobs=True,
+                embeddings=True,
                 resume=self._resume,
                 stop_strings=self._stop_strings,
                 multiplexed=self.multiplexed,
@@ -216,6 +228,11 @@ class ScriptedEngine:
             ),
             limits=pb.Limits(max_n=8, max_logprobs=8),
         )
+
+
+def vector_of(token_ids: Sequence[int]) -> list[float]:
+    """What this engine makes of an input."""
+    return [float(len(token_ids)), float(token_ids[0]), float(sum(token_ids))]
 
 
 class _Methods(grpc.GenericRpcHandler):
@@ -271,6 +288,12 @@ async def _tokenizer(
         yield message
 
 
+async def _embed(
+    engine: ScriptedEngine, request: pb.EmbedRequest, context: CONTEXT
+) -> AsyncIterator[Message]:
+    yield await engine.embed(request)
+
+
 async def _abort(
     engine: ScriptedEngine, request: pb.AbortRequest, context: CONTEXT
 ) -> AsyncIterator[Message]:
@@ -298,6 +321,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "DiscoveryService.GetLoad": _load,
     "DiscoveryService.WatchLoad": _watch,
     "DiscoveryService.GetTokenizer": _tokenizer,
+    "EmbeddingService.Embed": _embed,
     "EngineService.Abort": _abort,
     GENERATE: _generate,
     health_types.CHECK: _health,

@@ -63,6 +63,7 @@ class ReferenceBackend:
         self._channel = grpc.aio.insecure_channel(engine, options=[("grpc.use_local_subchannel_pool", 1)])
         self._engine = pb.EngineServiceStub(self._channel)
         self._discovery = pb.DiscoveryServiceStub(self._channel)
+        self._embedding = pb.EmbeddingServiceStub(self._channel)
 
     async def serve(self, target: str) -> grpc.aio.Server:
         """Listen; returns the running server. Raises Failed for an engine that does not fit."""
@@ -75,12 +76,31 @@ class ReferenceBackend:
             request_deserializer=pb.BackendServiceGenerateRequest.FromString,
             response_serializer=pb.BackendServiceGenerateResponse.SerializeToString,
         )
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"Generate": handler})]
+        embed = grpc.unary_unary_rpc_method_handler(
+            self._embed,
+            request_deserializer=pb.BackendServiceEmbedRequest.FromString,
+            response_serializer=pb.BackendServiceEmbedResponse.SerializeToString,
         )
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Generate": handler, "Embed": embed}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
         server.add_insecure_port(target)
         await server.start()
         return server
+
+    async def _embed(
+        self, asked: pb.BackendServiceEmbedRequest, context: CONTEXT
+    ) -> pb.BackendServiceEmbedResponse:
+        inputs = [self.token_ids_of(each) for each in asked.inputs]
+        request = pb.PreprocessedEmbeddingRequest(
+            token_ids=[pb.TokenSequence(token_ids=each) for each in inputs]
+        )
+        embed = pb.EmbedRequest(request_id=asked.request_id, request=request)
+        output = (await self._embedding.Embed(embed)).output
+        return pb.BackendServiceEmbedResponse(output=output, request_id=asked.request_id)
+
+    def token_ids_of(self, given: pb.EmbeddingInput) -> list[int]:
+        """A token per byte of a text; the tokenizer of the kit has no merges."""
+        return list(given.text.encode()) if given.HasField("text") else list(given.token_ids.token_ids)
 
     async def shut_down(self, server: grpc.aio.Server | None) -> None:
         """Stop listening and leave the engine."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, seed, strategies as st
 
 from backend_client.annotated import BackendOutput
+from backend_client.decoder import Decoder
 from backend_client.protocol_violation import ProtocolViolation
 from backend_client.request_decoder import RequestDecoder
 from backend_client.stop_conditions import StopConditions
@@ -191,3 +193,33 @@ def test_a_caller_s_resume_goes_on_with_our_text() -> None:
     decoder.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=spell("abc"))]))
     outputs = taken(decoder, said("e", 3, "ce"))
     assert shown(outputs) == "ce"
+
+
+@seed(12)
+@given(
+    text=st.text("abcd", min_size=1, max_size=12),
+    stop=st.lists(st.text("abcd", min_size=1, max_size=3), max_size=2),
+    min_tokens=st.integers(0, 4),
+    is_visible=st.booleans(),
+    cut=st.integers(0, 12),
+    evaluates=st.booleans(),
+)
+def test_an_exact_engine_lost_anywhere_leaves_the_answer_as_it_would_have_been(
+    text: str, stop: list[str], min_tokens: int, is_visible: bool, cut: int, evaluates: bool
+) -> None:
+    conditions = StopConditions(
+        stop=tuple(stop), min_tokens=min_tokens, include_stop_str_in_output=is_visible
+    )
+    whole = Decoder(VOCABULARY, conditions).process(spell(text))
+    lost, decoder = Decoder(VOCABULARY, conditions), RequestDecoder(VOCABULARY, conditions)
+    decoder.meet(EVALUATES)
+    outputs = []
+    for place, character in enumerate(text[: min(cut, len(whole.token_ids) - 1)]):
+        outputs += taken(decoder, said(character, place, lost.process(spell(character)).text))
+    assert decoder.take_over()
+    decoder.resume()
+    decoder.meet(pb.Capabilities(stop_strings=evaluates))
+    position = decoder.num_passed_on
+    outputs += taken(decoder, said(text[position:], position, None))
+    assert shown(outputs) == whole.text
+    assert outputs[-1].stop_reason == (whole.stop_trigger and whole.stop_trigger.stop)
