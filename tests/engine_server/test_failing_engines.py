@@ -155,9 +155,10 @@ async def test_who_stops_waiting_for_a_clean_up_does_not_stop_it(engine_server):
 
     engine.cleanup = cleanup
     serving = await engine_server(engine)
-    call = serving.engine.Cleanup(pb.CleanupRequest())
+    waiting = asyncio.create_task(serving.server.lifecycle.cleanup(abort_in_flight=False))
     await cleaning.wait()
-    call.cancel()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
     may_end.set()
     await serving.until(lambda load: load.state == pb.ENGINE_STATE_STOPPED)
 
