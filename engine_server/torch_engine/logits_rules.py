@@ -85,12 +85,13 @@ def _ban(logits: Tensor, ids: list[int]) -> None:
 def _ends_that_are_too_early(sequence: Sequence, logits: Tensor) -> list[int]:
     """Ids that would end the choice below `min_tokens`, unless nothing else is left: then they only pass."""
     ending = list(sequence.request.stop.ending_ids)
-    sampling = sequence.request.sampling
-    # Such as a grammar that is at its end. Without a mask something is left, and nobody has to look.
-    num_banned = len(ending) + len(sampling.bad_words)
-    if sequence.matcher is None and not sampling.allowed_token_ids and num_banned < logits.shape[-1]:
-        return ending
-    return [] if logits.isfinite().sum() == logits[ending].isfinite().sum() else ending
+    if sequence.matcher is not None:
+        # What a grammar has left, such as nothing but an end, only its mask says.
+        return [] if logits.isfinite().sum() == logits[ending].isfinite().sum() else ending
+    # Without one the lists say it, and the device need not be waited for.
+    banned = {*ending, *_ends_of_bad_words(sequence)}
+    allowed = sequence.request.sampling.allowed_token_ids or range(logits.shape[-1])
+    return ending if any(token_id not in banned for token_id in allowed) else []
 
 
 def _ends_of_bad_words(sequence: Sequence) -> list[int]:
