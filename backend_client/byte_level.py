@@ -68,7 +68,8 @@ class ByteLevelTable:
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """See TokenTable."""
         stream = ByteLevelDetokenizer(self)
-        stream.feed(self._end_of(prompt))
+        if prompt:
+            stream.feed(self._end_of(prompt))
         return stream
 
     def _end_of(self, prompt: Sequence[int]) -> Sequence[int]:

@@ -98,7 +98,8 @@ class ByteFallbackTable:
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """See TokenTable."""
         stream = ByteFallbackDetokenizer(self)
-        stream.feed(self._end_of(prompt))
+        if prompt:
+            stream.feed(self._end_of(prompt))
         return stream
 
     def _end_of(self, prompt: Sequence[int]) -> Sequence[int]:

@@ -149,3 +149,33 @@ def test_bytes_that_wait_for_others_are_no_rest() -> None:
         detokenizer.step(token_id)
         found.append(detokenizer.is_at_rest)
     assert found == [True, False, True, False, True, False, False, True]
+
+
+@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("character", "é日🙈")
+def test_a_character_that_the_prompt_begins_appears_when_it_is_complete(name: str, character: str) -> None:
+    tokenizer = FAMILIES[name]
+    ids = byte_ids(character.encode(), tokenizer)
+    for cut in range(1, len(ids)):
+        for before in ([], [tokenizer.token_to_id("a")], byte_ids("🙈".encode(), tokenizer)):
+            detokenizer = VOCABULARIES[name].detokenizer(prompt=[*before, *ids[:cut]])
+            assert stream(detokenizer, ids[cut:]) == [""] * (len(ids) - cut - 1) + [character, ""]
+            detokenizer = VOCABULARIES[name].detokenizer(prompt=[*before, *ids[:cut]])
+            assert detokenizer.flush() == tokenizer.decode(ids[:cut])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "space"),
+    [(toy.byte_fallback(3), "▁"), (toy.byte_fallback(20), "▁"), (toy.stripped_byte_level(3), "Ġ")],
+)
+def test_spaces_are_taken_off_the_beginning_of_a_prompt_only(tokenizer: Tokenizer, space: str) -> None:
+    vocabulary = Vocabulary(tokenizer)
+    a, blank = tokenizer.token_to_id("a"), tokenizer.token_to_id(space)
+    for num_blanks in (0, 1, 2, 30):
+        detokenizer = vocabulary.detokenizer(prompt=[a, *[blank] * num_blanks])
+        assert detokenizer.feed([blank, a]) == [" ", "a"]
+        begun = vocabulary.detokenizer(prompt=[blank] * num_blanks)
+        assert (
+            "".join(begun.feed([blank] * 30))
+            == tokenizer.decode([blank] * (num_blanks + 30))[len(tokenizer.decode([blank] * num_blanks)) :]
+        )
