@@ -9,7 +9,7 @@ Knows nothing about architectures, folders or requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from engine_server.torch_engine.attention import AttentionGroup, AttentionPlan, KvTensors
+from engine_server.torch_engine.attention import AttentionPlan, KvTensors
 from engine_server.torch_engine.host_copies import send_index
 
 PAGED = "enginewire_paged"
@@ -31,6 +31,18 @@ MARK = 1000.0
 """The first mask that an observed model builds holds this number everywhere, the next one more."""
 
 
+IGNORED_OPTIONS = frozenset(
+    {
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_router_logits",
+        "position_ids",
+        "sliding_window",
+        "use_cache",
+    }
+)
+"""Options of attention that say nothing new: nothing is dropped, and masks and positions are known."""
 OWN_MASK = "it masks attention in a way of its own"
 
 
@@ -131,8 +143,19 @@ class PagedPass:
         for group in self._plan.groups:
             keys, values = self._cache.read(layer, group)
             mask = group.masks[self._windows[layer]]
-            attended[group.rows] = _attend_group(call, group, keys, values, mask)
+            attended[group.rows] = _attend_rows(call, group.rows, group.num_new, keys, values, mask)
         return attended
+
+
+class PlainPass:
+    """Every token attends to the ones before it in the flat batch, which is one sequence."""
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """See `AttentionPass`."""
+        if call.mask is not None:
+            raise UnsupportedAttentionError(OWN_MASK)
+        keys, values = call.keys.transpose(0, 1)[None], call.values.transpose(0, 1)[None]
+        return _attend_rows(call, slice(None), len(call.query), keys, values, None)
 
 
 class ShapePass:
@@ -191,10 +214,11 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls: tensors [1, heads, tokens, dim] in, [1, tokens, heads, dim] out.
 
-    The option `sliding_window` is not read: the masks say the same, and for all architectures.
+    The option `sliding_window` is not read: the masks say the same, and for all architectures. An option that
+    is not known is refused.
     """
-    if options.get("position_bias") is not None:
-        raise UnsupportedAttentionError("its attention has a position bias")
+    if not options.keys() <= IGNORED_OPTIONS:
+        _refuse_unknown(options)
     if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise UnsupportedAttentionError("its attention looks ahead")
     if query.shape[2] != key.shape[2]:
@@ -203,6 +227,13 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = AttentionCall(query, key, value, attention_mask, scale, softcap, s_aux)
     return _current.get().attend(call)[None], None
+
+
+def _refuse_unknown(options: Mapping[str, object]) -> None:
+    """An option that nobody here reads may change what the layer means, unless it is off."""
+    for name, value in options.items():
+        if value is not None and value is not False and name not in IGNORED_OPTIONS:
+            raise UnsupportedAttentionError(f"its attention needs the option {name}, which is not supported")
 
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -243,16 +274,16 @@ AttentionInterface.register(OBSERVED, _attention)
 AttentionMaskInterface.register(OBSERVED, _observed_mask)
 
 
-def _attend_group(
-    call: AttentionCall, group: AttentionGroup, keys: Tensor, values: Tensor, mask: Tensor | None
+def _attend_rows(
+    call: AttentionCall, rows: slice, num_new: int, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> Tensor:
     """Query heads that share a KV head are rows (decode) or heads (prefill) of one batch entry."""
-    query = call.query[group.rows]
+    query = call.query[rows]
     tokens, heads, key_dim = query.shape
     kv_heads = keys.shape[1]
     folded = query.reshape(tokens, kv_heads, heads // kv_heads, key_dim)
     sinks = None if call.sinks is None else call.sinks.reshape(kv_heads, heads // kv_heads, 1)
-    if group.num_new == 1:
+    if num_new == 1:
         return _attend(folded, keys, values, mask, call, sinks).flatten(1, 2)
     shape = (-1, heads // kv_heads, -1, -1)
     keys, values = keys.transpose(0, 1).expand(shape), values.transpose(0, 1).expand(shape)

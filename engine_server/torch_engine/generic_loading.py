@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -20,11 +21,15 @@ from engine_server.torch_engine.adapted import AdaptedProjections
 from engine_server.torch_engine.generic_adapted import adapt
 from engine_server.torch_engine.generic_attention import UnsupportedAttentionError
 from engine_server.torch_engine.generic_model import GenericModel, observe
+from engine_server.torch_engine.generic_positions import context_of_positions
 from engine_server.torch_engine.generic_trial import passes_trial, takes_embeddings
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 
 CHANGING_ROPE = ("dynamic", "longrope")
 """Their frequencies depend on the longest sequence of a batch once it leaves the original context."""
+
+ATTENTION_LAYERS = ("attention", "chunked_attention", "full_attention", "sliding_attention")
+"""Kinds of layers, as configurations name them, that keep keys and values only."""
 
 
 def load_generic_model(
@@ -47,6 +52,7 @@ def load_generic_model(
     progress(0.9)
     try:
         model = observe(network, _max_position(folder, config))
+        model.config = replace(model.config, max_position=context_of_positions(network, model))
         if not passes_trial(network, model):
             raise UnsupportedAttentionError("its logits change when it runs in pieces through the KV cache")
         model.takes_embeddings = takes_embeddings(network, model)
@@ -55,9 +61,13 @@ def load_generic_model(
     except UnsupportedAttentionError as error:
         raise refusal(folder, str(error)) from error
     except Exception as error:  # code of any architecture: it may raise anything
-        raise refusal(folder, f"its forward pass fails without a mask: {type(error).__name__}") from error
+        raise refusal(folder, f"transformers cannot run it this way: {_one_line(error)}") from error
     progress(1.0)
     return model
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 @contextmanager
@@ -93,11 +103,17 @@ def _network_class(folder: ModelFolder, config: PreTrainedConfig) -> type[PreTra
         raise refusal(folder, "quantization_config: only unquantised weights are")
     if config.is_encoder_decoder:
         raise refusal(folder, "not a decoder-only model")
-    if network._is_stateful:
+    if network._is_stateful and not _only_attends(config):
         raise refusal(folder, "it keeps state other than keys and values")
     if not network._supports_attention_backend:
         raise refusal(folder, "it does not use the attention interface of transformers")
     return network
+
+
+def _only_attends(config: PreTrainedConfig) -> bool:
+    """A family of mixed layers may have members whose layers are all attention."""
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ["unknown"]
+    return all(kind in ATTENTION_LAYERS for kind in kinds)
 
 
 def load_network(

@@ -167,5 +167,6 @@ def _check_layers(network: PreTrainedModel, seen: ShapePass) -> None:
     num_layers, num_seen = network.config.get_text_config().num_hidden_layers, len(seen.shapes)
     if num_seen < num_layers:
         raise UnsupportedAttentionError(
-            f"{num_seen} of its {num_layers} layers use the attention interface of transformers"
+            f"{num_seen} of its {num_layers} layers use the attention interface of transformers;"
+            " what the others keep of a text is not known"
         )

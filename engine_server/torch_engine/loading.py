@@ -33,6 +33,7 @@ from engine_server.torch_engine.generation_config import GenerationDefaults, rea
 from engine_server.torch_engine.guided_backends import GuidedBackends, open_backends
 from engine_server.torch_engine.guided_vocabulary import read_vocabulary
 from engine_server.torch_engine.host_copies import is_far
+from engine_server.torch_engine.kernel_caches import limit_kernel_caches
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.kv_copies import kv_layout
 from engine_server.torch_engine.model import Model, build_model
@@ -93,6 +94,7 @@ class LoadedEngine:
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
     """Load, allocate and warm up; raises ModelLoadError. `progress` gets a phase and 0 to 1."""
     torch.set_num_threads(options.num_threads or num_cores())
+    limit_kernel_caches()
     progress("load", 0.0)
     folder = ModelFolder.open(resolve_model(options.model))
     device = choose_device(options)

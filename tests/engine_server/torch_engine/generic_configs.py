@@ -73,6 +73,14 @@ LONGROPE: dict[str, object] = {
     "long_factor": [2.0, 3.0, 4.0, 5.0],
     "original_max_position_embeddings": 48,
 }
+HYBRID: dict[str, object] = {
+    "layer_types": ["attention", "attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_expand": 1,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 24,
+}
 
 Fields = Mapping[str, object]
 SERVED: dict[str, Fields] = {
@@ -108,6 +116,7 @@ SERVED: dict[str, Fields] = {
     "gemma3_text": {**MIXED, "final_logit_softcapping": 3.0},
     "gemma3n_text": {**SHARED_KV, "laurel_rank": 8},
     "gemma4_text": SHARED_KV,
+    "gemma4_unified_text": SHARED_KV,
     "glm": {},
     "glm4": {},
     "glm4_moe": {**EXPERTS, **GROUPS, **FOUR_ROUTED},
@@ -120,6 +129,7 @@ SERVED: dict[str, Fields] = {
     "granite_swa": MIXED,
     "granitemoe": {**EXPERTS, **FOUR_LOCAL},
     "granitemoe_swa": {**EXPERTS, **FOUR_LOCAL, **MIXED},
+    "granitemoehybrid": HYBRID,
     "granitemoeshared": {**EXPERTS, **FOUR_LOCAL, "shared_intermediate_size": 24},
     "helium": {},
     "hrm_text": {},
@@ -127,6 +137,8 @@ SERVED: dict[str, Fields] = {
     "hunyuan_v1_moe": {**EXPERTS, **FOUR, "moe_topk": 2},
     "hy_v3": {**EXPERTS, **FOUR},
     "hyperclovax": {},
+    "internlm3": {},
+    "iquestcoder": {},
     "jais2": {},
     "jetmoe": {"num_key_value_heads": 2, "kv_channels": 8, **FOUR_LOCAL},
     "kolibri1": {**EXPERTS, **FOUR, **MIXED, "shared_expert_intermediate_size": 24},
@@ -142,6 +154,7 @@ SERVED: dict[str, Fields] = {
     "ministral3": SLIDES,
     "mixtral": {**EXPERTS, **FOUR_LOCAL, **SLIDES},
     "modernbert-decoder": {"local_attention": 8},
+    "moshi": {"ffn_dim": 48},
     "nanochat": {},
     "nemotron": {},
     "olmo": {},
@@ -183,28 +196,36 @@ NO_INTERFACE = Refused("it does not use the attention interface of transformers"
 STATE = Refused("it keeps state other than keys and values")
 CONV = {"layer_types": ["conv", "full_attention"]}
 SPARSE = {**DEEPSEEK, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
-DIFFERS = "its logits change when it runs in pieces through the KV cache"
+COUNTS = "it counts positions in a way of its own"
+INDEXED = Refused("its attention needs the option indices", SPARSE, has_weights=True)
 REFUSED: dict[str, Refused] = {
+    "axk2": INDEXED,
     "biogpt": NO_INTERFACE,
     "bloom": NO_INTERFACE,
-    "camembert": Refused(DIFFERS, {"is_decoder": True}, has_weights=True),
+    "camembert": Refused(COUNTS, {"is_decoder": True}, has_weights=True),
     "codegen": NO_INTERFACE,
-    "deepseek_v32": Refused("its forward pass fails without a mask: TypeError", SPARSE, has_weights=True),
+    "deepseek_v32": INDEXED,
     "doge": Refused("it masks attention in a way of its own", {}, has_weights=True),
     "falcon": NO_INTERFACE,
     "falcon_mamba": STATE,
     "gptj": NO_INTERFACE,
+    "glm_moe_dsa": INDEXED,
     "lfm2": Refused("1 of its 2 layers use the attention interface", CONV, has_weights=True),
     "mamba": STATE,
     "minimax": Refused("1 of its 2 layers use the attention", {**EXPERTS, **FOUR_LOCAL}, has_weights=True),
     "mpt": NO_INTERFACE,
     "qwen3_next": STATE,
-    "roberta": Refused(DIFFERS, {"is_decoder": True}, has_weights=True),
+    "roberta": Refused(COUNTS, {"is_decoder": True}, has_weights=True),
     "rwkv": STATE,
     "stablelm": NO_INTERFACE,
     "t5": Refused("no causal language model of transformers", architecture="T5ForConditionalGeneration"),
     "whisper": Refused("not a decoder-only model"),
     "xglm": NO_INTERFACE,
+    "xmod": Refused(
+        "transformers cannot run it this way: ValueError: Input language unknown",
+        {"is_decoder": True},
+        has_weights=True,
+    ),
 }
 """model_type → why it is refused: at least one of every kind, not a complete list."""
 

@@ -38,16 +38,26 @@ It takes transformers 5.4 or newer: older ones ask for masks in another way.
 Every attention layer of the model calls the engine, which keeps keys and values in its own blocks.
 Grouped heads, sliding windows, soft caps, attention sinks and values of another size than keys work.
 What a layer caches and how far it looks back is not read from the configuration but observed in a
-first pass. Then the model stands a trial: two short sequences, cut into pieces and mixed, must give
-the logits that each gives alone. A model that fails does not start.
+first pass. A layer that calls with an option that the engine does not know, such as the blocks that
+sparse attention has chosen, is refused by the option's name, and so is a model that asks its cache for
+anything but keys and values.
 
-In half precision rounding hides small differences, and the trial is coarser: there the tables below,
-which are tested in float32, are the stronger evidence.
+Then come two trials. The first is about positions: eight tokens around every power of two and every
+number of the configuration, up to the whole context, are computed once as transformers means it, behind
+as many tokens that are forgotten, and once with the positions that the engine gives. Both must have the
+same logits, bit for bit on a CPU. The context ends before the first position that differs: with
+`attn_temperature_tuning` Llama 4 scales some layers by the row of the batch from `floor_scale` on, so it
+serves `floor_scale - 1` tokens. A model that differs from the beginning does not start. In the second
+trial two short sequences, cut into pieces and mixed, must give the logits that each gives alone.
+
+In half precision rounding hides small differences, and the second trial is coarser: there the tables
+below, which are tested in float32, are the stronger evidence.
 
 The context ends early where transformers itself would let sequences of one batch change each other:
 `longrope` and `dynamic` rotary embeddings at their original context, attention in chunks at one chunk.
 Latent attention (DeepSeek and others) works, but caches the expanded keys and values.
-Quantised weights are refused. A model that can see (`gemma3`) serves text only.
+Quantised weights are refused. A model that can see (`gemma3`) serves text only. Of a family that mixes
+attention with other layers (`granitemoehybrid`), the models are served that only have attention.
 
 ## Embeddings
 
@@ -72,6 +82,9 @@ the similarities that sentence-transformers gives.
 Greedy output in float32 equals `generate` token for token on a tiny random model of each: alone, in a
 crowd that arrives late, in chunks of at most 7 tokens, after preemption, and with two choices. Where
 the best two logits are closer than 0.001, either token counts.
+
+`python -m tests.engine_server.torch_engine.models_sweep` asks every causal language model of the installed
+transformers, and compares those that start on prompts of up to 500 tokens, all in one crowd and in chunks.
 
 | model_type | Architecture |
 |---|---|

@@ -157,6 +157,18 @@ def test_nor_do_neighbours_of_a_sampled_request(dtype, load_wide):
     assert answer(engine, request, 11, before=5) == alone
 
 
+@DTYPES
+@pytest.mark.parametrize("cut", [1, 9, 16])
+def test_nor_does_a_resume_whose_tokens_are_computed_as_a_prompt(dtype, cut, load_wide):
+    engine = load_wide(dtype, enable_prefix_caching=False)
+    request = asking(max_tokens=25, temperature=1.0, seed=13, repetition_penalty=1.2, scored=False)
+    (whole, *_, logits) = answer(engine, request, 0)
+    request.resume.choices.add(index=0, generated_token_ids=whole[0][:cut])
+    (rest, *_, later) = answer(engine, request, 5, before=3)
+    assert whole[0][:cut] + rest[0] == whole[0]
+    assert later == logits[cut:]
+
+
 def test_eight_bit_weights_are_as_independent(load_wide):
     engine = load_wide("float32", quantization="int8")
     alone = answer(engine, asking(), 0)
