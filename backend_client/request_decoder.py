@@ -8,6 +8,7 @@ when `needs_abort`, and ends it with an error on ProtocolViolation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from backend_client.annotated import BackendOutput, first_rows, matched_stop
 from backend_client.choice_state import ChoiceState, EngineTextCheck
@@ -218,6 +219,9 @@ class RequestDecoder:
                 raise ProtocolViolation(f"{len(rows.token_logprobs)} logprobs for {num_tokens} tokens")
             if len(rows.top_token_ids) != wide or len(rows.top_logprobs) != wide:
                 raise ProtocolViolation(f"alternatives that are not {num_tokens} rows of {rows.top_n}")
+        told = (*rows.token_logprobs, *rows.top_logprobs, message.cum_log_probs)
+        if not all(map(isfinite, told)):
+            raise ProtocolViolation("a log-probability that is not a finite number")
         if message.tokens and len(message.tokens) != num_tokens:
             raise ProtocolViolation(f"{len(message.tokens)} token texts for {num_tokens} tokens")
 

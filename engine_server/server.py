@@ -29,6 +29,7 @@ from engine_server.embedding_service import EmbeddingServicer
 from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from engine_server.interface import AdapterEngine, EmbeddingEngine, StepEngine
 from engine_server.kv_service import KvServicer
+from engine_server.last_signal import ends_at_once
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.metrics.requests import RequestMetrics
 from engine_server.metrics.table import CountingTable
@@ -115,7 +116,8 @@ class EngineServer:
                 log.error("the engine failed to start: %s", error)
                 return EXIT_START_FAILED
             finally:
-                await self.stop()
+                with ends_at_once():
+                    await self.stop()
 
     async def listen(self) -> None:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
