@@ -115,9 +115,10 @@ def _serve(argv: Sequence[str]) -> int:
     if options.smg_port is not None and (missing := missing_packages(SMG_PACKAGES)):
         return _fail(f"--smg-port needs {', '.join(missing)}: pip install 'enginewire[smg]'")
     from backend_client.frontends.commands import run_command
-    from backend_client.frontends.serve import serve
+    from backend_client.frontends.serve import end_of, serve
 
-    return run_command(options, lambda backend: serve(backend, options))
+    signals = end_of(options)
+    return run_command(options, lambda backend: serve(backend, options, signals), signals)
 
 
 def missing_packages(names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from backend_client.annotated import BackendOutput
+from backend_client.engine_check import FINISH_REASON, TEXT
 from backend_client.failure import Failure
 from backend_client.pace import Pace, TokenGaps
 from backend_client.replay import Attempts
@@ -45,6 +46,8 @@ class Totals:
         self.retries = 0
         self.continuations = 0
         self.decode_errors = 0
+        # Requests by what their engine said of its tokens that was not so.
+        self.engine_differences: Counter[str] = Counter({TEXT: 0, FINISH_REASON: 0})
         self.stopped_here = 0
         self.detokenize_seconds = 0.0
 
@@ -59,6 +62,7 @@ class LiveRequest:
 
     __slots__ = (
         "_attempts",
+        "_differences",
         "_num_open",
         "_num_resumed",
         "_num_tokens_before",
@@ -88,6 +92,7 @@ class LiveRequest:
         resumed = request.resume.choices
         self._num_open = max(1, self.num_choices - sum(choice.finished for choice in resumed))
         self._num_resumed = sum(len(choice.generated_token_ids) for choice in resumed)
+        self._differences: set[str] = set()
         # What lost engines have said.
         self._num_tokens_before = 0
 
@@ -141,6 +146,14 @@ class LiveRequest:
         self._num_tokens_before = self.num_tokens
         self._totals.retries += 1
         self._totals.continuations += is_continued
+
+    def differs(self, kind: str) -> bool:
+        """An engine was wrong about its tokens; True when that is news of this request."""
+        if kind in self._differences:
+            return False
+        self._differences.add(kind)
+        self._totals.engine_differences[kind] += 1
+        return True
 
     def abort(self, reason: str) -> None:
         """End it from outside: its caller gets the error CANCELLED."""

@@ -17,10 +17,13 @@ __all__ = [
     "Annotated",
     "BackendOutput",
     "Failure",
+    "annotated_event",
     "annotated_from_proto",
     "annotated_to_proto",
     "first_rows",
+    "keep_rows",
     "matched_stop",
+    "passed_through",
 ]
 
 T = TypeVar("T")
@@ -126,6 +129,29 @@ class Annotated(Generic[T]):
     error: Failure | None = None
 
 
+def passed_through(message: pb.LLMEngineOutput) -> BackendOutput:
+    """What a backend passes on of an engine's output without reading it."""
+    has = message.HasField
+    return BackendOutput(
+        index=message.index,
+        first_output_position=message.first_output_position,
+        cum_log_probs=message.cum_log_probs if has("cum_log_probs") else None,
+        prompt_logprobs=message.prompt_logprobs if has("prompt_logprobs") else None,
+        prefill_handoff=message.prefill_handoff if has("prefill_handoff") else None,
+        engine_data=message.engine_data,
+        error_message=message.error_message if has("error_message") else None,
+    )
+
+
+def annotated_event(event: pb.EngineEvent) -> Annotated[BackendOutput]:
+    """The item of what an engine tells beside its outputs."""
+    return Annotated(
+        id=event.id if event.HasField("id") else None,
+        event=event.event,
+        comment=tuple(event.comment),
+    )
+
+
 def annotated_to_proto(item: Annotated[BackendOutput]) -> pb.Annotated:
     """The message of an item."""
     return pb.Annotated(
@@ -156,6 +182,14 @@ def matched_stop(match: pb.StopMatch) -> str | int | None:
         case "token_id":
             return match.token_id
     return None
+
+
+def keep_rows(output: BackendOutput, logprobs: pb.Logprobs) -> None:
+    """Give an output the rows of its token ids, which may be fewer than came."""
+    kept = len(output.token_ids)
+    output.logprobs = first_rows(logprobs, kept)
+    if output.cum_log_probs is not None:
+        output.cum_log_probs -= sum(logprobs.token_logprobs[kept:])
 
 
 def first_rows(logprobs: pb.Logprobs, num_rows: int) -> pb.Logprobs:

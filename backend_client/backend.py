@@ -6,26 +6,30 @@ wrong into one last annotated error. Knows nothing about prompts as text or abou
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 import grpc
 
-from backend_client.activity import Activity
-from backend_client.annotated import Annotated, BackendOutput, Failure
+from backend_client.activity import Activity, LiveRequest
+from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_event
 from backend_client.embedding import AskedEmbeddings, Embeddings, embed
 from backend_client.endpoints import Endpoints
 from backend_client.engine_client import EngineClient
 from backend_client.engine_stream import Chunk
 from backend_client.failure import RequestFailed
 from backend_client.inline_decoder import Inline, InlineDecoder, RequestTracker
+from backend_client.protocol_violation import ProtocolViolation
 from backend_client.replay import Asked, Attempts
-from backend_client.request_decoder import ProtocolViolation, RequestDecoder
+from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import RetryBudget, RetryPolicy
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
+
+log = logging.getLogger(__name__)
 
 NS_PER_SECOND: Final = 1_000_000_000
 
@@ -44,6 +48,8 @@ class Backend:
     ) -> None:
         """Without `retry` every failure is the caller's. It needs `Endpoints` that were entered.
 
+        With `validate_engine_decode` text is always made here, and what an engine says of its tokens is
+        compared: a difference is logged, once for each request and kind, and counted.
         `prefill` are the engines that compute the prompts when `engines` only go on from there.
         """
         self.engines = Endpoints([engines]) if isinstance(engines, EngineClient) else engines
@@ -75,7 +81,8 @@ class Backend:
         A request with `resume` goes on with an answer that another backend has begun: the text which that
         one withheld comes first. An event `migrated` says that another engine goes on from here; its comment
         is how many were tried before. Closing the iterator aborts the request. `timeout` in seconds covers
-        everything; `with_tokens` fills BackendOutput.tokens.
+        everything; `with_tokens` fills BackendOutput.tokens. What the engine answers to `annotations` are
+        events as well, each in its place.
 
         With `inline`, outputs of nothing but text and tokens that arrive while the next item is awaited are
         given to it instead, at once, and only the others are yielded: callers save the switch to their task
@@ -103,10 +110,11 @@ class Backend:
                     live.retry(is_continued=goes_on)
                 else:
                     goes_on = False
-                    outputs, violation = decode(attempts.decoder, chunks, tracker)
-                    live.add(outputs)
-                    for output in outputs:
-                        yield Annotated(output)
+                    items, violation = decode(attempts.decoder, chunks, tracker)
+                    live.add([item.data for item in items if item.data is not None])
+                    self._tell_differences(live, attempts.decoder)
+                    for item in items:
+                        yield item
                     if violation is not None:
                         raise violation
                     if inlined is not None and inlined.error is not None:
@@ -147,26 +155,37 @@ class Backend:
             self.vocabulary,
             conditions_of(request, config),
             num_choices=max(1, request.sampling_options.n),
-            num_prompt_tokens=len(request.token_ids) or None,
+            prompt=request.token_ids,
             vocab_size=config.vocab_size or None,
             skip_special_tokens=_skip_special_tokens(request.output_options),
             with_tokens=with_tokens,
             validate_engine_decode=self._validate_engine_decode,
+            is_guided=request.sampling_options.HasField("guided_decoding"),
         )
         if request.HasField("resume"):
             decoder.go_on(request.resume)
         return decoder
 
+    def _tell_differences(self, live: LiveRequest, decoder: RequestDecoder) -> None:
+        if not self._validate_engine_decode:
+            return
+        for kind, what in decoder.differences.items():
+            if live.differs(kind):
+                log.warning("request %r: the engine's %s %s", live.request_id, kind.replace("_", " "), what)
+
 
 def decode(
     decoder: RequestDecoder, chunks: list[Chunk], tracker: RequestTracker
-) -> tuple[list[BackendOutput], ProtocolViolation | None]:
-    """The outputs of everything that arrived at once, up to a violation of the contract."""
+) -> tuple[list[Annotated[BackendOutput]], ProtocolViolation | None]:
+    """Everything that arrived at once as items, up to a violation of the contract."""
     begin = time.perf_counter_ns()
-    outputs: list[BackendOutput] = []
+    items: list[Annotated[BackendOutput]] = []
     violation = None
     try:
         for chunk in chunks:
+            if chunk.event is not None:
+                items.append(annotated_event(chunk.event))
+                continue
             tracker.num_tokens += len(chunk.token_ids)
             output = (
                 decoder.process_tokens(chunk.index, chunk.first_output_position, chunk.token_ids)
@@ -174,13 +193,13 @@ def decode(
                 else decoder.process(chunk.output)
             )
             if output is not None:
-                outputs.append(output)
+                items.append(Annotated(output))
             if decoder.is_finished:
                 break
     except ProtocolViolation as error:
         violation = error
     tracker.detokenize_ns += time.perf_counter_ns() - begin
-    return outputs, violation
+    return items, violation
 
 
 def conditions_of(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> StopConditions:

@@ -14,6 +14,8 @@ from backend_client.detokenizer import Detokenizer
 
 # Remembered per vocabulary: enough for the fragments of any text, and a bound on what hostile ids can cost.
 MAX_MOVES: Final = 1 << 16
+# Bytes of an unfinished character.
+MAX_HELD: Final = 3
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -25,6 +27,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 BYTE_OF_CHARACTER = _byte_of_character()
+CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 
 
 class Held:
@@ -62,9 +65,21 @@ class ByteLevelTable:
             if text is None:
                 self.fragments[token_id] = data
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """See TokenTable."""
-        return ByteLevelDetokenizer(self)
+        stream = ByteLevelDetokenizer(self)
+        stream.feed(self._end_of(prompt))
+        return stream
+
+    def _end_of(self, prompt: Sequence[int]) -> Sequence[int]:
+        """From the last whole characters on, or the last bytes that can still become one."""
+        num_bytes = 0
+        for place in reversed(range(len(prompt))):
+            fragment = self.fragments.get(prompt[place], b"")
+            num_bytes += len(fragment)
+            if num_bytes >= MAX_HELD or (not fragment and self.token_text(prompt[place])):
+                return prompt[place:]
+        return prompt
 
     def token_text(self, token_id: int) -> str:
         """See TokenTable."""

@@ -7,49 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backend_client.decoder import Decoder
-from backend_client.detokenizer import Detokenizer
+from backend_client.decoder import Decoder, DecodeResult
+from backend_client.detokenizer import DecodeError
+from backend_client.engine_check import EngineCheck
 
 
-class EngineTextCheck:
-    """Compares the text an engine sends with our own, wherever either of them cuts it."""
+class EngineText:
+    """The answer so far of a choice whose text the engine makes."""
 
-    __slots__ = ("_detokenizer", "_ours", "_theirs", "differs")
+    __slots__ = ("pieces", "token_ids")
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self.differs = False
-        self._detokenizer = detokenizer
-        self._ours = ""
-        self._theirs = ""
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.pieces: list[str] = []
 
-    def compare(self, token_ids: Sequence[int], text: str) -> None:
-        """Take the next output; texts of which one begins with the other may still become equal."""
-        self._ours += "".join(self._detokenizer.feed(token_ids))
-        self._theirs += text
-        common = min(len(self._ours), len(self._theirs))
-        self.differs |= self._ours[:common] != self._theirs[:common]
-        self._ours, self._theirs = self._ours[common:], self._theirs[common:]
-
-    def skip(self, token_ids: Sequence[int]) -> None:
-        """Tokens whose text was compared, or shown, elsewhere."""
-        self._detokenizer.feed(token_ids)
+    def take(self, token_ids: Sequence[int], text: str) -> None:
+        """Tokens and text that are passed on together."""
+        self.token_ids += token_ids
+        self.pieces.append(text)
 
 
 class ChoiceState:
     """One choice: its decoder, what the engine said about it, and what was passed on."""
 
     __slots__ = (
+        "check",
         "cum_log_probs",
         "decoder",
+        "due",
         "engine_finished",
         "engine_text",
         "is_finished",
         "num_dropped",
     )
 
-    def __init__(self, decoder: Decoder, engine_text: EngineTextCheck) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.engine_text = engine_text
+        # While it is set the decoder has had nothing.
+        self.engine_text: EngineText | None = None
+        # What a lost engine withheld and we would have shown; it comes before what is decoded next.
+        self.due = ""
+        self.check: EngineCheck | None = None
         self.engine_finished = False
         self.is_finished = False
         # Output tokens the engine sent that were not passed on, because of a local stop.
@@ -59,9 +57,42 @@ class ChoiceState:
     @property
     def token_ids(self) -> list[int]:
         """What was passed on."""
-        return self.decoder.token_ids
+        return self.decoder.token_ids if self.engine_text is None else self.engine_text.token_ids
 
     @property
     def num_received(self) -> int:
         """Output tokens the engine sent."""
-        return len(self.decoder.token_ids) + self.num_dropped
+        return len(self.token_ids) + self.num_dropped
+
+    def begin_engine_text(self) -> None:
+        """The engine makes the text, until `take_over`."""
+        self.engine_text = EngineText()
+        self.decoder.rest()
+
+    def take_over(self) -> bool:
+        """Decode here from now on; False where the text so far is not the beginning of ours."""
+        if self.engine_text is None or self.is_finished:
+            return True
+        rest = self.decode_behind(())
+        if rest is None or self.decoder.is_finished:
+            return False
+        self.engine_text, self.due = None, rest.text
+        return True
+
+    def decode_behind(self, token_ids: Sequence[int]) -> DecodeResult | None:
+        """What we make of tokens that follow those with the engine's text, once.
+
+        None where our text and that of the engine are different already.
+        """
+        assert self.engine_text is not None
+        before, shown = self.engine_text.token_ids, "".join(self.engine_text.pieces)
+        try:
+            result = self.decoder.process([*before, *token_ids])
+        except DecodeError:
+            return None
+        if len(result.token_ids) < len(before) or not result.text.startswith(shown):
+            return None
+        result.text = result.text[len(shown) :]
+        result.token_ids = result.token_ids[len(before) :]
+        result.tokens = result.tokens and result.tokens[len(before) :]
+        return result

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from enginewire.addresses import default_socket, is_loopback, shown_socket, wants_tcp
+from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.trusted_paths import user_id
 
@@ -57,7 +57,8 @@ class BackendOptions:
     )
     multiplexed: bool = option(True, "send all requests over one stream when the engine can")
     validate_engine_decode: bool = option(
-        False, "check text that the engine decoded itself against our own decoding"
+        False,
+        "always decode here, and warn of an engine whose text or finish reason is not that of its tokens",
     )
     connect_timeout: float = option(
         60.0,
@@ -232,6 +233,14 @@ class ServeOptions(BackendOptions):
     http_host: str = option(
         "127.0.0.1", f"serve HTTP at this host, at port {DEFAULT_HTTP_PORT} unless --http-port is set"
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "name of this server in the Host header of HTTP, such as llm.example.org or *.example.org, beside"
+        " addresses and localhost; * is any, as it is beyond loopback when not set",
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "origin of web pages that may use HTTP (CORS), such as https://chat.example.org; * is any"
+    )
     smg_port: int | None = option(
         None,
         f"be a worker of the SMG gateway at this port, such as {DEFAULT_SMG_PORT}; 0 picks a free one and"
@@ -252,6 +261,22 @@ class ServeOptions(BackendOptions):
         heading="limits",
     )
     max_concurrent_streams: int = option(1024, "most open RPCs per connection", at_least=1, at_most=2**31 - 1)
+    limit_concurrency: int = option(
+        2048, "most open HTTP connections; further ones are refused as retryable", at_least=1, at_most=2**20
+    )
+    client_header_timeout: float = option(
+        60.0, "how long the head of an HTTP request may take to arrive", unit="s", at_least=0.1
+    )
+    client_body_timeout: float = option(
+        60.0, "how long the body of an HTTP request may take to arrive", unit="s", at_least=0.1
+    )
+    timeout_keep_alive: int = option(5, "how long an idle HTTP connection stays open", unit="s", at_least=1)
+    slow_consumer_timeout: float = option(
+        30.0,
+        "how long the reader of an answer may take nothing before its request is aborted",
+        unit="s",
+        at_least=0.1,
+    )
     shutdown_timeout: float = option(
         30.0, "how long running requests may go on after SIGTERM; 0 aborts them at once", unit="s", at_least=0
     )
@@ -263,7 +288,7 @@ class ServeOptions(BackendOptions):
             ("--http-host", self.http_host),
             ("--smg-host", self.smg_host),
         ):
-            if not self.allow_insecure and not is_loopback(host):
+            if not self.allow_insecure and not listens_on_loopback(host):
                 raise OptionError(
                     f"{flag}: whoever reaches a host beyond loopback could read prompts and send requests;"
                     " use 127.0.0.1 or a Unix socket, or say --allow-insecure"

@@ -5,18 +5,28 @@ Reads requests and what engines say of themselves. Knows nothing about streams, 
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 from enginewire import v1 as pb
 
+# What is about text: the contract's class BACKEND.
+TEXT_FIELDS: Final[
+    dict[Literal["stop_conditions", "sampling_options", "output_options"], tuple[str, ...]]
+] = {
+    "stop_conditions": ("stop",),
+    "sampling_options": ("include_stop_str_in_output",),
+    "output_options": ("skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids"),
+}
 
-def engine_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
-    """The request without the fields that only a backend can honour."""
-    part = pb.PreprocessedRequest()
-    part.CopyFrom(request)
-    part.stop_conditions.ClearField("stop")
-    part.sampling_options.ClearField("include_stop_str_in_output")
-    for field in ("skip_special_tokens", "formatted_prompt", "return_tokens_as_token_ids"):
-        part.output_options.ClearField(field)
-    return part
+
+def cut_to_engine_part(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> None:
+    """Take out of `request` what only a backend can honour, unless the engine honours it too."""
+    if capabilities.stop_strings:
+        return
+    for owner, names in TEXT_FIELDS.items():
+        if request.HasField(owner):
+            for name in names:
+                getattr(request, owner).ClearField(name)
 
 
 def needs_seed(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:

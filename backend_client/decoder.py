@@ -7,7 +7,8 @@ The rule for each token, in this order:
 1. It counts. Stop conditions apply once `num_generated >= min_tokens`: the token that reaches the
    floor may stop. A stop string counts when it ENDS in such a token, wherever it began.
 2. A hidden id (end of sequence, system or caller) shows no text, below the floor neither; it stops.
-3. A skipped special token whose text is one of the stop strings stops, and shows no text.
+3. A skipped special token whose text is one of the stop strings stops. Under include_stop_str_in_output
+   its text is shown.
 4. Its text passes the matcher, which withholds what could still become a stop string.
 5. A visible id stops after its text.
 6. max_tokens stops.
@@ -18,9 +19,11 @@ a stop string found there wins, because it ended before the token that brought t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
+from backend_client.detokenizer import Detokenizer
 from backend_client.stop_conditions import (
     EosTokenDetected,
     HiddenStopSequenceDetected,
@@ -84,15 +87,21 @@ class Decoder:
         skip_special_tokens: bool = True,
         with_tokens: bool = False,
         vocab_size: int | None = None,
+        behind: Detokenizer | None = None,
     ) -> None:
-        """`with_tokens`: fill DecodeResult.tokens. No id from `vocab_size` on may come."""
+        """`with_tokens`: fill DecodeResult.tokens. No id from `vocab_size` on may come.
+
+        The text goes on from a copy of `behind`, which skips special tokens or not; None: it begins.
+        """
         # After a stop or `finish`: further ids are dropped.
         self.is_finished = False
         # All that count.
         self.token_ids: list[int] = []
         self.stop_trigger: StopTrigger | None = None
         self._include_stop = conditions.include_stop_str_in_output
-        self._detokenizer = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._detokenizer = (
+            copy(behind) if behind else vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+        )
         self._max_tokens = conditions.max_tokens or NO_LIMIT
         self._min_tokens = conditions.min_tokens
         self._token_text = vocabulary.token_text if with_tokens else None
@@ -194,6 +203,10 @@ class Decoder:
         text = "" if self.is_finished else self._end(None)
         return DecodeResult(text, [], self._tokens([]), self.stop_trigger)
 
+    def rest(self) -> None:
+        """Ids do not come one by one for now: `take_known` takes none before others were processed."""
+        self._known = NOTHING_KNOWN
+
     def close(self) -> None:
         """No further ids will come, and nobody wants what is held."""
         self.is_finished = True
@@ -262,6 +275,9 @@ class Decoder:
         text = self._matcher.feed(text) + self._matcher.finish()
         if self._matcher.match is not None:
             self._stop_at_match()
+        elif isinstance(trigger, VisibleStopSequenceDetected):
+            # A skipped special token: it has no text but as a stop string.
+            text += trigger.stop
         return text
 
     def _stop_at_match(self) -> None:

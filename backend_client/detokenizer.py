@@ -1,9 +1,13 @@
 """Turns token ids into text, piece by piece.
 
-Holds what every detokenizer is, those of byte-fallback tokenizers and those of the rest; `byte_level` has
-the largest family, and `vocabulary` picks among them. Knows nothing about stop conditions, requests or the
+Holds what every detokenizer is, and those of byte-fallback tokenizers; `byte_level` has the largest family,
+`window` the rest, and `vocabulary` picks among them. Knows nothing about stop conditions, requests or the
 wire. For every id sequence the pieces together with the flush are what `tokenizer.decode` gives for the
 whole sequence; a piece never ends inside a character, and what was returned is never taken back.
+
+A stream may begin behind a prompt. Its text is then what its ids add to the complete characters of the
+prompt: a space that only the first word of a text loses is there, and a character that the prompt begins
+appears when it is complete.
 """
 
 from __future__ import annotations
@@ -12,8 +16,6 @@ import codecs
 import re
 from collections.abc import Collection, Sequence
 from typing import Protocol
-
-from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -26,8 +28,16 @@ class DecodeError(Exception):
         super().__init__(f"decode error: {cause}")
 
 
+def is_of_library(error: BaseException) -> bool:
+    """The tokenizers library failed. It raises nothing more specific, and its panics are no Exceptions."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
+
+
 class Detokenizer(Protocol):
-    """The state of one text stream: at most a few bytes or tokens, whatever the ids."""
+    """The state of one text stream: at most a few bytes or tokens, whatever the ids.
+
+    A shallow copy is a stream of its own that goes on from here.
+    """
 
     @property
     def is_at_rest(self) -> bool:
@@ -50,8 +60,11 @@ class Detokenizer(Protocol):
 class TokenTable(Protocol):
     """What the ids of one tokenizer mean. Shared by all streams."""
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh text stream."""
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A fresh text stream behind these ids, of which no more are read than it takes.
+
+        Raises DecodeError.
+        """
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -82,9 +95,22 @@ class ByteFallbackTable:
             if byte:
                 self.byte_values[token_id] = bytes.fromhex(byte[1])
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """See TokenTable."""
-        return ByteFallbackDetokenizer(self)
+        stream = ByteFallbackDetokenizer(self)
+        stream.feed(self._end_of(prompt))
+        return stream
+
+    def _end_of(self, prompt: Sequence[int]) -> Sequence[int]:
+        """From the last ordinary ids on: they end any run of bytes, and no space behind them is stripped."""
+        num_spaces = 0
+        for place in reversed(range(len(prompt))):
+            text = self.texts[prompt[place]] if prompt[place] < len(self.texts) else ""
+            if text:
+                num_spaces += len(text)
+                if num_spaces >= self.strip or not text.isspace():
+                    return prompt[place:]
+        return prompt
 
     def token_text(self, token_id: int) -> str:
         """See TokenTable."""
@@ -98,25 +124,21 @@ class ByteFallbackTable:
 
 
 class ByteFallbackDetokenizer:
-    """Byte-fallback BPE: text for ordinary ids, characters out of runs of byte ids.
+    """Byte-fallback BPE: text for ordinary ids, characters out of runs of byte ids."""
 
-    `tokenizer.decode` shows a run that is not valid UTF-8 as one U+FFFD per byte. So do we, except
-    that a character which was complete before the run went wrong has been shown and stays.
-    """
-
-    __slots__ = ("_broken", "_pending", "_strip", "_table", "_texts")
+    __slots__ = ("_run", "_strip", "_table", "_texts")
 
     def __init__(self, table: ByteFallbackTable) -> None:
         self._table = table
         self._texts = table.texts
         self._strip = table.strip
-        self._pending = b""
-        self._broken = False
+        # See `take_byte`.
+        self._run: bytes | None = b""
 
     @property
     def is_at_rest(self) -> bool:
         """See Detokenizer."""
-        return not (self._pending or self._broken or self._strip)
+        return self._run == b"" and not self._strip
 
     def step(self, token_id: int) -> str:
         """See Detokenizer."""
@@ -125,10 +147,11 @@ class ByteFallbackDetokenizer:
         except IndexError:
             return ""
         if text is None:
-            return self._stripped(self._byte(self._table.byte_values[token_id]))
+            text, self._run = take_byte(self._run, self._table.byte_values[token_id])
+            return self._stripped(text)
         if not text:
             return ""
-        if self._pending or self._broken:
+        if self._run != b"":
             text = self.flush() + text
         return self._stripped(text) if self._strip else text
 
@@ -138,20 +161,8 @@ class ByteFallbackDetokenizer:
 
     def flush(self) -> str:
         """See Detokenizer."""
-        text = REPLACEMENT * len(self._pending)
-        self._pending, self._broken = b"", False
-        return text
-
-    def _byte(self, value: bytes) -> str:
-        if self._broken:
-            return REPLACEMENT
-        data = self._pending + value
-        try:
-            text, consumed = codecs.utf_8_decode(data, "strict", False)
-        except UnicodeDecodeError:
-            self._pending, self._broken = b"", True
-            return REPLACEMENT * len(data)
-        self._pending = data[consumed:]
+        text = rest_of_run(self._run)
+        self._run = b""
         return text
 
     def _stripped(self, text: str) -> str:
@@ -165,89 +176,22 @@ class ByteFallbackDetokenizer:
         return text
 
 
-class WindowTable:
-    """Asks the tokenizer itself. `seen`: ids that leave a trace in the text, not skipped special ones."""
+def take_byte(run: bytes | None, value: bytes) -> tuple[str, bytes | None]:
+    """A byte more in a run of byte tokens: the text that is now complete, and what waits for the rest.
 
-    def __init__(self, tokenizer: Tokenizer, seen: Collection[int]) -> None:
-        self.tokenizer = tokenizer
-        self.seen = seen
-
-    def detokenizer(self) -> Detokenizer:
-        """See TokenTable."""
-        return WindowDetokenizer(self)
-
-    def token_text(self, token_id: int) -> str:
-        """See TokenTable."""
-        once, twice = (decode(self.tokenizer, [token_id] * times) for times in (1, 2))
-        return twice[len(once) :] if twice.startswith(once) else once
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """See TokenTable."""
-        return self.token_text(token_id).encode()
-
-
-class WindowDetokenizer:
-    """Any other tokenizer: decode a short window of ids and show what it gained.
-
-    The library's DecodeStream does the same, but raises when a byte run turns invalid, keeps a
-    window that grows with invalid bytes, and has no flush.
+    `tokenizer.decode` shows a run that is not valid UTF-8 as one U+FFFD per byte. So do we, except that
+    a character which was complete before the run went wrong has been shown and stays. None: it went wrong.
     """
-
-    CONTEXT = 6  # ids kept in front of new ones, for decoders that look at their neighbours
-    WINDOW = 16  # ids decoded at once before old ones are dropped
-    PENDING = 8  # ids that may wait for the rest of a character, which has at most four bytes
-
-    __slots__ = ("_ids", "_num_pending", "_seen", "_shown", "_tokenizer")
-
-    def __init__(self, table: WindowTable) -> None:
-        self._tokenizer = table.tokenizer
-        self._seen = table.seen
-        self._ids: list[int] = []
-        self._shown = 0
-        self._num_pending = 0
-
-    @property
-    def is_at_rest(self) -> bool:
-        """See Detokenizer. Its tokenizer may look at any neighbour."""
-        return False
-
-    def step(self, token_id: int) -> str:
-        """See Detokenizer."""
-        if token_id not in self._seen:
-            return ""
-        self._ids.append(token_id)
-        self._num_pending += 1
-        text = decode(self._tokenizer, self._ids)
-        if not text.endswith(REPLACEMENT):
-            return self._show(text, 0)
-        if self._num_pending < self.PENDING:
-            return ""
-        # Only the last three bytes can still become a character.
-        return self._show(text, min(3, len(text) - len(text.rstrip(REPLACEMENT))))
-
-    def feed(self, token_ids: Sequence[int]) -> list[str]:
-        """See Detokenizer."""
-        return [self.step(token_id) for token_id in token_ids]
-
-    def flush(self) -> str:
-        """See Detokenizer."""
-        return self._show(decode(self._tokenizer, self._ids), 0) if self._num_pending else ""
-
-    def _show(self, text: str, num_held: int) -> str:
-        """What `text`, the decoded window, adds; its last `num_held` characters stay back."""
-        until = len(text) - num_held
-        gained = text[self._shown : until]
-        self._num_pending = num_held
-        self._shown = max(self._shown, until)
-        if len(self._ids) > self.WINDOW:
-            del self._ids[: -self.CONTEXT]
-            self._shown = len(decode(self._tokenizer, self._ids)) - num_held
-        return gained
-
-
-def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """`tokenizer.decode`, special tokens included. Raises DecodeError."""
+    if run is None:
+        return REPLACEMENT, None
+    data = run + value
     try:
-        return tokenizer.decode(token_ids, skip_special_tokens=False)
-    except Exception as error:  # the library raises nothing more specific
-        raise DecodeError(str(error)) from error
+        text, consumed = codecs.utf_8_decode(data, "strict", False)
+    except UnicodeDecodeError:
+        return REPLACEMENT * len(data), None
+    return text, data[consumed:]
+
+
+def rest_of_run(run: bytes | None) -> str:
+    """What a run shows of bytes that never became a character."""
+    return REPLACEMENT * len(run or b"")

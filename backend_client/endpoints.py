@@ -1,7 +1,7 @@
 """The engines a backend can choose from: what is known of each, and which one is next.
 
-Holds the load that engines report and the choice by it, and by what they have computed before. Knows
-nothing about requests or retries.
+Holds the load that engines report and the choice by it, by what they have computed before, and by hints of
+callers. Knows nothing about requests or retries.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -19,6 +20,8 @@ from backend_client.engine_client import EngineClient
 from backend_client.failure import RequestFailed, failed
 from backend_client.load_fields import kv_use
 from backend_client.prefix_affinity import PrefixChain, PrefixMemory
+from backend_client.routing_hints import NO_HINTS, Hints, refused
+from backend_client.sessions import Sessions
 from enginewire import v1 as pb
 
 if TYPE_CHECKING:
@@ -42,6 +45,10 @@ class Endpoint:
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.load = pb.Load()
+        # None: it has none, or has not said so yet.
+        self.worker_id: int | None = None
+        self.is_identified = False
+        self._identified_life = ""
         # Requests of this backend; the load reported last knows about `_in_flight_then` of them.
         self.in_flight = 0
         self._in_flight_then = 0
@@ -90,8 +97,20 @@ class Endpoint:
             return failure.code is not grpc.StatusCode.UNIMPLEMENTED
         return load.state not in USABLE or load.engine_lifetime_id != lifetime_id
 
+    async def identify(self) -> None:
+        """Learn who it is, once for each of its lives, if it can be asked now."""
+        if self.is_identified or not self.is_usable:
+            return
+        with contextlib.suppress(RequestFailed):
+            info = await self.client.info(GONE_SECONDS)
+            self.worker_id = info.worker_id if info.HasField("worker_id") else None
+            self.is_identified, self._identified_life = True, info.engine_lifetime_id
+
     def heard(self, load: pb.Load) -> None:
         """It reported."""
+        if self.is_identified and load.engine_lifetime_id not in ("", self._identified_life):
+            self.is_identified = False
+            self.client.forget()
         self.load = load
         self._in_flight_then = self.in_flight
 
@@ -108,6 +127,7 @@ class Endpoints:
         self._changed = asyncio.Event()
         self._watchers: list[asyncio.Task[None]] = []
         self._prefixes: PrefixMemory[Endpoint] = PrefixMemory()
+        self._sessions: Sessions[Endpoint] = Sessions()
 
     async def __aenter__(self) -> Self:
         self._watchers = [
@@ -158,33 +178,62 @@ class Endpoints:
         not_before: Mapping[Endpoint, float] | None = None,
         unfit: Collection[Endpoint] = (),
         prefix: PrefixChain = (),
+        hints: Hints = NO_HINTS,
     ) -> Endpoint:
         """The least burdened engine, as soon as one is ready.
 
         Of those that are nearly as free, the one that last got the longest common `prefix` is preferred.
-        `not_before` are times of time.monotonic at which engines want to be asked again; `unfit` ones are
-        never chosen. Raises RequestFailed after `timeout` seconds, and when nobody is left.
+        `hints` come before that: whom they do not admit is never chosen, and the session's engine, or else
+        that of the routing key, is chosen whatever it has to do. `not_before` are times of time.monotonic at
+        which engines want to be asked again; `unfit` ones are never chosen. Raises RequestFailed after
+        `timeout` seconds, and when nobody is left.
         """
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         times = not_before or {}
         while True:
             now = time.monotonic()
-            usable = [e for e in self.all if e.is_usable and e not in unfit]
+            admitted = await self._admitted(hints) if hints.field else self.all
+            usable = [e for e in admitted if e.is_usable and e not in unfit]
             free = [e for e in usable if times.get(e, now) <= now]
             if free:
-                return self._best(free, prefix)
-            if now >= deadline or all(e in unfit for e in self.all):
-                raise _none_ready()
+                return self._best(free, prefix, hints)
+            if now >= deadline or (admitted and all(e in unfit for e in admitted)):
+                raise _none_ready(hints.field)
             await self.wait_for_change(min([deadline, *(times[e] for e in usable)]) - now)
 
-    def _best(self, free: Sequence[Endpoint], prefix: PrefixChain) -> Endpoint:
+    def leave(self, hints: Hints) -> None:
+        """A request with these hints has ended."""
+        if hints.session is not None:
+            self._sessions.end(hints.session)
+
+    async def _admitted(self, hints: Hints) -> Sequence[Endpoint]:
+        """Whom the hints admit; none while somebody has not said yet who it is. Raises RequestFailed."""
+        await asyncio.gather(*(endpoint.identify() for endpoint in self.all))
+        admitted = [endpoint for endpoint in self.all if hints.admits(endpoint.worker_id)]
+        if not admitted and all(endpoint.is_identified for endpoint in self.all):
+            raise refused(hints.field, "names no engine of this backend")
+        return admitted
+
+    def _best(self, free: Sequence[Endpoint], prefix: PrefixChain, hints: Hints) -> Endpoint:
+        best = self._of_session(free, hints)
+        if best is None and hints.routing_key:
+            best = max(free, key=lambda endpoint: _weight(endpoint, hints.routing_key))
+        best = best or self._least(free, prefix)
+        if prefix:
+            self._prefixes.remember(prefix, best)
+        if hints.session is not None:
+            self._sessions.keep(hints.session, best)
+        return best
+
+    def _of_session(self, free: Sequence[Endpoint], hints: Hints) -> Endpoint | None:
+        known = self._sessions.find(hints.session) if hints.session is not None else None
+        return known if known in free else None
+
+    def _least(self, free: Sequence[Endpoint], prefix: PrefixChain) -> Endpoint:
         least = min(free, key=lambda endpoint: endpoint.burden)
         if not prefix:
             return least
-        known = self._prefixes.find(prefix, lambda e: e in free and e.is_nearly_as_free_as(least))
-        best = known or least
-        self._prefixes.remember(prefix, best)
-        return best
+        return self._prefixes.find(prefix, lambda e: e in free and e.is_nearly_as_free_as(least)) or least
 
     async def info(self, timeout: float | None = None) -> pb.GetEngineInfoResponse:
         """Facts of an engine, of one that takes requests if there is one: all serve the same model.
@@ -230,10 +279,17 @@ class Endpoints:
         self._changed = asyncio.Event()
 
 
-def _none_ready() -> RequestFailed:
+def _weight(endpoint: Endpoint, key: str) -> bytes:
+    """Rendezvous hashing: when an engine comes or goes, only its own keys move. The same in every backend."""
+    return blake2b(f"{endpoint.client.target}\0{key}".encode()).digest()
+
+
+def _none_ready(field: str) -> RequestFailed:
+    """`field` is the hint that has left so few."""
     return failed(
         grpc.StatusCode.UNAVAILABLE,
         pb.ERROR_REASON_NOT_STARTED,
-        "no engine is ready for the request",
+        f"{field}: no engine that it admits is ready" if field else "no engine is ready for the request",
         retryable=True,
+        field=field,
     )

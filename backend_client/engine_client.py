@@ -115,6 +115,10 @@ class EngineClient:
             self._info = info
         return self._info
 
+    def forget(self) -> None:
+        """It is another life of the engine that answers now: ask again who it is."""
+        self._info = None
+
     async def _ping_as_borne(self, limits: pb.Limits) -> None:
         """Go on over a channel whose pings this life of the engine bears."""
         borne = limits.min_keepalive_interval_ms if limits.HasField("min_keepalive_interval_ms") else None
@@ -306,6 +310,10 @@ def _take(response: pb.GenerateResponse, stream: EngineStream) -> None:
         stream.accepted = pb.Accepted(
             engine_lifetime_id=response.engine_lifetime_id, request_id=response.request_id
         )
+    if response.HasField("engine_event"):
+        stream.event(response.engine_event)
+        stream.wake()
+        return
     output = response.output
     # The same split as in a frame: an output that is only tokens travels as tokens.
     if all(field.name in PLAIN_FIELDS for field, _ in output.ListFields()):

@@ -14,13 +14,16 @@ from typing import Final
 
 import grpc
 
-from backend_client.failure import Failure, RequestFailed, failed
+from backend_client.failure import Failure, RequestFailed, failed, violation
 from enginewire import v1 as pb
 
 # A consumer this many tokens behind is not coming back: nothing but a bug or a stall gets there.
 MAX_WAITING_TOKENS: Final = 1 << 18
 # Log-probabilities and other data count as tokens too: about what an int in a list takes.
 BYTES_PER_TOKEN: Final = 32
+# What the contract allows an engine to tell a request beside its outputs.
+MAX_EVENTS: Final = 1024
+MAX_EVENT_BYTES: Final = 65_536
 # Log-probabilities of a long prompt are heavier than anything else and say nothing about the consumer.
 HEAVY_OUTPUTS: Final = 8
 # How often to look whether an engine has said something, within the shortest time that it may be silent.
@@ -29,12 +32,21 @@ LOOKS: Final = 8
 
 @dataclass(slots=True)
 class Chunk:
-    """Consecutive tokens of one choice; with `output`, that message's tokens and everything beside them."""
+    """Consecutive tokens of one choice; with `output`, that message's tokens and everything beside them.
+
+    With `event` it is that and nothing else.
+    """
 
     index: int
     first_output_position: int
     token_ids: list[int]
     output: pb.LLMEngineOutput | None = None
+    event: pb.EngineEvent | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but tokens."""
+        return self.output is None and self.event is None
 
     @property
     def is_cancelled(self) -> bool:
@@ -72,6 +84,7 @@ class EngineStream:
         "_last",
         "_listener",
         "_max_waiting_tokens",
+        "_num_events",
         "_num_heard",
         "_on_abort",
         "_take",
@@ -79,6 +92,7 @@ class EngineStream:
         "_waiter",
         "_waiting_tokens",
         "accepted",
+        "answered",
         "ended",
         "failure",
         "has_cancelled",
@@ -99,6 +113,9 @@ class EngineStream:
         self.failure: Failure | None = None
         # An output has said that a choice was cancelled.
         self.has_cancelled = False
+        # Annotations that have had an event, by their keys.
+        self.answered: frozenset[str] = frozenset()
+        self._num_events = 0
         # Set by the reader when a wake-up is due, so that each frame wakes a consumer at most once.
         self.is_woken = False
         self._chunks: list[Chunk] = []
@@ -155,6 +172,21 @@ class EngineStream:
         self._chunks.append(Chunk(output.index, output.first_output_position, token_ids, output))
         weight = 1 + len(token_ids) + output.ByteSize() // BYTES_PER_TOKEN
         self._waiting_tokens += min(weight, self._max_waiting_tokens // HEAVY_OUTPUTS)
+        if self._waiting_tokens > self._max_waiting_tokens:
+            self._give_up()
+
+    def event(self, event: pb.EngineEvent) -> None:
+        """What the engine tells beside its outputs, in its place among them."""
+        size = event.ByteSize()
+        self._num_events += 1
+        if self._num_events > MAX_EVENTS or size > MAX_EVENT_BYTES:
+            which = f"event {self._num_events} of {size} bytes, allowed are {MAX_EVENTS} of {MAX_EVENT_BYTES}"
+            self.abort("protocol violation", violation(which).failure)
+            return
+        self.answered |= {event.event}
+        self._last = None
+        self._chunks.append(Chunk(0, 0, [], event=event))
+        self._waiting_tokens += 1 + size // BYTES_PER_TOKEN
         if self._waiting_tokens > self._max_waiting_tokens:
             self._give_up()
 
@@ -219,7 +251,7 @@ class EngineStream:
         self._waiting_tokens = 0
         now = time.monotonic()
         for place, chunk in enumerate(chunks):
-            if chunk.output is None:
+            if chunk.is_plain:
                 if take(chunk.index, chunk.first_output_position, chunk.token_ids, now):
                     continue
                 chunk.first_output_position += len(chunk.token_ids)
@@ -283,3 +315,19 @@ def some(chunks: list[Chunk]) -> list[Chunk]:
             retryable=True,
         )
     return chunks
+
+
+def without_cancelled(chunks: list[Chunk]) -> list[Chunk]:
+    """The chunks without the ends that a drain put to choices which nobody asked to cancel.
+
+    Raises RequestFailed when nothing else is left: the request can go on elsewhere.
+    """
+    kept = [chunk for chunk in chunks if not chunk.is_cancelled]
+    if not kept:
+        raise failed(
+            grpc.StatusCode.UNAVAILABLE,
+            pb.ERROR_REASON_DRAINING,
+            "the engine was shut down before the request had ended",
+            retryable=True,
+        )
+    return kept

@@ -6,6 +6,8 @@ about streams or text.
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,7 +19,10 @@ from google.protobuf.message import DecodeError
 
 from enginewire import v1 as pb
 
+log = logging.getLogger(__name__)
+
 DETAILS_KEY: Final = "grpc-status-details-bin"
+ERROR_ID: Final = "error_id"
 # The contract promises less than 4 KiB for a whole status.
 MAX_MESSAGE_CHARS: Final = 4096
 
@@ -46,7 +51,8 @@ KNOWN_REASONS: Final = frozenset(pb.ErrorReason.values()) - {pb.ERROR_REASON_UNS
 class Failure:
     """Why a request failed. `code` is a gRPC status code, `retry_after` in seconds.
 
-    `field` is the path of what is at fault below the request, "" when no single field is.
+    `field` is the path of what is at fault below the request, "" when no single field is. An internal failure
+    has an `error_id`, under which the log of whoever failed has more.
     """
 
     code: int
@@ -55,12 +61,15 @@ class Failure:
     retryable: bool = False
     field: str = ""
     retry_after: float | None = None
+    error_id: str = ""
 
     def to_proto(self) -> pb.Status:
         """A status with everything else in its ErrorDetail."""
         detail = pb.ErrorDetail(reason=self.reason, field=self.field, retryable=self.retryable)
         if self.retry_after is not None:
             detail.retry_after.CopyFrom(duration(self.retry_after))
+        if self.error_id:
+            detail.metadata[ERROR_ID] = self.error_id
         status = pb.Status(code=self.code, message=self.message)
         status.details.add().Pack(detail)
         return status
@@ -81,6 +90,7 @@ class Failure:
             detail.retryable,
             one_line(detail.field),
             max(0.0, detail.retry_after.ToNanoseconds() / 1e9) if detail.HasField("retry_after") else None,
+            one_line(detail.metadata[ERROR_ID]),
         )
 
 
@@ -122,6 +132,15 @@ def failed(
 ) -> RequestFailed:
     """A failure that the backend itself found."""
     return RequestFailed(Failure(code.value[0], reason, message, retryable, field))
+
+
+def internal_failure(message: str, error: BaseException | None = None) -> Failure:
+    """A failure with an opaque id, under which the log has the error: its text may hold prompts or paths."""
+    error_id = secrets.token_hex(6)
+    log.error("internal error %s: %s", error_id, message or "unexpected", exc_info=error)
+    text = f"internal error {error_id}: {message}" if message else f"internal error {error_id}"
+    code, reason = grpc.StatusCode.INTERNAL.value[0], pb.ERROR_REASON_INTERNAL
+    return Failure(code, reason, text, error_id=error_id)
 
 
 def violation(which: str) -> RequestFailed:

@@ -188,6 +188,8 @@ class MultiplexedConnection:
             self._take_output(handle, stream, event.output)
         elif kind == "status":
             self._end(handle, from_status(event.status).failure)
+        elif kind == "engine_event":
+            stream.event(event.engine_event)
         if not stream.is_woken:
             stream.is_woken = True
             self._to_wake.append(stream)

@@ -13,16 +13,20 @@ from typing import Final
 
 import grpc
 
+from backend_client.continuation import cut_to_engine_part
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_stream import Chunk, EngineStream, life_of, some
-from backend_client.failure import Failure, RequestFailed, failed, violation
+from backend_client.failure import Failure, RequestFailed, failed, internal_failure, violation
 from backend_client.prefix_affinity import prefix_chain
+from backend_client.routing_hints import Hints
 from enginewire import v1 as pb
 
 # The engine refused without looking at the hand-off: another one, or this one later, can still take it.
 LEAVES_HANDOFF: Final = frozenset(
     {pb.ERROR_REASON_QUEUE_FULL, pb.ERROR_REASON_NOT_STARTED, pb.ERROR_REASON_DRAINING}
 )
+# Of the other half, as routing.dp_rank is.
+RANK_KEY: Final = "enginewire-dp-rank"
 
 
 class Prefill:
@@ -32,7 +36,7 @@ class Prefill:
         self.engines = engines
         self.has_failed = False
         self._id_prefix = id_prefix
-        self._metadata = metadata
+        self._metadata = {key: value for key, value in (metadata or {}).items() if key != RANK_KEY}
         self._endpoint: Endpoint | None = None
         self._stream: EngineStream | None = None
         self._result: pb.PrefillResult | None = None
@@ -46,15 +50,16 @@ class Prefill:
         return life_of(self._stream) if self._stream else ""
 
     async def result(
-        self, request: pb.PreprocessedRequest, deadline: float | None, patience: float
+        self, request: pb.PreprocessedRequest, deadline: float | None, patience: float, hints: Hints
     ) -> pb.PrefillResult:
         """What the other half needs. Raises RequestFailed; waits `patience` seconds for an engine.
 
-        `deadline` is a time of time.monotonic.
+        `deadline` is a time of time.monotonic; `hints` are those of the whole request.
         """
         if self._result is None:
             self.has_failed = True
-            self._result = await self._run(prompt_part(request), deadline, patience)
+            mine = hints.of_prefill(request.routing)
+            self._result = await self._run(prompt_part(request), deadline, patience, mine)
             self.has_failed = False
         return self._result
 
@@ -86,13 +91,15 @@ class Prefill:
         self._result = None
 
     async def _run(
-        self, request: pb.PreprocessedRequest, deadline: float | None, patience: float
+        self, request: pb.PreprocessedRequest, deadline: float | None, patience: float, hints: Hints
     ) -> pb.PrefillResult:
         self._endpoint = None
         left = None if deadline is None else deadline - time.monotonic()
         waits = patience if left is None else min(left, patience)
         prefix = prefix_chain(request) if self.engines.has_choice else ()
-        endpoint = self._endpoint = await self.engines.pick(waits, self._not_before, prefix=prefix)
+        endpoint = self._endpoint = await self.engines.pick(
+            waits, self._not_before, prefix=prefix, hints=hints
+        )
         info = await endpoint.client.info(left)
         if info.config.role != pb.ENGINE_ROLE_PREFILL:
             raise _wrong_role(endpoint.client.target)
@@ -113,10 +120,28 @@ def prompt_part(request: pb.PreprocessedRequest) -> pb.PreprocessedRequest:
     """The request as the engine gets it that computes the prompt: one choice, from the beginning."""
     part = pb.PreprocessedRequest()
     part.CopyFrom(request)
+    # Nobody is shown the text of its one token.
+    cut_to_engine_part(part, pb.Capabilities())
     part.ClearField("resume")
+    part.ClearField("annotations")  # answered by the engine that answers
+    if part.HasField("routing"):
+        move_rank(part.routing)
     part.sampling_options.ClearField("n")
     part.sampling_options.ClearField("best_of")
     return part
+
+
+def move_rank(routing: pb.RoutingHints) -> None:
+    """`dp_rank` is that of the other half."""
+    routing.ClearField("dp_rank")
+    if routing.HasField("prefill_dp_rank"):
+        routing.dp_rank = routing.prefill_dp_rank
+
+
+def needs_prefill_worker(request: pb.PreprocessedRequest) -> bool:
+    """A certain engine shall compute the prompt, and nobody has done so yet."""
+    is_done = request.is_probe or request.HasField("prefill_result") or request.HasField("bootstrap_info")
+    return request.routing.HasField("prefill_worker_id") and not is_done
 
 
 def result_of(chunks: list[Chunk], *, is_handed_back: bool = False) -> pb.PrefillResult:
@@ -137,8 +162,7 @@ def result_of(chunks: list[Chunk], *, is_handed_back: bool = False) -> pb.Prefil
             retryable=True,
         )
     if output.finish_reason == pb.FINISH_REASON_ERROR:
-        message = f"the prefill failed: {output.error_message}"
-        raise failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, message)
+        raise RequestFailed(internal_failure(f"the prefill failed: {output.error_message}"))
     is_handoff = output.finish_reason == pb.FINISH_REASON_LENGTH and output.HasField("prefill_handoff")
     if not is_handoff or len(output.token_ids) > 1:
         raise violation("a prefill without a hand-off")

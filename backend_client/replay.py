@@ -15,16 +15,19 @@ from typing import Final
 
 import grpc
 
-from backend_client.continuation import can_continue, engine_part, goes_on_like, needs_seed
+from backend_client.annotations import without
+from backend_client.continuation import can_continue, cut_to_engine_part, goes_on_like, needs_seed
 from backend_client.endpoints import Endpoint, Endpoints
-from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
+from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
-from backend_client.prefill import Prefill
+from backend_client.prefill import Prefill, needs_prefill_worker
 from backend_client.prefix_affinity import prefix_chain
 from backend_client.request_decoder import RequestDecoder
 from backend_client.retry import DEATHS, RetryBudget, RetryPolicy
+from backend_client.routing_hints import Hints, read_hints, refused
 from backend_client.suspicion import Suspicion
+from backend_client.trace_context import add_link
 from enginewire import v1 as pb
 
 SEED_BITS: Final = 64
@@ -73,15 +76,19 @@ class Attempts:
         self._make_decoder = make_decoder
         self._policy = policy
         self._budget = budget
-        self._part = engine_part(asked.request)
+        self._part = pb.PreprocessedRequest()
+        self._part.CopyFrom(asked.request)
         self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
         self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
+        self._hints: Hints | None = None
         self._decoder: RequestDecoder | None = None
         self._endpoint: Endpoint | None = None
         self._stream: EngineStream | None = None
         self._origin: pb.GetEngineInfoResponse | None = None
         self._num_failures = 0
         self._failure: RequestFailed | None = None
+        # Annotations that the caller has an answer to, by their keys: nobody is asked for it again.
+        self._answered: frozenset[str] = frozenset()
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
         self._suspicion = Suspicion(policy.max_deaths if policy else 0, lambda: self.num_passed_on)
@@ -139,10 +146,10 @@ class Attempts:
         return await self._endpoint.has_handed_back(life_of(stream))
 
     async def _begin_stream(self) -> EngineStream:
-        return await self._send(await self._connect())
+        return await self._send(*await self._connect())
 
-    async def _connect(self) -> Endpoint:
-        """An engine that can do it. Raises RequestFailed when there is none."""
+    async def _connect(self) -> tuple[Endpoint, pb.Capabilities]:
+        """An engine that can do it, and what it can do. Raises RequestFailed when there is none."""
         while True:
             self._endpoint = None
             endpoint = self._endpoint = await self._pick()
@@ -153,16 +160,22 @@ class Attempts:
                 self._unfit.add(endpoint)
                 self._suspicion.leave(endpoint)
                 continue
-            return endpoint
+            return endpoint, info.config.capabilities
 
-    async def _send(self, endpoint: Endpoint) -> EngineStream:
+    async def _send(self, endpoint: Endpoint, capabilities: pb.Capabilities) -> EngineStream:
         """The request, or what is left of it. Raises RequestFailed."""
         self.number += 1
         request = pb.GenerateRequest(request_id=self._next_id(), request=self._next_part())
+        cut_to_engine_part(request.request, capabilities)
+        self.decoder.meet(capabilities)
         if self._is_halved(request.request):
             assert self._prefill is not None, "it was asked"
-            result = await self._prefill.result(request.request, self._asked.deadline, self._patience)
+            deadline, patience = self._asked.deadline, self._patience
+            result = await self._prefill.result(request.request, deadline, patience, self._routing)
             request.request.prefill_result.CopyFrom(result)
+            add_link(request.request, self._asked.metadata)
+        elif needs_prefill_worker(request.request):
+            raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
         self._stream = await endpoint.client.submit(
             request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
         )
@@ -184,7 +197,7 @@ class Attempts:
         if self._policy is None or endpoint is None or not self._may_repeat(self._policy, failure):
             raise failure
         is_continued = decoder is not None and has_delivered(decoder)
-        if is_continued and not self._can_continue:
+        if is_continued and not (self._can_continue and self.decoder.take_over()):
             raise failure
         if was_accepted and failure.reason in DEATHS:
             self._check_deaths(failure, self._engines, life, is_alone=is_alone)
@@ -216,6 +229,10 @@ class Attempts:
     def end(self, reason: str) -> None:
         """Nobody wants more: abort what still runs."""
         self._leave(reason)
+        if self._hints is not None:
+            self._engines.leave(self._hints)
+            if self._prefill is not None:
+                self._prefill.engines.leave(self._hints)
 
     def _begin(self, info: pb.GetEngineInfoResponse) -> None:
         self._origin = info
@@ -235,6 +252,7 @@ class Attempts:
             return False
         assert self._endpoint is not None, "a stream has an engine"
         self._endpoint.in_flight -= 1
+        self._answered |= stream.answered
         stream.abort(reason)
         if stream.accepted is None:
             return False
@@ -247,7 +265,9 @@ class Attempts:
         try:
             while True:
                 patience = give_up - time.monotonic()
-                endpoint = await self._engines.pick(patience, self._not_before, self._unfit, self._prefix)
+                endpoint = await self._engines.pick(
+                    patience, self._not_before, self._unfit, self._prefix, self._routing
+                )
                 if not self._suspicion.must_wait_for(endpoint):
                     # At once: the next one that looks shall see it.
                     self._suspicion.enter(endpoint)
@@ -255,6 +275,13 @@ class Attempts:
                 self._not_before[endpoint] = time.monotonic() + TRIAL_POLL_SECONDS
         except RequestFailed as nobody:
             raise self._failure or nobody from nobody
+
+    @property
+    def _routing(self) -> Hints:
+        """What the request says about its engine. Raises RequestFailed."""
+        if self._hints is None:
+            self._hints = read_hints(self._asked.request.routing, self._asked.metadata)
+        return self._hints
 
     @property
     def _patience(self) -> float:
@@ -296,6 +323,7 @@ class Attempts:
     def _next_part(self) -> pb.PreprocessedRequest:
         if self.number == 1:
             return self._part
+        add_link(self._part, self._asked.metadata)
         decoder = self.decoder
         choices = decoder.resume()
         self._part.ClearField("resume")
@@ -307,25 +335,11 @@ class Attempts:
             self._part.resume.CopyFrom(resume)
         if decoder.has_prompt_logprobs:
             self._part.output_options.ClearField("prompt_logprobs")
+        if self._answered:
+            self._part.annotations[:] = without(self._part.annotations, self._answered)
         return self._part
 
 
 def has_delivered(decoder: RequestDecoder) -> bool:
     """The caller has seen something that must not be said again."""
     return any(choice.token_ids or choice.is_finished for choice in decoder.choices)
-
-
-def without_cancelled(chunks: list[Chunk]) -> list[Chunk]:
-    """The chunks without the ends that a drain put to choices which nobody asked to cancel.
-
-    Raises RequestFailed when nothing else is left: the request can go on elsewhere.
-    """
-    kept = [chunk for chunk in chunks if not chunk.is_cancelled]
-    if not kept:
-        raise failed(
-            grpc.StatusCode.UNAVAILABLE,
-            pb.ERROR_REASON_DRAINING,
-            "the engine was shut down before the request had ended",
-            retryable=True,
-        )
-    return kept

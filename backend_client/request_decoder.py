@@ -7,45 +7,47 @@ when `needs_abort`, and ends it with an error on ProtocolViolation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from backend_client.annotated import BackendOutput, first_rows, matched_stop
-from backend_client.choice_state import ChoiceState, EngineTextCheck
+from backend_client.annotated import BackendOutput, keep_rows, matched_stop, passed_through
+from backend_client.choice_state import ChoiceState
 from backend_client.decoder import Decoder, DecodeResult
 from backend_client.detokenizer import DecodeError
+from backend_client.engine_check import EngineCheck
 from backend_client.finish_reason import finish_reason, is_known, stop_reason
+from backend_client.protocol_violation import MAX_UINT32, ProtocolViolation, check_columns, check_usage
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
 
-MAX_UINT32 = (1 << 32) - 1
 # Beyond any engine's max_n; a decoder is made for each choice before the engine has its say.
 MAX_CHOICES = 1024
+TEXT_IS_MISSING = "tokens without text behind text of the engine"
 ENDS_ON_A_TOKEN = frozenset({pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP})
-
-
-class ProtocolViolation(Exception):
-    """The engine broke the contract; the message begins with `protocol violation:`."""
-
-    def __init__(self, which: str) -> None:
-        super().__init__(f"protocol violation: {which}")
 
 
 class RequestDecoder:
     """The decoding side of one request. `process` and `process_tokens` never emit anything twice.
 
-    `conditions.eos_token_ids` must be the engine's when the request names none. `num_prompt_tokens`
-    and `vocab_size` are checked when given. An engine that sends text is passed through, unless
-    `validate_engine_decode`: then our own text is shown, with all stop conditions, and compared.
-    Raises InvalidStopConditions for a number of choices no engine has.
+    `conditions.eos_token_ids` must be the engine's when the request names none. The text goes on behind
+    `prompt`, or begins where that is empty. `vocab_size` is checked when given. Text is made here from
+    token ids, unless `meet` was told of an engine that evaluates stop strings and it sends text from the
+    first tokens of a choice on. With `validate_engine_decode` it is made here always, and what the engine
+    says is compared; `is_guided`: a grammar may end a choice too. Raises InvalidStopConditions for a number
+    of choices no engine has, and for a prompt that cannot be decoded.
     """
 
     __slots__ = (
-        "_num_prompt_tokens",
+        "_has_engine_text",
+        "_is_guided",
+        "_prompt",
+        "_skip_special_tokens",
         "_usage_details",
         "_validate_engine_decode",
         "_vocab_size",
+        "_vocabulary",
+        "_with_tokens",
         "choices",
         "conditions",
         "has_prompt_logprobs",
@@ -58,24 +60,34 @@ class RequestDecoder:
         conditions: StopConditions,
         *,
         num_choices: int = 1,
-        num_prompt_tokens: int | None = None,
+        prompt: Sequence[int] = (),
         vocab_size: int | None = None,
         skip_special_tokens: bool = True,
         with_tokens: bool = False,
         validate_engine_decode: bool = False,
+        is_guided: bool = False,
     ) -> None:
         if not 1 <= num_choices <= MAX_CHOICES:
             raise InvalidStopConditions("sampling_options.n", f"must be in 1..{MAX_CHOICES}")
         self.conditions = conditions
-        self._num_prompt_tokens = num_prompt_tokens
+        self._vocabulary = vocabulary
+        self._prompt = prompt
         self._vocab_size = vocab_size if vocab_size is not None else MAX_UINT32
+        self._skip_special_tokens = skip_special_tokens
         self._validate_engine_decode = validate_engine_decode
+        self._with_tokens = with_tokens
+        self._is_guided = is_guided
+        self._has_engine_text = False
         self._usage_details = pb.CompletionUsage()
         # They come once: a request that is continued must not ask for them again.
         self.has_prompt_logprobs = False
         # Every choice has had its terminal output.
         self.is_finished = False
         self.choices: list[ChoiceState] = []
+        try:
+            behind = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens, prompt=prompt)
+        except DecodeError as error:
+            raise InvalidStopConditions("token_ids", str(error)) from error
         for _ in range(num_choices):
             decoder = Decoder(
                 vocabulary,
@@ -83,9 +95,9 @@ class RequestDecoder:
                 skip_special_tokens=skip_special_tokens,
                 with_tokens=with_tokens,
                 vocab_size=vocab_size,
+                behind=behind,
             )
-            check = EngineTextCheck(vocabulary.detokenizer(skip_special_tokens=skip_special_tokens))
-            self.choices.append(ChoiceState(decoder, check))
+            self.choices.append(ChoiceState(decoder))
 
     @property
     def needs_abort(self) -> bool:
@@ -93,9 +105,33 @@ class RequestDecoder:
         return self.is_finished and not all(choice.engine_finished for choice in self.choices)
 
     @property
-    def engine_text_differs(self) -> bool:
-        """With `validate_engine_decode`: the engine's text is not what its token ids decode to."""
-        return any(choice.engine_text.differs for choice in self.choices)
+    def differences(self) -> Mapping[str, str]:
+        """With `validate_engine_decode`: by kind, what an engine said of its tokens that is not so."""
+        checks = [choice.check for choice in self.choices if choice.check]
+        return {kind: what for check in checks for kind, what in check.differences.items()}
+
+    def meet(self, capabilities: pb.Capabilities) -> None:
+        """The engine that is asked next: the first one, or one that goes on."""
+        self._has_engine_text = capabilities.stop_strings and not self._validate_engine_decode
+        if self._validate_engine_decode:
+            for choice in self.choices:
+                decoder = self._decoder_like(capabilities)
+                choice.check = EngineCheck(decoder, choice.token_ids, is_guided=self._is_guided)
+
+    def take_over(self) -> bool:
+        """Make all text here from now on; False where the engine has shown another one than ours."""
+        return all(choice.take_over() for choice in self.choices)
+
+    def _decoder_like(self, capabilities: pb.Capabilities) -> Decoder:
+        """With the rules that an engine was given."""
+        is_told = capabilities.stop_strings
+        skips = self._skip_special_tokens if is_told else True
+        return Decoder(
+            self._vocabulary,
+            self.conditions if is_told else replace(self.conditions, stop=()),
+            skip_special_tokens=skips,
+            behind=self._vocabulary.detokenizer(skip_special_tokens=skips, prompt=self._prompt),
+        )
 
     def process_tokens(self, index: int, position: int, token_ids: Sequence[int]) -> BackendOutput | None:
         """Plain tokens of one choice, a row of a multiplexed frame; None for stale ones.
@@ -110,6 +146,8 @@ class RequestDecoder:
         if choice.is_finished:
             choice.num_dropped += len(token_ids)
             return None
+        if choice.engine_text is not None:
+            raise ProtocolViolation(TEXT_IS_MISSING)
         output = BackendOutput(token_ids, None, "", index, position)
         self._decode(choice, token_ids, output, pb.FINISH_REASON_UNSPECIFIED)
         return output
@@ -121,20 +159,25 @@ class RequestDecoder:
         """
         token_ids = list(message.token_ids)
         choice = self._receive(message.index, message.first_output_position, token_ids)
-        self._check_columns(message)
+        check_columns(message)
         if message.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
             self._receive_terminal(choice, message)
         if choice.is_finished:
             choice.num_dropped += len(token_ids)
             return None
-        output = self._copy(message)
-        if message.HasField("text") and self._validate_engine_decode:
-            choice.engine_text.compare(token_ids, message.text)
-        if message.HasField("text") and not self._validate_engine_decode:
+        self.has_prompt_logprobs |= message.HasField("prompt_logprobs")
+        output = passed_through(message)
+        if choice.check is not None:
+            text = message.text if message.HasField("text") else None
+            choice.check.compare(choice.token_ids, token_ids, text, message.finish_reason)
+        if self._is_engine_text(choice, message):
             self._pass_text(choice, message, output)
         else:
             self._decode(choice, token_ids, output, message.finish_reason)
-        self._cut_logprobs(choice, message, output)
+        if message.HasField("logprobs"):
+            keep_rows(output, message.logprobs)
+        if output.cum_log_probs is not None:
+            choice.cum_log_probs = output.cum_log_probs
         self._complete_stop(message, output)
         return output
 
@@ -147,7 +190,7 @@ class RequestDecoder:
         """Tokens passed on, counted here; details as far as the engine's own usage was read."""
         usage = pb.CompletionUsage()
         usage.CopyFrom(self._usage_details)
-        usage.prompt_tokens = self._num_prompt_tokens or usage.prompt_tokens
+        usage.prompt_tokens = len(self._prompt) or usage.prompt_tokens
         usage.completion_tokens = self.num_passed_on
         usage.total_tokens = min(usage.prompt_tokens + usage.completion_tokens, MAX_UINT32)
         return usage
@@ -163,24 +206,11 @@ class RequestDecoder:
             if resumed.index >= len(self.choices) or resumed.index in seen:
                 raise InvalidStopConditions(f"{path}.index", "must be in [0, n), each at most once")
             seen.add(resumed.index)
-            self._go_on(self.choices[resumed.index], resumed, path)
+            choice = self.choices[resumed.index]
+            choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
+            choice.go_on(list(resumed.generated_token_ids), is_finished=resumed.finished, path=path)
         if all(choice.is_finished for choice in self.choices):
             raise InvalidStopConditions("resume.choices", "must leave a choice to generate")
-
-    def _go_on(self, choice: ChoiceState, resumed: pb.ResumedChoice, path: str) -> None:
-        token_ids = list(resumed.generated_token_ids)
-        choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
-        choice.is_finished = choice.engine_finished = resumed.finished
-        try:
-            choice.decoder.process(token_ids)
-        except DecodeError as error:
-            raise InvalidStopConditions(f"{path}.generated_token_ids", str(error)) from error
-        if choice.decoder.is_finished and not resumed.finished:
-            raise InvalidStopConditions(f"{path}.finished", "a stop condition is met by the tokens before")
-        choice.token_ids[:] = token_ids
-        choice.engine_text.skip(token_ids)
-        if resumed.finished:
-            choice.decoder.close()
 
     def resume(self) -> list[pb.ResumedChoice]:
         """Where another engine has to continue; what the lost one sent beyond that is forgotten."""
@@ -210,60 +240,38 @@ class RequestDecoder:
             raise ProtocolViolation(f"token id {max(token_ids)} with a vocabulary of {self._vocab_size}")
         return choice
 
-    def _check_columns(self, message: pb.LLMEngineOutput) -> None:
-        num_tokens = len(message.token_ids)
-        rows = message.logprobs
-        if message.HasField("logprobs"):
-            wide = num_tokens * rows.top_n
-            if len(rows.token_logprobs) != num_tokens or len(rows.token_ranks) not in (0, num_tokens):
-                raise ProtocolViolation(f"{len(rows.token_logprobs)} logprobs for {num_tokens} tokens")
-            if len(rows.top_token_ids) != wide or len(rows.top_logprobs) != wide:
-                raise ProtocolViolation(f"alternatives that are not {num_tokens} rows of {rows.top_n}")
-        told = (*rows.token_logprobs, *rows.top_logprobs, message.cum_log_probs)
-        if not all(map(isfinite, told)):
-            raise ProtocolViolation("a log-probability that is not a finite number")
-        if message.tokens and len(message.tokens) != num_tokens:
-            raise ProtocolViolation(f"{len(message.tokens)} token texts for {num_tokens} tokens")
-
     def _receive_terminal(self, choice: ChoiceState, message: pb.LLMEngineOutput) -> None:
         if not is_known(message.finish_reason):
             raise ProtocolViolation(f"unknown finish reason {message.finish_reason}")
         choice.engine_finished = True
         if message.HasField("completion_usage"):
             if all(choice.engine_finished for choice in self.choices):
-                self._check_usage(message.completion_usage, len(message.token_ids))
+                received = sum(each.num_received for each in self.choices) + len(message.token_ids)
+                check_usage(message.completion_usage, len(self._prompt) or None, received)
             self._usage_details.CopyFrom(message.completion_usage)
 
-    def _check_usage(self, usage: pb.CompletionUsage, num_new: int) -> None:
-        received = sum(choice.num_received for choice in self.choices) + num_new
-        if usage.completion_tokens != received:
-            raise ProtocolViolation(f"usage of {usage.completion_tokens} completion tokens, {received} sent")
-        if self._num_prompt_tokens not in (None, usage.prompt_tokens):
-            raise ProtocolViolation(
-                f"usage of {usage.prompt_tokens} prompt tokens, {self._num_prompt_tokens} requested"
-            )
-        if usage.total_tokens != min(usage.prompt_tokens + usage.completion_tokens, MAX_UINT32):
-            raise ProtocolViolation(f"usage total {usage.total_tokens} is not the sum")
-
-    def _copy(self, message: pb.LLMEngineOutput) -> BackendOutput:
-        """What passes through unread."""
-        has = message.HasField
-        self.has_prompt_logprobs |= has("prompt_logprobs")
-        return BackendOutput(
-            index=message.index,
-            first_output_position=message.first_output_position,
-            cum_log_probs=message.cum_log_probs if has("cum_log_probs") else None,
-            prompt_logprobs=message.prompt_logprobs if has("prompt_logprobs") else None,
-            prefill_handoff=message.prefill_handoff if has("prefill_handoff") else None,
-            engine_data=message.engine_data,
-            error_message=message.error_message if has("error_message") else None,
-        )
+    def _is_engine_text(self, choice: ChoiceState, message: pb.LLMEngineOutput) -> bool:
+        """The engine makes the text of this choice, which its first tokens decide."""
+        is_text = message.HasField("text")
+        if self._has_engine_text and is_text and message.token_ids and not choice.num_received:
+            choice.begin_engine_text()
+        elif choice.engine_text is not None and message.token_ids and not is_text:
+            raise ProtocolViolation(TEXT_IS_MISSING)
+        return choice.engine_text is not None
 
     def _pass_text(self, choice: ChoiceState, message: pb.LLMEngineOutput, output: BackendOutput) -> None:
-        """The engine detokenizes itself: its text stands."""
-        result = DecodeResult(message.text, list(message.token_ids), list(message.tokens) or None)
-        choice.token_ids.extend(result.token_ids)
-        self._emit(choice, result, output, message.finish_reason)
+        """The engine evaluates what ends its text. Only max_tokens is held against it."""
+        assert choice.engine_text is not None
+        token_ids, limit = list(message.token_ids), self.conditions.max_tokens
+        result = DecodeResult(message.text, token_ids, list(message.tokens) or None)
+        if limit is not None and choice.num_received + len(token_ids) > limit:
+            if (cut := choice.decode_behind(token_ids)) is None:
+                raise ProtocolViolation(f"text of more than max_tokens ({limit}) tokens")
+            result = cut
+        if result.tokens is None and self._with_tokens:
+            result.tokens = [self._vocabulary.token_text(token_id) for token_id in result.token_ids]
+        choice.engine_text.take(result.token_ids, result.text)
+        self._emit(choice, result, output, self._drop(choice, token_ids, result, message.finish_reason))
 
     def _decode(
         self,
@@ -273,11 +281,12 @@ class RequestDecoder:
         reason: pb.FinishReason.ValueType,
     ) -> None:
         decoder, num_before = choice.decoder, len(choice.token_ids)
+        due, choice.due = choice.due, ""
         try:
             text = decoder.take_one(token_ids[0]) if len(token_ids) == 1 else None
             if text is not None and not reason and not decoder.is_finished:
                 # One id more, and nothing beside its text.
-                output.text, output.token_ids = text, token_ids
+                output.text, output.token_ids = due + text, token_ids
                 return
             result = decoder.process(token_ids) if text is None else decoder.result(text, token_ids)
             if reason and not decoder.is_finished:
@@ -288,10 +297,20 @@ class RequestDecoder:
             output.error_message = str(error)
             result, reason = DecodeResult("", token_ids), pb.FINISH_REASON_ERROR
             choice.token_ids[num_before:] = token_ids
-        choice.num_dropped += len(token_ids) - len(result.token_ids)
-        if reason in ENDS_ON_A_TOKEN and len(result.token_ids) < len(token_ids):
-            reason = pb.FINISH_REASON_UNSPECIFIED  # it ended on a token that is not passed on
-        self._emit(choice, result, output, reason)
+        result.text = due + result.text
+        self._emit(choice, result, output, self._drop(choice, token_ids, result, reason))
+
+    def _drop(
+        self,
+        choice: ChoiceState,
+        token_ids: Sequence[int],
+        result: DecodeResult,
+        reason: pb.FinishReason.ValueType,
+    ) -> pb.FinishReason.ValueType:
+        """Count what is not passed on; the engine's reason, unless it ended on such a token."""
+        num_dropped = len(token_ids) - len(result.token_ids)
+        choice.num_dropped += num_dropped
+        return pb.FINISH_REASON_UNSPECIFIED if num_dropped and reason in ENDS_ON_A_TOKEN else reason
 
     def _emit(
         self,
@@ -313,16 +332,6 @@ class RequestDecoder:
         self.is_finished = all(choice.is_finished for choice in self.choices)
         if self.is_finished:
             output.completion_usage = self.usage()
-
-    def _cut_logprobs(self, choice: ChoiceState, message: pb.LLMEngineOutput, output: BackendOutput) -> None:
-        """Keep the rows of the ids that are passed on."""
-        if message.HasField("logprobs"):
-            kept = len(output.token_ids)
-            output.logprobs = first_rows(message.logprobs, kept)
-            if output.cum_log_probs is not None:
-                output.cum_log_probs -= sum(message.logprobs.token_logprobs[kept:])
-        if output.cum_log_probs is not None:
-            choice.cum_log_probs = output.cum_log_probs
 
     def _complete_stop(self, message: pb.LLMEngineOutput, output: BackendOutput) -> None:
         """A stop that only the engine saw, if the caller asked for it."""

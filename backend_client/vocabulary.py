@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import Enum
 from functools import lru_cache
+from typing import cast
 
 from tokenizers import Tokenizer
 
@@ -20,8 +21,8 @@ from backend_client.detokenizer import (
     ByteFallbackTable,
     Detokenizer,
     TokenTable,
-    WindowTable,
 )
+from backend_client.window import BYTE_FALLBACK, BYTE_LEVEL, NO_BYTES, ByteRule, WindowTable
 
 # Room for holes between ids; a tokenizer file with wilder ids gets no table.
 MAX_ID_HOLES = 65_536
@@ -62,9 +63,9 @@ class Vocabulary:
         self.token_bytes = self._tables[False].token_bytes
         self._known_texts = lru_cache(maxsize=MAX_KNOWN_TEXTS)(_nothing_known)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh text stream."""
-        return self._tables[skip_special_tokens].detokenizer()
+    def detokenizer(self, *, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A fresh text stream behind the ids of a prompt. Raises DecodeError for a prompt without a text."""
+        return self._tables[skip_special_tokens].detokenizer(prompt)
 
     def known_texts(self, *conditions: Hashable) -> dict[int, str]:
         """Shared by all who name the same conditions: what they have learned about ids."""
@@ -90,8 +91,9 @@ class Vocabulary:
     def _table(self, kind: TableKind, skip_special_tokens: bool) -> TokenTable:
         hidden = self.special_ids.keys() if skip_special_tokens else frozenset()
         if kind is TableKind.WINDOW:
-            seen = frozenset(token_id for token_id, piece in self._pieces.items() if piece not in hidden)
-            return WindowTable(self._tokenizer, seen)
+            seen = {token_id: piece for token_id, piece in self._pieces.items() if piece not in hidden}
+            steps = decoder_steps(self._tokenizer)
+            return WindowTable(self._tokenizer.decoder, seen, byte_rule(steps), num_stripped(steps))
         pieces = [self._pieces.get(token_id) for token_id in range(self.size)]
         if kind is TableKind.BYTE_LEVEL:
             return ByteLevelTable(pieces, hidden)
@@ -131,6 +133,20 @@ def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, object]]:
     if decoder is None:
         return []
     return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+
+
+def byte_rule(steps: list[dict[str, object]]) -> ByteRule:
+    """How a decoder of these steps makes characters of bytes, if it does."""
+    types = [step["type"] for step in steps]
+    if "ByteLevel" in types:
+        return BYTE_LEVEL
+    return BYTE_FALLBACK if "ByteFallback" in types else NO_BYTES
+
+
+def num_stripped(steps: list[dict[str, object]]) -> int:
+    """How many characters the steps take off the ends of a text, at most."""
+    strips = [step for step in steps if step["type"] == "Strip"]
+    return sum(cast(int, step["start"]) + cast(int, step["stop"]) for step in strips)
 
 
 def leading_spaces(steps: list[dict[str, object]]) -> int | None:

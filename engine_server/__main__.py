@@ -1,11 +1,12 @@
 """The `enginewire-server` command: options, logs, then the server.
 
-Exit codes: 0 drained and cleaned up, 1 the engine failed to start, 2 bad options, 70 the engine died or
-got stuck, 98 the address is in use, 128 + signal when a second signal ended the drain.
+Exit codes: 0 drained and cleaned up, 1 the engine failed to start, 2 bad options, 70 the engine died, got
+stuck or could not be cleaned up, 98 the address is in use, 128 + signal when a second signal ended the drain.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from enginewire import event_loop
 from enginewire.program import program
 
 EXIT_USAGE = 2
+LAST_SECONDS = 1.0
 
 
 @program
@@ -41,15 +43,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     async def serve() -> int:
         exit_code = await EngineServer(engine, options).run()
-        _leave_busy_threads(exit_code)
+        await _leave_what_stays(exit_code)
         return exit_code
 
     return event_loop.run(serve())
 
 
-def _leave_busy_threads(exit_code: int) -> None:
-    """End the process here when a thread, such as one that still loads a model, would hold up its end."""
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+async def _leave_what_stays(exit_code: int) -> None:
+    """End the process here when something would hold up its end.
+
+    Such as a thread that still loads a model, or a call of an engine that takes no notice of being cancelled.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    _, left = await asyncio.wait(others, timeout=LAST_SECONDS) if others else (others, set())
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if left or not all(thread.daemon for thread in threads):
         logging.shutdown()
         os._exit(exit_code)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from engine_server.adapters import AdapterTable
 from engine_server.delivery import Sink
 from engine_server.embedding_rules import check_embed
 from engine_server.embedding_work import EmbeddingWork
+from engine_server.engine_calls import returned
 from engine_server.failures import (
     Cancelled,
     DuplicateRequest,
@@ -36,7 +36,8 @@ from engine_server.interface import (
     StepEngine,
     StepOutputs,
 )
-from engine_server.live_request import Discard, Live, hidden_choices
+from engine_server.live_request import Discard, Live, event_names, hidden_choices
+from engine_server.remembered_ids import RememberedIds
 from engine_server.request_fields import invalid, shown
 from engine_server.request_payloads import prompt_length
 from engine_server.step_streams import open_choices
@@ -49,9 +50,8 @@ Accepted = pb.PreprocessedRequest | pb.PreprocessedEmbeddingRequest
 Failed: TypeAlias = "pb.ErrorReason.ValueType | None"
 """Why a request failed; None: it did not."""
 
-# An abort may overtake its request by a network round trip, not by minutes.
-REMEMBER_ABORTS_SECONDS = 10.0
-REMEMBERED_IDS = 4096
+# Engines take note of an abort at once; its request ends later.
+ABORT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,7 @@ class RequestTable:
         self._config = pb.EngineConfig()
         self._live: dict[str, Live] = {}
         self._num_preparing = 0
-        self._finished: OrderedDict[str, None] = OrderedDict()
-        self._early_aborts: OrderedDict[str, float] = OrderedDict()
+        self._past = RememberedIds()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -122,7 +121,8 @@ class RequestTable:
         context = GenerateContext(request.request_id, deadline=deadline)
         num_choices = open_choices(request.request, self._config.role)
         num_hidden = hidden_choices(request.request.sampling_options)
-        context.sink = live = Live(context, sink, num_choices, adapter, num_hidden)
+        asked_events = event_names(request.request.annotations)
+        context.sink = live = Live(context, sink, num_choices, adapter, num_hidden, asked_events)
         engine.submit(request.request, context)
         self._enter(live, request.request)
         return context
@@ -150,6 +150,8 @@ class RequestTable:
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
         self.step = outputs.step
+        for context, event in outputs.events:
+            _live(context).engine_event(event)
         for context, index, position, token_id in zip(
             outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids, strict=True
         ):
@@ -165,8 +167,9 @@ class RequestTable:
         if self._live.get(context.request_id) is not context.sink or context.is_cancelled:
             return
         context.cancel(reason)
-        assert self._engine is not None, "a live request implies an engine"
-        await self._engine.abort(context)
+        engine = self._engine
+        assert engine is not None, "a live request implies an engine"
+        await returned("abort", lambda: engine.abort(context))
 
     async def abort_id(self, request_id: str, reason: str) -> pb.AbortOutcome.ValueType:
         """Abort by exact id; remembers an id that has not arrived yet."""
@@ -176,18 +179,22 @@ class RequestTable:
             return pb.ABORT_OUTCOME_ABORTED
         if isinstance(self._engine, HandingOverEngine):
             self._engine.discard_handoff(request_id)
-        if request_id in self._finished:
+        if self._past.has_finished(request_id):
             return pb.ABORT_OUTCOME_FINISHED
-        self._early_aborts[request_id] = time.monotonic() + REMEMBER_ABORTS_SECONDS
-        _trim(self._early_aborts)
+        self._past.abort_early(request_id)
         return pb.ABORT_OUTCOME_UNKNOWN
 
     async def abort_all(self, reason: str) -> list[str]:
         """Abort every live request; returns their ids."""
         contexts = [live.context for live in self._live.values()]
-        for context in contexts:
-            await self.abort(context, reason)
+        await self._abort_each(contexts, reason)
         return [context.request_id for context in contexts]
+
+    async def _abort_each(self, contexts: list[GenerateContext], reason: str) -> None:
+        """All at once, and not for ever: nobody shall wait for an abort that does not end."""
+        aborts = [asyncio.create_task(self.abort(context, reason)) for context in contexts]
+        if aborts:
+            await asyncio.wait(aborts, timeout=ABORT_SECONDS)
 
     def fail_all(self, failure: Callable[[], EngineError]) -> None:
         """End every live request with a failure, without the engine's help."""
@@ -197,9 +204,10 @@ class RequestTable:
     async def abort_slow(self) -> None:
         """Abort requests whose reader has lagged too far behind."""
         now = time.monotonic()
-        for live in [live for live in self._live.values() if live.sink.is_slow(now)]:
+        slow = [live for live in self._live.values() if live.sink.is_slow(now)]
+        for live in slow:
             self._give_up(live)
-            await self.abort(live.context, "slow consumer")
+        await self._abort_each([live.context for live in slow], "slow consumer")
 
     def uses_adapter(self, name: str) -> bool:
         """True while a request for that adapter is in the engine."""
@@ -237,7 +245,7 @@ class RequestTable:
     def _check_id(self, request_id: str) -> None:
         if request_id in self._live:
             raise DuplicateRequest(f"request_id: {request_id} is live", field="request_id")
-        if self._early_aborts.pop(request_id, 0.0) > time.monotonic():
+        if self._past.was_aborted_early(request_id):
             raise Cancelled("request_id: aborted before it arrived", field="request_id")
 
     def _open_engine(self) -> StepEngine:
@@ -313,8 +321,7 @@ class RequestTable:
     def _leave(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
         request_id = live.context.request_id
         del self._live[request_id]
-        self._finished[request_id] = None
-        _trim(self._finished)
+        self._past.finish(request_id)
         if not self._live:
             self._idle.set()
 
@@ -335,11 +342,3 @@ def _queue_full(what: str, depth: int, limit: int) -> QueueFull:
         retry_after=1.0,
         metadata={"queue_depth": str(depth), "limit": str(limit)},
     )
-
-
-Value = TypeVar("Value")
-
-
-def _trim(remembered: OrderedDict[str, Value]) -> None:
-    while len(remembered) > REMEMBERED_IDS:
-        remembered.popitem(last=False)

@@ -206,6 +206,13 @@ class ServerOptions:
         "name of this server among others; drawn at start when not set",
         contract="GetEngineInfoResponse.instance_id",
     )
+    worker_id: int | None = option(
+        None,
+        "number by which routing hints name this server; drawn at start when not set",
+        at_least=0,
+        at_most=2**64 - 1,
+        contract="GetEngineInfoResponse.worker_id",
+    )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
 
     metrics_port: int | None = option(

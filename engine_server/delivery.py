@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
 from engine_server import status
 from engine_server.failures import EngineError
-from engine_server.interface import GenerateContext
+from engine_server.frames import Row, frame_of
+from engine_server.interface import GenerateContext, Item
 from enginewire import v1 as pb
 
 # Together they keep a frame well below the 4 MiB that gRPC clients accept unless told otherwise.
 FRAME_ROWS = 100_000
 FRAME_EVENT_BYTES = 1 << 20
+# Events of engines count as tokens too while they wait: about what an id takes in a message of its own.
+BYTES_PER_TOKEN = 32
 
 
 class Sink(Protocol):
@@ -33,6 +35,9 @@ class Sink(Protocol):
 
     def output(self, output: pb.LLMEngineOutput) -> None:
         """An output that is more than a token id."""
+
+    def engine_event(self, event: pb.EngineEvent) -> None:
+        """An answer to an annotation: behind what came before it, before what comes after it."""
 
     def fail(self, failure: EngineError) -> None:
         """The request failed; nothing follows."""
@@ -80,7 +85,7 @@ class RequestStream:
     """The outputs of one request for one Generate call."""
 
     def __init__(self, limits: BufferLimits) -> None:
-        self._outputs: list[pb.LLMEngineOutput] = []
+        self._items: list[Item] = []
         self._open_runs: dict[int, pb.LLMEngineOutput] = {}
         self._lag = Lag(limits)
         self._ready = asyncio.Event()
@@ -101,8 +106,13 @@ class RequestStream:
         self._open_runs.pop(output.index, None)
         self._queue(output)
 
-    def _queue(self, output: pb.LLMEngineOutput) -> None:
-        self._outputs.append(output)
+    def engine_event(self, event: pb.EngineEvent) -> None:
+        """Queue an event behind all runs."""
+        self._open_runs.clear()
+        self._queue(event)
+
+    def _queue(self, item: Item) -> None:
+        self._items.append(item)
         self._lag.begin()
         self._ready.set()
 
@@ -118,34 +128,22 @@ class RequestStream:
 
     def is_slow(self, now: float) -> bool:
         """True when the reader has lagged too far behind."""
-        return self._lag.is_too_far(now, sum(map(_weight, self._outputs)))
+        return self._lag.is_too_far(now, sum(map(_weight, self._items)))
 
-    async def read(self) -> AsyncIterator[pb.LLMEngineOutput]:
+    async def read(self) -> AsyncIterator[Item]:
         """Everything that was queued, as soon as it is there. Raises the failure at the end, if any."""
         while True:
             await self._ready.wait()
             self._ready.clear()
-            outputs, self._outputs, self._open_runs = self._outputs, [], {}
+            items, self._items, self._open_runs = self._items, [], {}
             self._lag.taken(everything=True)
             done = self._done
-            for output in outputs:
-                yield output
+            for item in items:
+                yield item
             if done:
                 break
         if self._failure is not None:
             raise self._failure
-
-
-Row = tuple[int, int, int, int]
-"""Handle, index, position and token id of one token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive tokens of one choice."""
-
-    position: int
-    token_ids: list[int]
 
 
 class Connection:
@@ -194,6 +192,11 @@ class Connection:
         """An output that is more than a token id."""
         self._touched.add(sink)
         self.event(pb.HandleEvent(handle=sink.handle, output=output))
+
+    def engine_event(self, sink: HandleSink, event: pb.EngineEvent) -> None:
+        """An answer to an annotation."""
+        self._touched.add(sink)
+        self.event(pb.HandleEvent(handle=sink.handle, engine_event=event))
 
     def event(self, event: pb.HandleEvent) -> None:
         """Anything that is more than a token id."""
@@ -249,47 +252,15 @@ class Connection:
         return frame_of(self._current_step(), rows, events)
 
 
-def frame_of(
-    step: int, rows: Sequence[Row], events: Sequence[pb.HandleEvent]
-) -> pb.GenerateMultiplexedResponse:
-    """One frame: the rows, as one for each choice, then the events."""
-    handles, indexes, positions, token_ids = zip(*rows, strict=True) if rows else ((), (), (), ())
-    counts: Sequence[int] = ()
-    has_indexes = any(indexes)
-    if len(set(zip(handles, indexes, strict=True) if has_indexes else handles)) < len(rows):
-        runs = runs_of(rows)
-        handles, indexes = zip(*runs, strict=True)
-        positions = tuple(run.position for run in runs.values())
-        token_ids = tuple(chain.from_iterable(run.token_ids for run in runs.values()))
-        counts = [len(run.token_ids) for run in runs.values()]
-    return pb.GenerateMultiplexedResponse(
-        step=step,
-        handles=handles,
-        indexes=indexes if has_indexes else (),
-        token_counts=counts,
-        first_output_positions=positions,
-        token_ids=token_ids,
-        events=events,
-    )
-
-
-def runs_of(rows: Iterable[Row]) -> dict[tuple[int, int], Run]:
-    """The tokens of each handle and index."""
-    runs: dict[tuple[int, int], Run] = {}
-    for handle, index, position, token_id in rows:
-        if (run := runs.get((handle, index))) is None:
-            runs[handle, index] = Run(position, [token_id])
-        else:
-            run.token_ids.append(token_id)
-    return runs
-
-
 def _weight_of_event(event: pb.HandleEvent) -> int:
-    return _weight(event.output)
+    return _weight(event.engine_event if event.HasField("engine_event") else event.output)
 
 
-def _weight(output: pb.LLMEngineOutput) -> int:
-    return max(1, len(output.token_ids))
+def _weight(item: Item) -> int:
+    """In tokens."""
+    if isinstance(item, pb.EngineEvent):
+        return 1 + item.ByteSize() // BYTES_PER_TOKEN
+    return max(1, len(item.token_ids))
 
 
 class TokenIds(Protocol):
@@ -297,6 +268,16 @@ class TokenIds(Protocol):
 
     def append(self, token_id: int, /) -> None:
         """One more."""
+
+
+class EveryChoice(dict[int, TokenIds | None]):
+    """Behind an event of the request all its choices are, and none has tokens there yet."""
+
+    def __contains__(self, index: object) -> bool:
+        return True
+
+    def __missing__(self, index: int) -> None:
+        return None
 
 
 class HandleSink:
@@ -332,9 +313,14 @@ class HandleSink:
         self._behind_event[output.index] = None
         self._connection.output(self, output)
 
+    def engine_event(self, event: pb.EngineEvent) -> None:
+        """One event of the next frame, which is not one of a single choice."""
+        self._behind_event = EveryChoice()
+        self._connection.engine_event(self, event)
+
     def forget_events(self) -> None:
         """The frame was taken: what comes now belongs to the next one."""
-        self._behind_event.clear()
+        self._behind_event = {}
 
     def fail(self, failure: EngineError) -> None:
         """A terminal status event."""

@@ -19,11 +19,12 @@ SHORTEST_INTERVAL_MS = 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this server is. A configured `instance_id` outlives a restart, the lifetime never does."""
+    """Who this server is. What was configured outlives a restart, the lifetime never does."""
 
     engine_name: str
     engine_version: str
     instance_id: str
+    worker_id: int
     lifetime_id: str
 
 
@@ -41,6 +42,7 @@ class DiscoveryServicer:
             engine_name=self._identity.engine_name,
             engine_version=self._identity.engine_version,
             instance_id=self._identity.instance_id,
+            worker_id=self._identity.worker_id,
             engine_lifetime_id=self._identity.lifetime_id,
             contract_revision=pb.CONTRACT_REVISION,
             minimum_client_revision=pb.MINIMUM_CLIENT_REVISION,

@@ -55,6 +55,9 @@ class EmbeddingWork:
     def output(self, output: pb.LLMEngineOutput) -> None:
         """Never called."""
 
+    def engine_event(self, event: pb.EngineEvent) -> None:
+        """Never called."""
+
     def finish(self) -> None:
         """Never called."""
 

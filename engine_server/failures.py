@@ -6,9 +6,17 @@ between the wire and the engine; every message names the field and what is allow
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Mapping
+from typing import Final
 
 from enginewire import v1 as pb
+
+log = logging.getLogger(__name__)
+
+ERROR_ID: Final = "error_id"
+"""Key in `metadata` under which an internal failure has the id that its log line has too."""
 
 
 class EngineError(Exception):
@@ -164,6 +172,30 @@ class AdapterInUse(EngineError):
 
 
 class StepFailed(EngineError):
-    """The engine failed while computing this request."""
+    """The engine failed while computing this request. Its way to the caller gives it an opaque id."""
 
     reason = pb.ERROR_REASON_INTERNAL
+
+
+class EngineMistake(StepFailed):
+    """The engine broke a rule of its interface. Its message is for the engine's author: in the log only."""
+
+    def __str__(self) -> str:
+        """What a caller is told."""
+        return "the engine made a mistake"
+
+
+def internal(message: str, error: BaseException) -> StepFailed:
+    """The failure that an unexpected error becomes, with an id. The error's own text is for the log only."""
+    failure = StepFailed(message)
+    failure.__cause__ = error
+    give_id(failure)
+    return failure
+
+
+def give_id(failure: EngineError) -> None:
+    """Give a failure an opaque id, once, under which the log has what the caller need not know."""
+    if ERROR_ID not in failure.metadata:
+        failure.metadata[ERROR_ID] = error_id = secrets.token_hex(6)
+        [what] = failure.args
+        log.error("internal error %s: %s", error_id, what or "unexpected", exc_info=failure.__cause__)

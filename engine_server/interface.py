@@ -61,7 +61,8 @@ class StepOutputs:
     The first four lists are columns of equal length: row i says that choice `indexes[i]` of
     `contexts[i]` produced `token_ids[i]` as its output token number `positions[i]` (0-based).
     A row that needs more than a token id (a finish, logprobs, text) travels in `outputs` instead,
-    never in both. Within a step the columns are delivered before `outputs`, then `failures`.
+    never in both. `events` answer annotations of requests. Within a step they are delivered first, then the
+    columns, then `outputs`, then `failures`.
     """
 
     step: int
@@ -71,9 +72,17 @@ class StepOutputs:
     token_ids: list[int] = field(default_factory=list)
     outputs: list[tuple[GenerateContext, pb.LLMEngineOutput]] = field(default_factory=list)
     failures: list[tuple[GenerateContext, EngineError]] = field(default_factory=list)
+    events: list[tuple[GenerateContext, pb.EngineEvent]] = field(default_factory=list)
 
 
 StepListener = Callable[[StepOutputs], None]
+
+Item = pb.LLMEngineOutput | pb.EngineEvent
+"""What a request gets: outputs, and between them events, which answer its `annotations` by their keys.
+
+An engine names the keys that it answers in `Capabilities.annotations`. The shell drops events that the
+request does not ask for, so that an engine need not look, and those behind its last terminal output.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +140,7 @@ class LLMEngine(Protocol):
         """
         ...
 
-    def generate(
-        self, request: pb.PreprocessedRequest, context: GenerateContext
-    ) -> AsyncIterator[pb.LLMEngineOutput]:
+    def generate(self, request: pb.PreprocessedRequest, context: GenerateContext) -> AsyncIterator[Item]:
         """Yield outputs until every choice has had exactly one output with a finish_reason.
 
         `completion_usage` rides on the last terminal of the request only. An engine that sees

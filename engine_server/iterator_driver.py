@@ -13,6 +13,7 @@ from engine_server.failures import DeadlineExceeded, EngineError, StepFailed, Un
 from engine_server.interface import (
     EmbeddingEngine,
     GenerateContext,
+    Item,
     LLMEngine,
     MetricsBindings,
     MetricsContext,
@@ -94,9 +95,7 @@ class IteratorDriver:
         self._tasks[context] = task
         task.add_done_callback(lambda _: self._tasks.pop(context, None))
 
-    def generate(
-        self, request: pb.PreprocessedRequest, context: GenerateContext
-    ) -> AsyncIterator[pb.LLMEngineOutput]:
+    def generate(self, request: pb.PreprocessedRequest, context: GenerateContext) -> AsyncIterator[Item]:
         """The engine's own iterator."""
         return self._engine.generate(request, context)
 
@@ -119,11 +118,11 @@ class IteratorDriver:
         return await self._engine.embed(request, context)
 
     async def abort(self, context: GenerateContext) -> None:
-        """Tell the engine, and close its iterator if that does not end soon."""
-        await self._engine.abort(context)
+        """Tell the engine, and close its iterator if that does not end soon, whatever the engine does."""
         task = self._tasks.get(context)
         if task is not None:
             asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, task.cancel)
+        await self._engine.abort(context)
 
     async def drain(self) -> None:
         """Drain the engine's own work."""
@@ -171,10 +170,13 @@ class IteratorDriver:
             self._fail(context, as_failure(error))
 
     async def _forward(
-        self, outputs: AsyncIterator[pb.LLMEngineOutput], context: GenerateContext, progress: Progress
+        self, outputs: AsyncIterator[Item], context: GenerateContext, progress: Progress
     ) -> None:
         try:
             async for output in outputs:
+                if isinstance(output, pb.EngineEvent):
+                    self._event(context, output)
+                    continue
                 progress.take(output)
                 self._outputs().outputs.append((context, output))
                 if not progress.open_choices:
@@ -182,6 +184,11 @@ class IteratorDriver:
         finally:
             await _close(outputs)
         raise StepFailed("the engine's stream ended without a terminal output")
+
+    def _event(self, context: GenerateContext, event: pb.EngineEvent) -> None:
+        if self._pending is not None and self._pending.outputs:
+            self._deliver()  # of one step events come first, and these outputs were there before
+        self._outputs().events.append((context, event))
 
     def _fail(self, context: GenerateContext, failure: EngineError) -> None:
         self._outputs().failures.append((context, failure))
@@ -196,12 +203,13 @@ class IteratorDriver:
 
     def _deliver(self) -> None:
         outputs, self._pending = self._pending, None
-        assert outputs is not None, "scheduled only with something to deliver"
+        if outputs is None:  # delivered before an event
+            return
         assert self._listener is not None, "requests are submitted only after the listener was set"
         self._listener(outputs)
 
 
-async def _close(outputs: AsyncIterator[pb.LLMEngineOutput]) -> None:
+async def _close(outputs: AsyncIterator[Item]) -> None:
     aclose = getattr(outputs, "aclose", None)
     if aclose is not None:
         await aclose()

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from engine_server.admission import RequestTable
+from engine_server.engine_calls import answer_of, returned, returned_within
 from engine_server.failures import Draining, EngineDead, NotStarted, Stuck
 from engine_server.interface import MetricsContext, StepEngine
 from enginewire import v1 as pb
 
+log = logging.getLogger(__name__)
+
 # Engines answer an abort within a step; a step that takes longer than this is not worth waiting for.
 CANCEL_GRACE_SECONDS = 2.0
+# Longer than the torch engine waits for its last step, shorter than supervisors wait before they kill.
+CLEANUP_SECONDS = 15.0
 PROGRESS_SECONDS = 0.1
 TRANSFER_SECONDS = 0.02
 DEFAULT_RETRY_SECONDS = 1.0
@@ -54,7 +60,9 @@ class Lifecycle:
         self._drain: asyncio.Task[None] | None = None
         self._drain_deadline = float("inf")
         self._deadline_moved = asyncio.Event()
-        self._cleanup = asyncio.Lock()
+        self._release: asyncio.Task[None] | None = None
+        self.is_released = False
+        self._load_has_failed = False
         self._no_start_runs = asyncio.Event()
         self._no_start_runs.set()
 
@@ -65,14 +73,14 @@ class Lifecycle:
 
         `advertise` completes the engine's config before anyone sees it.
         """
-        if self.state == pb.ENGINE_STATE_STOPPED:
+        if self._release is not None:
             raise EngineDead("the engine was cleaned up before it started")
         self._no_start_runs.clear()
         try:
-            config = await self.engine.start(worker_id)
+            config = await answer_of("start", lambda: self.engine.start(worker_id))
             advertise(config)
-            model = config.served_model_name or config.model
-            bindings = await self.engine.setup_metrics(replace(self._metrics, model=model))
+            metrics = replace(self._metrics, model=config.served_model_name or config.model)
+            bindings = await answer_of("setup_metrics", lambda: self.engine.setup_metrics(metrics))
         finally:
             self._no_start_runs.set()
         config.metrics_ranks[:] = bindings.dp_ranks or config.metrics_ranks
@@ -124,21 +132,31 @@ class Lifecycle:
         return self._drain
 
     async def cleanup(self, *, abort_in_flight: bool) -> bool:
-        """Release the engine once; returns True when that had happened before."""
-        async with self._cleanup:
-            if self.state == pb.ENGINE_STATE_STOPPED:
-                return True
-            self.requests.close(_cleaned_up)
-            if self.state in NOT_YET_DRAINING:
-                await self._become(pb.ENGINE_STATE_DRAINING)
-            # A cleanup may not run beside a start.
-            await self._no_start_runs.wait()
-            await self._empty(abort_in_flight)
-            await self.engine.cleanup()
-            # A drain that began meanwhile has changed the reason.
-            self.requests.close(_cleaned_up)
-            await self._become(pb.ENGINE_STATE_STOPPED)
-            return False
+        """Release the engine once; returns True when that had happened before.
+
+        It ends, and so does the life of the engine, whatever the engine's own clean-up does; `is_released`
+        says whether that went well. Who stops waiting for it does not stop it.
+        """
+        if self.state == pb.ENGINE_STATE_STOPPED:
+            return True
+        self.requests.close(_cleaned_up)
+        if self.state in NOT_YET_DRAINING:
+            await self._become(pb.ENGINE_STATE_DRAINING)
+        # A cleanup may not run beside a start.
+        await self._no_start_runs.wait()
+        # Not behind a lock: who aborts must not wait for another who does not.
+        await self._empty(abort_in_flight)
+        had_begun = self._release is not None
+        if self._release is None:
+            self._release = asyncio.create_task(self._release_engine(), name="cleanup")
+        await asyncio.shield(self._release)
+        return had_begun
+
+    async def _release_engine(self) -> None:
+        self.is_released = await returned_within(CLEANUP_SECONDS, "cleanup", self.engine.cleanup)
+        # A drain that began meanwhile has changed the reason.
+        self.requests.close(_cleaned_up)
+        await self._become(pb.ENGINE_STATE_STOPPED)
 
     async def declare_dead(self, seconds: float) -> None:
         """The step loop is stuck: nothing more comes from the engine."""
@@ -152,11 +170,10 @@ class Lifecycle:
             await self._become(pb.ENGINE_STATE_DRAINING)
         await self._grace(plan.admission_grace)
         self.drain_state = pb.DRAIN_STATE_DRAINING
+        drains_engine = self.state == pb.ENGINE_STATE_DRAINING and self.config is not None
         if self.state == pb.ENGINE_STATE_DRAINING:
             self.requests.close(_draining)
-            if self.config is not None:
-                await self.engine.drain()
-        finished = await self._idle_before_deadline()
+        finished = await self._idle_before_deadline(drains_engine=drains_engine)
         if not finished:
             await self._empty(abort_in_flight=True)
         self.drain_state = pb.DRAIN_STATE_DRAINED if finished else pb.DRAIN_STATE_TIMED_OUT
@@ -170,28 +187,49 @@ class Lifecycle:
                 async with asyncio.timeout(left):
                     await self._deadline_moved.wait()
 
-    async def _idle_before_deadline(self) -> bool:
+    async def _idle_before_deadline(self, *, drains_engine: bool) -> bool:
         """True when the last request ended before the deadline, which a second drain may move forward."""
-        idle = asyncio.ensure_future(self._wait_idle())
+        idle = asyncio.create_task(self._drain_to_idle(drains_engine=drains_engine))
         try:
+            # Once around at least: with no time at all what is idle is still drained, not timed out.
+            await asyncio.sleep(0)
             while not idle.done() and (left := self._drain_deadline - time.monotonic()) > 0:
                 self._deadline_moved.clear()
                 moved = asyncio.ensure_future(self._deadline_moved.wait())
                 await asyncio.wait([idle, moved], timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 moved.cancel()
-            return idle.done() or (self.requests.live_count == 0 and self._num_pending_transfers == 0)
+            return idle.done()
         finally:
             idle.cancel()
 
-    async def _wait_idle(self) -> None:
-        """Return when no request is in the engine and no hand-off waits for another one."""
+    async def _drain_to_idle(self, *, drains_engine: bool) -> None:
+        """Return when the engine has drained, no request is in it and no hand-off waits for another one."""
+        if drains_engine:
+            await self._drain_engine()
         await self.requests.wait_idle()
         while self._num_pending_transfers:  # noqa: ASYNC110  # an engine has no event for it
             await asyncio.sleep(TRANSFER_SECONDS)
 
+    async def _drain_engine(self) -> None:
+        try:
+            await returned("drain", self.engine.drain)
+        except asyncio.CancelledError:
+            log.error("the engine's drain did not end before the deadline; going on without it")
+            raise
+
     @property
     def _num_pending_transfers(self) -> int:
-        return 0 if self.config is None else self.engine.load().pending_transfers
+        return self.known_load().pending_transfers
+
+    def known_load(self) -> pb.Load:
+        """The load, empty for an engine that cannot tell it: that is no reason not to end."""
+        try:
+            return self.load()
+        except Exception:  # the outermost boundary of a call into foreign code
+            if not self._load_has_failed:
+                log.exception("the engine's load failed; going on without it")
+            self._load_has_failed = True
+            return pb.Load(state=self.state)
 
     async def _empty(self, abort_in_flight: bool) -> None:
         """Return when no request is in the engine; those that do not react to an abort are failed."""
@@ -210,7 +248,7 @@ class Lifecycle:
             self._state_changed.notify_all()
 
     def _progress(self) -> pb.DrainResponse:
-        load = self.load()
+        load = self.known_load()
         return pb.DrainResponse(
             state=self.drain_state or pb.DRAIN_STATE_GRACE,
             running=load.running,

@@ -26,6 +26,7 @@ from engine_server.handoff.requests import ENGINE_ROLES, is_handed_over
 from engine_server.interface import (
     AdapterSource,
     GenerateContext,
+    Item,
     MetricsBindings,
     MetricsContext,
     StepListener,
@@ -102,7 +103,7 @@ class MockerEngine:
 
     async def generate(
         self, request: pb.PreprocessedRequest, context: GenerateContext
-    ) -> AsyncIterator[pb.LLMEngineOutput]:
+    ) -> AsyncIterator[Item]:
         """`submit` as a stream of its own. Closing it early frees the request."""
         async with aclosing(self._streams.run(self, request, context)) as outputs:
             async for output in outputs:
@@ -255,6 +256,7 @@ class MockerEngine:
         done = [s for s in self._prefilling if s.is_prefilled and s.ready_at <= now]
         if done:
             self._prefilling = [s for s in self._prefilling if s not in done]
+            outputs.events += [event for sequence in done for event in sequence.request.take_events()]
             self._decoding += [sequence for sequence in done if not self._hand_over(sequence, outputs)]
 
     def _hand_over(self, sequence: Sequence, outputs: StepOutputs) -> bool:

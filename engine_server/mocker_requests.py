@@ -19,6 +19,8 @@ from enginewire import v1 as pb
 
 MAX_N = 64
 MAX_LOGPROBS = 20
+ECHO = "echo"
+"""The annotation that is answered, before the first token, with what is behind its colon."""
 
 
 def engine_config(options: MockerOptions) -> pb.EngineConfig:
@@ -52,6 +54,7 @@ def _capabilities() -> pb.Capabilities:
         lora=True,
         embeddings=True,
         tokenizer=True,
+        annotations=[ECHO],
         default_sampling=pb.SamplingDefaults(temperature=0.0, top_p=1.0, repetition_penalty=1.0),
     )
 
@@ -86,6 +89,7 @@ class RequestReader:
             blocks_per_sequence=self._blocks(len(message.token_ids) + max_tokens),
             is_probe=message.is_probe,
             completion_tokens=sum(len(c.generated_token_ids) for c in resumed.values() if c.finished),
+            events=_events(message, context),
         )
         if is_prompt_only:
             request.prompt_digest = prompt_digest(message, adapter)
@@ -136,6 +140,15 @@ class RequestReader:
             min_p=options.min_p,
             seed=options.seed if options.HasField("seed") else self._random.getrandbits(64),
         )
+
+
+def _events(message: pb.PreprocessedRequest, context: GenerateContext) -> list[pb.EngineEvent]:
+    asked = [annotation.partition(":") for annotation in message.annotations]
+    return [
+        pb.EngineEvent(event=ECHO, id=context.request_id, comment=[value])
+        for key, _, value in asked
+        if key == ECHO
+    ]
 
 
 def _stop_rules(message: pb.PreprocessedRequest, max_tokens: int) -> StopRules:

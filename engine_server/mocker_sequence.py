@@ -48,7 +48,8 @@ class Request:
     """A request. `completion_tokens` counts choices that have ended.
 
     A request with a `prompt_digest` ends when its prompt is computed, with a hand-off. Another mocker has
-    computed `num_handed_over` tokens of the prompt, and said `prompt_tokens_details` about it.
+    computed `num_handed_over` tokens of the prompt, and said `prompt_tokens_details` about it. `events` come
+    before its first token.
     """
 
     context: GenerateContext
@@ -64,6 +65,12 @@ class Request:
     prompt_digest: str = ""
     num_handed_over: int = 0
     prompt_tokens_details: pb.PromptTokensDetails | None = None
+    events: list[pb.EngineEvent] = field(default_factory=list)
+
+    def take_events(self) -> list[tuple[GenerateContext, pb.EngineEvent]]:
+        """Its events, once."""
+        events, self.events = self.events, []
+        return [(self.context, event) for event in events]
 
     def begin(self, now: float) -> None:
         """It runs."""

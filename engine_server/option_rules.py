@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from enginewire.addresses import is_loopback
+from enginewire.addresses import listens_on_loopback
 
 if TYPE_CHECKING:
     from engine_server.config import ServerOptions
 
 
 def _is_open_to_others(options: ServerOptions) -> bool:
-    return not options.allow_insecure and not is_loopback(options.host)
+    return not options.allow_insecure and not listens_on_loopback(options.host)
 
 
 def _is_no_engine(options: ServerOptions) -> bool:

@@ -7,14 +7,12 @@ and nothing about any particular engine.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import faulthandler
 import gc
 import logging
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -36,6 +34,7 @@ from engine_server.metrics.table import CountingTable
 from engine_server.request_rules import effective_limits
 from engine_server.rpc import handlers
 from engine_server.servicer import EngineServicer
+from engine_server.signals import ending_signals
 from engine_server.sockets import AddressError, UnixSocket, check_port_is_free
 from enginewire import __version__, v1 as pb
 from enginewire.v1 import (
@@ -64,6 +63,7 @@ EXIT_ENGINE_DEAD: Final = 70
 EXIT_ADDRESS: Final = 98
 # Last words of streams that are being ended; everything else has ended before.
 STOP_GRACE_SECONDS: Final = 0.5
+START_GRACE_SECONDS: Final = 5.0
 SLOW_CHECK_SECONDS: Final = 1.0
 MIN_KEEPALIVE_MS: Final = 1_000
 
@@ -77,6 +77,7 @@ class EngineServer:
             engine_name=f"enginewire-{options.engine}",
             engine_version=__version__,
             instance_id=options.instance_id or secrets.token_hex(8),
+            worker_id=secrets.randbits(63) if options.worker_id is None else options.worker_id,
             lifetime_id=secrets.token_hex(8),
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
@@ -104,20 +105,27 @@ class EngineServer:
             log.error("cannot listen: %s", error)
             self._close_metrics()
             return EXIT_ADDRESS
-        with _signals() as stop:
+        with ending_signals() as stop:
             try:
-                if not await self._start_unless_stopped(stop):
-                    return EXIT_OK
-                await self._serve_until(stop)
-                if self._died.is_set():
-                    return EXIT_ENGINE_DEAD
-                return await self._drain_until(stop)
-            except EngineStartFailed as error:
-                log.error("the engine failed to start: %s", error)
-                return EXIT_START_FAILED
+                exit_code = await self._live(stop)
             finally:
                 with ends_at_once():
                     await self.stop()
+        if exit_code == EXIT_OK and not self.lifecycle.is_released:
+            return EXIT_ENGINE_DEAD
+        return exit_code
+
+    async def _live(self, stop: asyncio.Queue[signal.Signals]) -> int:
+        """Start, serve and drain; returns the exit code if the clean-up goes well."""
+        try:
+            if not await self._start_unless_stopped(stop):
+                return EXIT_OK
+            await self._serve_until(stop)
+            return EXIT_ENGINE_DEAD if self._died.is_set() else await self._drain_until(stop)
+        except EngineStartFailed as error:
+            log.error("the engine failed to start: %s", error)
+            log.debug("where it failed", exc_info=error)
+            return EXIT_START_FAILED
 
     async def listen(self) -> None:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
@@ -133,25 +141,29 @@ class EngineServer:
 
     async def start(self) -> pb.EngineConfig:
         """Start the engine; requests are admitted when this returns."""
-        config = await self.lifecycle.start(secrets.randbits(63), self._advertise_shell)
+        config = await self.lifecycle.start(self.identity.worker_id, self._advertise_shell)
         self._background = [
             asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
             asyncio.create_task(self._watch_steps(), name="watchdog"),
         ]
+        for task in self._background:
+            task.add_done_callback(_log_its_failure)
         return config
 
     async def stop(self) -> None:
         """Release the engine and the address. Idempotent."""
         for task in self._background:
             task.cancel()
-        if not self._died.is_set():
-            await self.lifecycle.cleanup(abort_in_flight=True)
-        if self._server is not None:
-            await self._server.stop(STOP_GRACE_SECONDS)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        self._close_metrics()
+        try:
+            if not self._died.is_set():
+                await self.lifecycle.cleanup(abort_in_flight=True)
+            if self._server is not None:
+                await self._server.stop(STOP_GRACE_SECONDS)
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            self._close_metrics()
 
     def _close_metrics(self) -> None:
         if self.metrics is not None:
@@ -164,17 +176,27 @@ class EngineServer:
         await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         came_too = not stopped.cancel()
         if not starting.done():
-            starting.cancel()
+            await self._give_up(starting)
             return False
         if came_too:  # just when the engine was up: whoever waits next has to hear of it
             stop.put_nowait(stopped.result())
+        if starting.cancelled():  # by the engine itself: nobody else has the task
+            raise EngineStartFailed("its start was cancelled")
         if (error := starting.exception()) is not None:
-            raise EngineStartFailed(str(error)) from error
+            raise EngineStartFailed(str(error) or type(error).__name__) from error
         config = starting.result()
         # All of this stays: looking through it for garbage would only hold up a step.
         gc.freeze()
         log.info("ready: %s, %d KV blocks, %s", config.model, config.total_kv_blocks, self.target)
         return True
+
+    async def _give_up(self, starting: asyncio.Task[pb.EngineConfig]) -> None:
+        """End the start of the engine. One that does not end leaves nothing that could be cleaned up."""
+        starting.cancel()
+        await asyncio.wait([starting], timeout=START_GRACE_SECONDS)
+        if not starting.done():
+            log.error("the engine's start did not end within %g s; going on without it", START_GRACE_SECONDS)
+            self._died.set()
 
     async def _serve_until(self, stop: asyncio.Queue[signal.Signals]) -> None:
         stopped = asyncio.create_task(stop.get())
@@ -193,7 +215,9 @@ class EngineServer:
             log.warning("second signal: ending at once")
             return 128 + again.result()
         again.cancel()
-        load = self.lifecycle.load()
+        if self._died.is_set():
+            return EXIT_ENGINE_DEAD
+        load = self.lifecycle.known_load()
         log.info(
             "drained: %d of %d KV blocks free",
             load.kv_blocks_total - load.kv_blocks_used,
@@ -275,19 +299,9 @@ class EngineStartFailed(Exception):
     """The engine's `start` raised; the message is one line for the operator."""
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[asyncio.Queue[signal.Signals]]:
-    """SIGTERM and SIGINT as items of a queue."""
-    arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, arrived.put_nowait, number)
-    try:
-        yield arrived
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+def _log_its_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("nobody looks after the %s any more", task.get_name(), exc_info=error)
 
 
 def _request_table(options: ServerOptions, metrics: RequestMetrics | None = None) -> RequestTable:

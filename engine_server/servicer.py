@@ -16,6 +16,7 @@ from engine_server.admission import RequestTable, needs_preparation
 from engine_server.call_metadata import apply_metadata
 from engine_server.delivery import BufferLimits, Connection, HandleSink, RequestStream
 from engine_server.failures import Cancelled, EngineError, InvalidRequest, Unsupported
+from engine_server.interface import Item
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.rpc import Call, text_metadata
 from engine_server.status import as_failure
@@ -44,10 +45,8 @@ class EngineServicer:
         try:
             await call.send_initial_metadata(((LIFETIME_KEY, self._lifetime_id),))
             lifetime_id = self._lifetime_id
-            async for output in stream.read():
-                yield pb.GenerateResponse(
-                    output=output, request_id=request.request_id, engine_lifetime_id=lifetime_id
-                )
+            async for item in stream.read():
+                yield _response(item, request.request_id, lifetime_id)
                 lifetime_id = ""
         finally:
             await self._requests.abort(context, "the call ended")
@@ -173,6 +172,12 @@ class MultiplexedSession:
         context = self.connection.live.get(handle)
         if context is not None:
             await self._requests.abort(context, reason)
+
+
+def _response(item: Item, request_id: str, lifetime_id: str) -> pb.GenerateResponse:
+    if isinstance(item, pb.EngineEvent):
+        return pb.GenerateResponse(engine_event=item, request_id=request_id, engine_lifetime_id=lifetime_id)
+    return pb.GenerateResponse(output=item, request_id=request_id, engine_lifetime_id=lifetime_id)
 
 
 def deadline_of(time_remaining: float | None) -> float | None:

@@ -5,8 +5,6 @@ Holds no RPC and no engine: exceptions go in, `pb.Status` and trailing metadata 
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Iterable
 from typing import Final
 
@@ -16,10 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
-from engine_server.failures import EngineError, StepFailed
+from engine_server.failures import ERROR_ID, EngineError, give_id, internal
 from enginewire import v1 as pb
-
-log = logging.getLogger(__name__)
 
 DOMAIN: Final = "enginewire"
 DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -57,6 +53,8 @@ CODES: Final = {
     pb.ERROR_REASON_ADAPTER_IN_USE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
+INTERNAL: Final = frozenset({pb.ERROR_REASON_INTERNAL, pb.ERROR_REASON_UNSPECIFIED})
+
 
 def code_of(reason: pb.ErrorReason.ValueType) -> grpc.StatusCode:
     """The gRPC status code of a reason."""
@@ -64,25 +62,29 @@ def code_of(reason: pb.ErrorReason.ValueType) -> grpc.StatusCode:
 
 
 def as_failure(exception: BaseException) -> EngineError:
-    """The failure to report: itself, or INTERNAL with an opaque id under which the log has the rest.
+    """The failure to report: itself, or INTERNAL for an exception that nobody expected.
 
-    The text of an unexpected exception never reaches the caller: it may hold paths or prompts.
+    The text of an unexpected exception never reaches the caller: it may hold paths or prompts. Whatever is
+    INTERNAL has an opaque id from here on, under which the log has the rest.
     """
-    if isinstance(exception, EngineError):
-        return exception
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=exception)
-    return StepFailed(f"internal error {error_id}", metadata={"error_id": error_id})
+    failure = exception if isinstance(exception, EngineError) else internal("", exception)
+    if failure.reason in INTERNAL:
+        give_id(failure)
+    return failure
 
 
 def message_of(failure: EngineError) -> str:
     """The failure in one line of printable ASCII, whatever a caller wrote into its request."""
-    escaped = str(failure).encode("unicode_escape").decode("ascii")
+    text, error_id = str(failure), failure.metadata.get(ERROR_ID)
+    if error_id:
+        text = f"internal error {error_id}: {text}" if text else f"internal error {error_id}"
+    escaped = text.encode("unicode_escape").decode("ascii")
     return escaped[:MAX_MESSAGE_CHARS]
 
 
 def to_status(failure: EngineError) -> pb.Status:
     """The failure as a wire message, our ErrorDetail first, then google's for generic tools."""
+    failure = as_failure(failure)  # the one way out: no INTERNAL leaves without its id
     message = message_of(failure)
     return pb.Status(
         code=code_of(failure.reason).value[0],

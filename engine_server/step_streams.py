@@ -9,10 +9,8 @@ from asyncio import Queue, create_task
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from engine_server.failures import EngineError
-from engine_server.interface import GenerateContext, StepEngine, StepListener, StepOutputs
+from engine_server.interface import GenerateContext, Item, StepEngine, StepListener, StepOutputs
 from enginewire import v1 as pb
-
-Item = pb.LLMEngineOutput | EngineError
 
 
 class StepStreams:
@@ -22,14 +20,15 @@ class StepStreams:
         self.listener: StepListener | None = None
         self._role = role
         self._step = 0
-        self._queues: dict[GenerateContext, Queue[Item]] = {}
+        self._queues: dict[GenerateContext, Queue[Item | EngineError]] = {}
 
     def __call__(self, outputs: StepOutputs) -> None:
         """Receive one step."""
         self._step = outputs.step
         if self._queues:
             outputs = self._keep(outputs)
-        if self.listener and (outputs.contexts or outputs.outputs or outputs.failures):
+        has_news = outputs.contexts or outputs.outputs or outputs.failures or outputs.events
+        if self.listener and has_news:
             self.listener(outputs)
 
     def deliver(self, context: GenerateContext, output: pb.LLMEngineOutput) -> None:
@@ -42,7 +41,7 @@ class StepStreams:
 
     async def run(
         self, engine: StepEngine, request: pb.PreprocessedRequest, context: GenerateContext
-    ) -> AsyncGenerator[pb.LLMEngineOutput, None]:
+    ) -> AsyncGenerator[Item, None]:
         """`engine.submit` as a stream of its own. Closing it early frees the request."""
         self._queues[context] = Queue()
         watch = create_task(_abort_when_cancelled(engine, context))
@@ -56,14 +55,15 @@ class StepStreams:
             del self._queues[context]
             await engine.abort(context)
 
-    async def _read(self, context: GenerateContext, choices: int) -> AsyncIterator[pb.LLMEngineOutput]:
+    async def _read(self, context: GenerateContext, choices: int) -> AsyncIterator[Item]:
         """Yield until `choices` terminals have passed; raise the failure if there is one."""
         queue = self._queues[context]
         while choices:
             item = await queue.get()
             if isinstance(item, EngineError):
                 raise item
-            choices -= item.finish_reason != pb.FINISH_REASON_UNSPECIFIED
+            if isinstance(item, pb.LLMEngineOutput):
+                choices -= item.finish_reason != pb.FINISH_REASON_UNSPECIFIED
             yield item
 
     def _keep(self, outputs: StepOutputs) -> StepOutputs:
@@ -73,6 +73,8 @@ class StepStreams:
                 self._queues[context].put_nowait(item)
             elif isinstance(item, EngineError):
                 rest.failures.append((context, item))
+            elif isinstance(item, pb.EngineEvent):
+                rest.events.append((context, item))
             else:
                 rest.outputs.append((context, item))
         return rest
@@ -90,7 +92,8 @@ async def _abort_when_cancelled(engine: StepEngine, context: GenerateContext) ->
     await engine.abort(context)
 
 
-def _items(outputs: StepOutputs) -> Iterator[tuple[GenerateContext, Item]]:
+def _items(outputs: StepOutputs) -> Iterator[tuple[GenerateContext, Item | EngineError]]:
+    yield from outputs.events
     columns = zip(outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids, strict=True)
     for context, index, position, token_id in columns:
         yield context, pb.LLMEngineOutput(token_ids=[token_id], first_output_position=position, index=index)

@@ -212,6 +212,17 @@ def _check_sampling(options: pb.SamplingOptions, config: pb.EngineConfig) -> Non
     if options.HasField("guided_decoding"):
         check_guided(options.guided_decoding, capabilities.guided_modes)
     _check_logit_bias(options.logit_bias, config.vocab_size)
+    _check_something_is_left(options, config.vocab_size)
+
+
+def _check_something_is_left(options: pb.SamplingOptions, vocab_size: int) -> None:
+    """Lists that contradict each other would only show as a choice with nothing to choose from."""
+    banned = {word.token_ids[0] for word in options.bad_words_token_ids if len(word.token_ids) == 1}
+    allowed = options.allowed_token_ids or range(vocab_size)
+    if banned and len(set(allowed)) <= len(banned) and banned.issuperset(allowed):
+        name = "allowed_token_ids" if options.allowed_token_ids else "bad_words_token_ids"
+        reason = "bad_words_token_ids forbid every token that is allowed"
+        raise invalid(f"sampling_options.{name}", reason, f"{len(banned)} bad words", "a token to choose")
 
 
 def _check_logit_bias(entries: Iterable[pb.LogitBias], vocab_size: int) -> None:

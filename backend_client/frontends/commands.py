@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from backend_client.engine_client import EngineClient
 from backend_client.engine_stream import Patience
 from backend_client.failure import RequestFailed
 from backend_client.frontends.address import AddressError
+from backend_client.frontends.stop_signals import StopSignals
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
 from backend_client.relaunch import Launch
@@ -32,17 +32,15 @@ from enginewire.trusted_paths import user_id
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
-EXIT_SIGNAL: Final = 128
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 Work = Callable[[TextBackend], Coroutine[None, None, int]]
 
 
-def run_command(options: BackendOptions, work: Work) -> int:
+def run_command(options: BackendOptions, work: Work, signals: StopSignals | None = None) -> int:
     """Run `work` on a backend until it ends or a signal comes; failures become one line and exit code 1."""
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
     try:
-        return run_until_signal(with_backend(options, work))
+        return run_until_signal(with_backend(options, work), signals)
     except RequestFailed as error:
         message = describe(error.failure)
     except AddressError as error:
@@ -60,38 +58,18 @@ def describe(failure: Failure) -> str:
     return f"{reason}: {' '.join(failure.message.split())}"
 
 
-def run_until_signal(command: Coroutine[None, None, int]) -> int:
+def run_until_signal(command: Coroutine[None, None, int], signals: StopSignals | None = None) -> int:
     """The exit code of `command`, or 128 + the number of the signal that ended it.
 
     Ctrl-C and SIGTERM cancel the command, so that it aborts its requests upstream.
     """
+    ending = signals or StopSignals()
 
     async def run() -> int:
-        received: list[signal.Signals] = []
-        task = asyncio.ensure_future(command)
+        return await ending.run(asyncio.ensure_future(command))
 
-        def stop(number: signal.Signals) -> None:
-            received.append(number)
-            task.cancel()
-
-        for number in STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, stop, number)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if not received:
-                raise
-            return EXIT_SIGNAL + received[0]
-
-    return event_loop.run(run())
-
-
-def received_signals() -> asyncio.Queue[signal.Signals]:
-    """From now on Ctrl-C and SIGTERM cancel nothing: they are items of this queue."""
-    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
-    return received
+    with ending.installed():
+        return event_loop.run(run())
 
 
 async def with_backend(options: BackendOptions, work: Work) -> int:

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from backend_client.config import ServeOptions
-from backend_client.failure import DETAILS_KEY, RequestFailed, failed
+from backend_client.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
 from backend_client.frontends.text_backend import TextBackend
 from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import InvalidPrompt
+from backend_client.trace_context import passed_on
 from enginewire import v1 as pb
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -40,10 +42,16 @@ AnyCall = grpc.aio.ServicerContext[Any, Any]  # whatever its messages are, it en
 class BackendServicer:
     """Serves prompts. Bytes in and out, so that malformed ones get details like every other failure."""
 
-    def __init__(self, backend: TextBackend, default_timeout: float | None = None) -> None:
-        """`default_timeout`, in seconds, is for callers without a deadline."""
+    def __init__(
+        self,
+        backend: TextBackend,
+        default_timeout: float | None = None,
+        slow_consumer_timeout: float | None = None,
+    ) -> None:
+        """In seconds: `default_timeout` is for callers without a deadline, the other for those who stall."""
         self._backend = backend
         self._default_timeout = default_timeout
+        self._slow_consumer_timeout = slow_consumer_timeout
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server registers."""
@@ -67,18 +75,20 @@ class BackendServicer:
         """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
         tracker = RequestTracker()
         failure: Failure | None = None
-        items = self._backend.generate(asked, timeout=self._timeout(call), tracker=tracker)
+        items = self._backend.generate(
+            asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
+        )
         async with aclosing(items):
             async for item in items:
                 if item.error is None:
-                    await call.write(_serialized(item))
+                    await write(call, _serialized(item), self._slow_consumer_timeout)
                 else:
                     failure = item.error
         # Only the end of the iteration tells whether the engine had accepted the request.
         if failure is not None and not tracker.engine_lifetime_id:
             raise RequestFailed(failure)
         if failure is not None:
-            await call.write(_serialized(Annotated(error=failure)))
+            await write(call, _serialized(Annotated(error=failure)), self._slow_consumer_timeout)
 
     def _timeout(self, call: Call) -> float | None:
         remaining = call.time_remaining()
@@ -103,7 +113,8 @@ class GrpcFace:
 async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
     server = grpc.aio.server(options=channel_options(options))
-    server.add_generic_rpc_handlers((BackendServicer(backend, options.timeout).handlers(),))
+    servicer = BackendServicer(backend, options.timeout, options.slow_consumer_timeout)
+    server.add_generic_rpc_handlers((servicer.handlers(),))
     health = HealthServicer(backend.backend.engines, SERVICE)
     health.add_to(server)
     if options.reflection:
@@ -158,15 +169,31 @@ def _parsed(data: bytes) -> pb.BackendServiceGenerateRequest:
         raise invalid("request: malformed protobuf") from error
 
 
+def _trace_of(call: Call) -> dict[str, str]:
+    pairs = call.invocation_metadata() or ()
+    return passed_on({key: value for key, value in pairs if isinstance(value, str)})
+
+
 def _serialized(item: Annotated[BackendOutput]) -> bytes:
     return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
 
 
 def internal(error: Exception) -> RequestFailed:
-    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=error)
-    return failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, f"internal error {error_id}")
+    """The failure that an exception becomes which nobody expected."""
+    return RequestFailed(internal_failure("", error))
+
+
+async def write(call: grpc.aio.ServicerContext[Any, T], message: T, patience: float | None) -> None:
+    """Send a message. Raises RequestFailed when the caller has taken nothing for `patience` seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            await call.write(message)
+    except TimeoutError as error:
+        raise failed(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            pb.ERROR_REASON_SLOW_CONSUMER,
+            f"the caller took nothing for {patience:g} s",
+        ) from error
 
 
 async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:

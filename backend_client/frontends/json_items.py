@@ -53,14 +53,15 @@ def request_from_json(text: str | bytes) -> JsonRequest:
 
 
 def item_to_json(item: Annotated[BackendOutput]) -> dict[str, object]:
-    """`data`, `event`, `comment` and `error`, as far as the item has them."""
+    """`data`, `event`, `event_id`, `comment` and `error`, as far as the item has them."""
     entries: dict[str, object] = {}
-    if item.id is not None:
-        entries["id"] = item.id
     if item.data is not None:
         entries["data"] = output_to_json(item.data)
     if item.event is not None:
         entries["event"] = item.event
+    # Not "id", by which the caller knows the request.
+    if item.id is not None:
+        entries["event_id"] = item.id
     if item.comment:
         entries["comment"] = list(item.comment)
     if item.error is not None:

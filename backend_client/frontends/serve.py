@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import Final, Protocol
 
 from backend_client.config import ServeOptions
-from backend_client.frontends.commands import EXIT_SIGNAL, received_signals
 from backend_client.frontends.grpc_service import grpc_face
+from backend_client.frontends.stop_signals import StopSignals
 from backend_client.frontends.text_backend import TextBackend
+
+# What the end may take beside the requests: last words, and a launched engine that has nothing to do.
+MARGIN_SECONDS: Final = 5.0
 
 
 class Face(Protocol):
@@ -31,12 +33,11 @@ class Face(Protocol):
         ...
 
 
-async def serve(backend: TextBackend, options: ServeOptions) -> int:
-    """Serve until SIGTERM or Ctrl-C, then let running requests finish within the shutdown timeout.
+async def serve(backend: TextBackend, options: ServeOptions, signals: StopSignals) -> int:
+    """Serve until the first signal, then let running requests finish within the shutdown timeout.
 
-    Returns 0, or 128 + signal when a second one ended that. Raises AddressError.
+    A second one cancels this. Raises AddressError.
     """
-    signals = received_signals()
     async with AsyncExitStack() as stack:
         faces: list[Face] = [await stack.enter_async_context(grpc_face(backend, options))]
         if options.http_port is not None:
@@ -51,21 +52,15 @@ async def serve(backend: TextBackend, options: ServeOptions) -> int:
             print(f"listening on {face.address}", file=sys.stderr, flush=True)
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()
-        await signals.get()
-        return await _drain(faces, options.shutdown_timeout, signals)
+        await signals.first()
+        print("draining", file=sys.stderr, flush=True)
+        await _drain_all(faces, options.shutdown_timeout)
+        return 0
 
 
-async def _drain(faces: list[Face], timeout: float, signals: asyncio.Queue[signal.Signals]) -> int:
-    print("draining", file=sys.stderr, flush=True)
-    drained = asyncio.create_task(_drain_all(faces, timeout))
-    again = asyncio.create_task(signals.get())
-    await asyncio.wait([drained, again], return_when=asyncio.FIRST_COMPLETED)
-    if not drained.done():
-        drained.cancel()
-        return EXIT_SIGNAL + again.result()
-    again.cancel()
-    await drained
-    return 0
+def end_of(options: ServeOptions) -> StopSignals:
+    """Signals of a server, which has one budget for its end, whatever callers and engines do."""
+    return StopSignals(options.shutdown_timeout + MARGIN_SECONDS)
 
 
 async def _drain_all(faces: list[Face], timeout: float) -> None:

@@ -6,12 +6,12 @@ Holds the way from BackendServiceGenerateRequest to annotated outputs. Knows not
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, cast
 
 from backend_client.annotated import Annotated, BackendOutput
+from backend_client.annotations import answers, take_ours
 from backend_client.backend import Backend
 from backend_client.embedding import Embeddings
 from backend_client.inline_decoder import RequestTracker
@@ -21,9 +21,6 @@ from enginewire import v1 as pb
 
 # Tokenizing more than this takes longer than the other requests should wait.
 MAX_INLINE_CHARACTERS: Final = 16_384
-
-# The event that tells which tokens a prompt has become, as a list in JSON.
-PROMPT_IDS_EVENT: Final = "token_ids"
 
 Items = AsyncGenerator[Annotated[BackendOutput], None]
 
@@ -51,7 +48,7 @@ class TextBackend:
         """
         request, prompt = await self._preprocess(asked)
         # A refused request gets nothing but the refusal, so these wait for the first output.
-        annotations = list(prompt_annotations(request.output_options, prompt))
+        annotations = list(answers(take_ours(request), prompt))
         outputs = self.backend.generate(
             request,
             request_id=asked.request_id,
@@ -92,11 +89,3 @@ class TextBackend:
         if characters_of(asked) <= MAX_INLINE_CHARACTERS:
             return preprocess(asked, self.tokenizer)
         return await asyncio.to_thread(preprocess, asked, self.tokenizer)
-
-
-def prompt_annotations(options: pb.OutputOptions, prompt: Prompt) -> Iterator[Annotated[BackendOutput]]:
-    """The events `formatted_prompt` and `token_ids`, as far as they were asked for."""
-    if options.formatted_prompt:
-        yield Annotated(event="formatted_prompt", comment=[prompt.text])
-    if options.return_tokens_as_token_ids:
-        yield Annotated(event=PROMPT_IDS_EVENT, comment=[json.dumps(list(prompt.token_ids))])

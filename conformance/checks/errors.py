@@ -1,4 +1,4 @@
-"""ERR-01 to ERR-07: values that no server may accept."""
+"""ERR-01 to ERR-07, ERR-21 and ERR-22: values that no server may accept, and failures of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from conformance.exchange import Exchange
 from conformance.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
 from conformance.registry import SHAPE, check
 from conformance.requests import Value
-from conformance.violation import expect
+from conformance.violation import NotApplicable, expect
 from enginewire import v1 as pb
 
 UNKNOWN_ENUM: Final = 9999
 UINT32_MAX: Final = 2**32 - 1
+ERROR_ID: Final = "error_id"
 NOT_FINITE: Final = (math.nan, math.inf, -math.inf)
 
 ORDINARY: Final = 0.5
@@ -118,6 +119,47 @@ async def unknown_enum_numbers_do_no_harm(ctx: Context) -> None:
         if unknown.code is not as_zero.code:
             _require_invalid(unknown, path, UNKNOWN_ENUM)
         await ctx.generate(ctx.request())
+
+
+@check("ERR-21", needs=SHAPE)
+async def lists_do_not_contradict_each_other(ctx: Context) -> None:
+    """One token allowed and forbidden, two, and one among words that are not single tokens."""
+    if not ctx.capabilities.allowed_token_ids:
+        raise NotApplicable("bad words alone cannot forbid a vocabulary without allowed_token_ids")
+    first, second = sorted(set(ctx.prompt(8)))[:2]
+    for allowed, words in (([first], [[first]]), ([first, second], [[second], [first, first], [first]])):
+        lists: dict[str, Value] = {"allowed_token_ids": allowed, "bad_words_token_ids": _words(words)}
+        exchange = await ctx.rejects(lists, codes=INVALID, field="")
+        seen = exchange.detail.field if exchange.detail else ""
+        expect(
+            without_indexes(seen).split(".")[-1] in lists,
+            "the refusal names none of the lists",
+            expected=" or ".join(lists),
+            seen=seen,
+        )
+
+
+@check("ERR-22", needs=SHAPE)
+async def internal_failures_have_an_id(ctx: Context) -> None:
+    """What is most likely to be one: lists that contradict each other only after a token."""
+    if not (ctx.capabilities.allowed_token_ids and ctx.capabilities.bad_words):
+        raise NotApplicable("without allowed_token_ids and bad_words the kit can make no failure")
+    token = ctx.prompt()[0]
+    stream = ctx.start(
+        ctx.request(allowed_token_ids=[token], bad_words_token_ids=_words([[token, token]]), max_tokens=4)
+    )
+    detail = (await stream.end()).exchange.detail
+    if detail is None or detail.reason != pb.ERROR_REASON_INTERNAL:
+        return
+    error_id, text = detail.metadata[ERROR_ID], stream.exchange.text
+    expect(
+        error_id, "a status with reason INTERNAL has no id in its metadata", expected=ERROR_ID, seen=detail
+    )
+    expect(error_id in text, "the message does not have the id", expected=error_id, seen=text)
+
+
+def _words(words: list[list[int]]) -> list[pb.TokenSequence]:
+    return [pb.TokenSequence(token_ids=word) for word in words]
 
 
 def _with_token(ctx: Context, name: str, token: int) -> Value:

@@ -121,6 +121,44 @@ class UnknownEnumIsAnotherField(Reference):
             raise invalid("routing.priority", "is not known", action, "a priority")
 
 
+@mutant("contradiction_accepted", kills="ERR-21")
+class ContradictionAccepted(Reference):
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        """It will show soon enough."""
+
+    def nothing_left(self) -> Refusal:
+        return Refusal(pb.ERROR_REASON_INTERNAL, "fault 93bd", metadata={"error_id": "93bd"})
+
+
+@mutant("contradiction_of_two_accepted", kills="ERR-21")
+class ContradictionOfTwoAccepted(ContradictionAccepted):
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        if len(options.allowed_token_ids) == 1:
+            Reference.check_contradictions(self, options)
+
+
+@mutant("contradiction_names_another_field", kills="ERR-21")
+class ContradictionNamesAnotherField(Reference):
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        try:
+            super().check_contradictions(options)
+        except Refusal as refusal:
+            refusal.detail.field = "sampling_options"
+            raise
+
+
+@mutant("internal_without_id", kills="ERR-22")
+class InternalWithoutId(Reference):
+    def nothing_left(self) -> Refusal:
+        return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose")
+
+
+@mutant("internal_with_id_in_details_only", kills="ERR-22")
+class InternalWithIdInDetailsOnly(Reference):
+    def nothing_left(self) -> Refusal:
+        return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose", metadata={"error_id": "93bd"})
+
+
 def _ignores_a_range(path: str) -> None:
     """Registers a server that takes any value of the field to be its default."""
 

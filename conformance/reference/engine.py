@@ -140,7 +140,11 @@ class Engine(Choices):
     def advance_job(self, job: Job) -> None:
         """One token for each open choice of a job."""
         for choice in job.open_choices:
-            self.send(job, self.advance(choice))
+            try:
+                self.send(job, self.advance(choice))
+            except Refusal as failure:
+                self.fail(job, failure)
+                return
             self.counters.tokens_generated += 1
         if not job.open_choices:
             self.finish(job)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from conformance.reference.job import Choice, Job
+from conformance.reference.refusal import Refusal
 from conformance.reference.validation import Validation
 from enginewire import v1 as pb
 
@@ -34,10 +35,17 @@ class Model(Validation):
         """The token of the choice's next position."""
         options = choice.job.request.sampling_options
         allowed = self.adjusted(choice, list(logits))
+        if max(allowed) == -math.inf:
+            raise self.nothing_left()
         temperature = self.temperature(options)
         if temperature == 0:
             return max(range(len(allowed)), key=allowed.__getitem__)
         return self.sample(self.kept(allowed, temperature, options), self.draw(choice))
+
+    def nothing_left(self) -> Refusal:
+        """Why a choice without a token to choose fails: by its lists, for there is nothing else."""
+        field = "sampling_options.allowed_token_ids"
+        return Refusal(pb.ERROR_REASON_INVALID_REQUEST, f"{field}: leave no token to choose", field=field)
 
     def temperature(self, options: pb.SamplingOptions) -> float:
         """What is asked for or the default; tiny ones are raised."""

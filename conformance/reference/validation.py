@@ -225,11 +225,20 @@ class Validation:
             )
         if any(not words.token_ids for words in options.bad_words_token_ids):
             raise invalid("sampling_options.bad_words_token_ids", "has an empty entry", 0, "tokens")
+        self.check_contradictions(options)
         resumed = [choice.index for choice in request.resume.choices]
         if resumed and (len(set(resumed)) != len(resumed) or max(resumed) >= max(options.n, 1)):
             raise invalid("resume.choices", "names a choice twice or none", resumed, "each choice once")
         if resumed and sum(choice.finished for choice in request.resume.choices) == max(options.n, 1):
             raise invalid("resume.choices", "are all finished", resumed, "one that is not")
+
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        """Something is allowed."""
+        forbidden = {words.token_ids[0] for words in options.bad_words_token_ids if len(words.token_ids) == 1}
+        allowed = set(options.allowed_token_ids) or set(range(self.config.vocab_size))
+        if allowed <= forbidden:
+            field = "sampling_options.bad_words_token_ids"
+            raise invalid(field, "forbid all that is allowed", len(forbidden), "a token to choose")
 
     def check_lengths(self, request: pb.PreprocessedRequest) -> None:
         """min_tokens within max_tokens."""

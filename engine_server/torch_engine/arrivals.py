@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from engine_server.failures import EngineDead, EngineError, StepFailed
+from engine_server.failures import EngineDead, EngineError, internal
 from engine_server.torch_engine.sequence import HandedOver, Request
 from engine_server.torch_engine.step_thread import Command
 
@@ -43,7 +43,7 @@ def _take_over(
         request.handed_over = claimed.result()
         arrive(request, None, compiled, post)
         return
-    failure = error if isinstance(error, EngineError) else StepFailed("the hand-off could not be read")
+    failure = _failure_of(error, "the hand-off could not be read")
     post(lambda core: core.reject(request, failure))
 
 
@@ -53,5 +53,9 @@ def _guide(request: Request, compiled: Future[CompiledGuide], post: Post) -> Non
         request.grammar = compiled.result()
         post(lambda core: core.add(request))
         return
-    failure = error if isinstance(error, EngineError) else StepFailed("the grammar was not compiled")
+    failure = _failure_of(error, "the grammar was not compiled")
     post(lambda core: core.reject(request, failure))
+
+
+def _failure_of(error: BaseException, what: str) -> EngineError:
+    return error if isinstance(error, EngineError) else internal(what, error)

@@ -6,18 +6,18 @@ event loops, loading or gRPC; everything here runs on the step thread.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from torch import Tensor
 
-from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed
+from engine_server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed, internal
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.batch_statistics import BatchStatistics
 from engine_server.torch_engine.beam import Continuation
 from engine_server.torch_engine.beam_search import BeamSearch, share_out
+from engine_server.torch_engine.contradictions import nothing_left
 from engine_server.torch_engine.counters import Counters
 from engine_server.torch_engine.embedding_waits import CoreOutputs
 from engine_server.torch_engine.launched_batch import LaunchedBatch, Runner, launch
@@ -31,8 +31,6 @@ from engine_server.torch_engine.sequence import Finish, Request, Sequence
 from engine_server.torch_engine.unread_tokens import UnreadTokens
 from engine_server.torch_engine.vectors import PartialSums, finish_vector
 from enginewire import v1 as pb
-
-log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -197,11 +195,11 @@ class EngineCore:
                 self._update(alone)
 
     def _fail_step(self, launched: LaunchedBatch, error: Exception) -> None:
-        log.error("a request failed in the model: %s", type(error).__name__, exc_info=error)
+        failure = internal("the model failed on this request", error)
         self._runner.check()  # on a lost device all requests would end like this, one after the other
         for grant in launched.batch:
             if not grant.sequence.is_finished:
-                self.fail(grant.sequence.request, StepFailed("the model failed on this request"))
+                self.fail(grant.sequence.request, failure)
 
     def _advance(self, launched: LaunchedBatch) -> None:
         for grant in launched.batch:
@@ -229,7 +227,9 @@ class EngineCore:
 
     def _take(self, sequence: Sequence, sampled: Sampled, row: int, advanced: set[Sequence]) -> None:
         """Go by what a row says about its sequence, one of those that have `advanced` in this step."""
-        if not sampled.valid[row] or not is_prompt_usable(sequence.request):
+        if row in sampled.ruled_out:
+            self.fail(sequence.request, nothing_left(sequence.request, "token"))
+        elif not sampled.valid[row] or not is_prompt_usable(sequence.request):
             self._reject(sequence.request, advanced)
         elif sequence.request.hands_over:
             self._hand_over(sequence)
@@ -261,7 +261,7 @@ class EngineCore:
         """Fail a request whose logits are unusable, and let nobody else find what it computed."""
         cache = self.scheduler.prefix_cache
         blocks = {block for sequence in request.unfinished for block in cache.blocks_of(sequence)}
-        self.fail(request, StepFailed("logits and rules leave no token to choose"))
+        self.fail(request, StepFailed("the model computes no finite logits"))
         # Who has joined the next batch may have found some of it.
         for grant in self._ahead.batch if self._ahead else []:
             sequence = grant.sequence
@@ -274,9 +274,8 @@ class EngineCore:
         request = sequence.request
         try:
             payload = self._runner.read_kv(sequence, len(request.prompt_token_ids) - 1)
-        except Exception as error:  # torch raises anything; it must stay in this request
-            log.error("a hand-off could not be read: %s", type(error).__name__, exc_info=error)
-            self.fail(request, StepFailed("the hand-off could not be made"))
+        except Exception as error:  # noqa: BLE001  # torch raises anything; it must stay in this request
+            self.fail(request, internal("the hand-off could not be made", error))
             return
         self.scheduler.release(sequence)
         self._forget(request)
@@ -317,7 +316,7 @@ class EngineCore:
             for beam in left_over:
                 self.scheduler.release(beam)
         elif len(search.hypotheses) < search.rules.n:
-            self.fail(request, StepFailed("logits and rules leave fewer hypotheses than were asked for"))
+            self.fail(request, nothing_left(request, "further hypothesis"))
         else:
             self._end_search(request, search.outputs(request))
 

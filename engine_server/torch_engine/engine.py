@@ -26,6 +26,7 @@ from engine_server.handoff.requests import ENGINE_ROLES, is_handed_over
 from engine_server.interface import (
     AdapterSource,
     GenerateContext,
+    Item,
     MetricsBindings,
     MetricsContext,
     StepListener,
@@ -184,7 +185,7 @@ class TorchEngine:
 
     async def generate(
         self, request: pb.PreprocessedRequest, context: GenerateContext
-    ) -> AsyncIterator[pb.LLMEngineOutput]:
+    ) -> AsyncIterator[Item]:
         """`submit` as a stream of its own. Closing it early frees the request."""
         await self.prepare(request)
         async with aclosing(self._streams.run(self, request, context)) as outputs:

@@ -1,8 +1,8 @@
 """The grammar libraries of an engine, and which of them takes a guide.
 
-What one library cannot do another can: with a vocabulary of 150,000 tokens a string of up to 60 characters
-keeps xgrammar busy for seconds, and llguidance for milliseconds. Knows nothing about any one library, or how
-a grammar is compiled.
+What one library cannot do another can: xgrammar does not keep every keyword of a schema, or takes seconds for
+groups of any length with a vocabulary of 150,000 tokens, and llguidance has no structural tags. Knows nothing
+about any one library, or how a grammar is compiled.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GuidedBackends:
     def compile(self, guide: Guide) -> Future[CompiledGuide]:
         """By the library that was asked for, else by the first that takes it. Never blocks.
 
-        Raises Unsupported, QueueFull; the future raises InvalidRequest with the reason of the first library.
+        Raises Unsupported, QueueFull; the future raises InvalidRequest with the reasons of all asked.
         """
         with self._lock:
             taker = self._takers.get(guide)
@@ -92,16 +92,18 @@ class GuidedBackends:
 def unless_refused(
     first: Future[CompiledGuide], ask_next: Callable[[], Future[CompiledGuide]]
 ) -> Future[CompiledGuide]:
-    """`first`; where that is an InvalidRequest what comes of `ask_next`, unless that is one too."""
+    """`first`; where that is an InvalidRequest what comes of `ask_next`, and both where that is one too."""
     answer: Future[CompiledGuide] = Future()
     answer.set_running_or_notify_cancel()
 
-    def settle(done: Future[CompiledGuide], refusal: BaseException | None = None) -> None:
+    def settle(done: Future[CompiledGuide], refusal: InvalidRequest | None = None) -> None:
         error = EngineDead("the engine is closed") if done.cancelled() else done.exception()
         if error is None:
             answer.set_result(done.result())
-        elif refusal or not isinstance(error, InvalidRequest):
-            answer.set_exception(refusal if isinstance(error, InvalidRequest) else error)
+        elif not isinstance(error, InvalidRequest):
+            answer.set_exception(error)
+        elif refusal:
+            answer.set_exception(both(refusal, error))
         else:
             try:
                 ask_next().add_done_callback(lambda second: settle(second, error))
@@ -110,6 +112,12 @@ def unless_refused(
 
     first.add_done_callback(settle)
     return answer
+
+
+def both(first: InvalidRequest, second: InvalidRequest) -> InvalidRequest:
+    """A refusal with the reasons of two, of which the second one is not told twice."""
+    reason = str(second).removeprefix(f"{second.field}: ")
+    return first if reason in str(first) else InvalidRequest(f"{first}; {reason}", field=first.field)
 
 
 def open_backends(vocabulary: Vocabulary, default: str) -> GuidedBackends | None:

@@ -15,12 +15,15 @@ import llguidance
 import numpy
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from engine_server.torch_engine.guided_coverage import schema_for_llguidance
 from engine_server.torch_engine.guided_library import InvalidGuide, Vocabulary
 
 HEAD = '%llguidance {"no_forcing": true}\n'
 """Every token that fits is allowed, not only those that the tokenizer would choose."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
 """White space between JSON tokens: without a bound weak models never leave it."""
+ESCAPES = 'nrbtf\\"'
+"""After a backslash in a string. Not `u`: the library would take `"\\u0061"` for another key than `"a"`."""
 OBJECT = '{"type": "object"}'
 END = b"\xff<end>"
 """A token of our own, that ends a match. Which ones end a choice is for each request to say."""
@@ -138,18 +141,14 @@ def _lark_from_ebnf(text: str) -> str:
 
 
 def _schema(text: str) -> str:
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidGuide("must be JSON") from None
-    if not isinstance(schema, dict | bool):
-        raise InvalidGuide("must be an object or a boolean")
+    schema = json.loads(schema_for_llguidance(text))
     # The options of the library are the engine's to set, not the caller's.
-    options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+    options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}}
     return json.dumps({**schema, **options} if isinstance(schema, dict) else {"allOf": [schema], **options})
 
 
 def _reason(message: str) -> str:
     """The one line of a message that says what is wrong; the others show where."""
     lines = message.strip().split("\n")
-    return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    return reason.rpartition("failed to compile JSON schema: ")[2]

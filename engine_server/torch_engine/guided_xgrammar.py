@@ -13,6 +13,11 @@ from dataclasses import dataclass
 import numpy
 
 from engine_server.light_import import missing, standing_in
+from engine_server.torch_engine.guided_coverage import (
+    regex_for_xgrammar,
+    schema_for_xgrammar,
+    tag_for_xgrammar,
+)
 from engine_server.torch_engine.guided_library import InvalidGuide, Vocabulary
 
 with suppress(ImportError), missing("torch"):
@@ -102,15 +107,15 @@ Compile = Callable[[str], xgrammar.CompiledGrammar]
 def _compilers(compiler: xgrammar.GrammarCompiler) -> dict[str, Compile]:
 
     def json_schema(text: str) -> xgrammar.CompiledGrammar:
-        return compiler.compile_json_schema(text, max_whitespace_cnt=MAX_WHITESPACE)
+        return compiler.compile_json_schema(schema_for_xgrammar(text), max_whitespace_cnt=MAX_WHITESPACE)
 
     return {
         "json_schema": json_schema,
         "json_object": lambda _: json_schema('{"type": "object"}'),
-        "regex": compiler.compile_regex,
+        "regex": lambda text: compiler.compile_regex(regex_for_xgrammar(text)),
         "choice": lambda text: compiler.compile_structural_tag(_choice_tag(json.loads(text))),
         "ebnf_grammar": compiler.compile_grammar,
-        "structural_tag": compiler.compile_structural_tag,
+        "structural_tag": lambda text: compiler.compile_structural_tag(tag_for_xgrammar(text)),
     }
 
 

@@ -69,27 +69,36 @@ def _apply_token_rules(logits: Tensor, sequence: Sequence) -> None:
         kept = logits[allowed]
         logits.fill_(BANNED)
         logits[allowed] = kept
-    banned = _banned_ids(sequence, logits)
-    if banned:
-        logits.index_fill_(0, send_index(banned, logits.device), BANNED)
+    _ban(logits, _ends_of_bad_words(sequence))
+    if sequence.must_not_end:
+        _ban(logits, _ends_that_are_too_early(sequence, logits))
     if sampling.logit_bias:
         places = send_index([token_id for token_id, _ in sampling.logit_bias], logits.device)
         logits[places] += send_column([value for _, value in sampling.logit_bias], logits)[:, 0]
 
 
-def _banned_ids(sequence: Sequence, logits: Tensor) -> list[int]:
-    """Ids that would end the choice too early or complete a bad word."""
-    ending = list(sequence.request.stop.ending_ids) if sequence.must_not_end else []
-    # A grammar that is at its end has nothing but an end to offer.
-    must_end = sequence.matcher is not None and logits.isfinite().sum() == logits[ending].isfinite().sum()
-    banned = [] if must_end else ending
+def _ban(logits: Tensor, ids: list[int]) -> None:
+    if ids:
+        logits.index_fill_(0, send_index(ids, logits.device), BANNED)
+
+
+def _ends_that_are_too_early(sequence: Sequence, logits: Tensor) -> list[int]:
+    """Ids that would end the choice below `min_tokens`, unless nothing else is left: then they only pass."""
+    ending = list(sequence.request.stop.ending_ids)
+    sampling = sequence.request.sampling
+    # Such as a grammar that is at its end. Without a mask something is left, and nobody has to look.
+    num_banned = len(ending) + len(sampling.bad_words)
+    if sequence.matcher is None and not sampling.allowed_token_ids and num_banned < logits.shape[-1]:
+        return ending
+    return [] if logits.isfinite().sum() == logits[ending].isfinite().sum() else ending
+
+
+def _ends_of_bad_words(sequence: Sequence) -> list[int]:
+    """Ids that would complete a bad word."""
     words = sequence.request.sampling.bad_words
     longest = max((len(word) for word in words), default=1) - 1
     tail = sequence.token_ids[len(sequence.token_ids) - min(longest, sequence.num_output_tokens) :]
-    for *start, last in words:
-        if not start or tail[-len(start) :] == start:
-            banned.append(last)
-    return banned
+    return [last for *start, last in words if not start or tail[-len(start) :] == start]
 
 
 def _penalise_repetition(logits: Tensor, sequences: Seq[Sequence], rows: Seq[int]) -> None:

@@ -28,6 +28,8 @@ from engine_server.torch_engine.sequence import Sequence
 
 NUCLEUS_WIDTH = 1024
 """Candidates looked at first for top-p; only a distribution flatter than that is sorted whole."""
+RULED_OUT = 2
+"""What `usable` is for a row to which rules have left no token."""
 SUMMED_ROWS = 32
 """A GPU chooses the order of its sums by the number of rows, so it gets this many at a time."""
 
@@ -36,13 +38,15 @@ SUMMED_ROWS = 32
 class Sampled:
     """One entry per row. A row that is not `valid` has no usable token id.
 
-    Rows of beams have no token id and no log-probabilities either, but `continuations`.
+    Those in `ruled_out` have none because of rules: the model's own logits are sound. Rows of beams have no
+    token id and no log-probabilities either, but `continuations`.
     """
 
     token_ids: list[int]
     valid: list[bool]
     logprobs: list[RowLogprobs | None]
     continuations: dict[int, tuple[Continuation, ...]] = field(default_factory=dict)
+    ruled_out: frozenset[int] = frozenset()
 
 
 class Choice:
@@ -51,20 +55,22 @@ class Choice:
     def __init__(
         self,
         token_ids: Tensor,
-        valid: Tensor,
+        usable: Tensor,
         logprobs: list[RowLogprobs | None],
         continuations: dict[int, tuple[Continuation, ...]],
     ) -> None:
-        """`token_ids` and `valid` are [rows]."""
+        """`token_ids` and `usable` are [rows]. Of the latter 0 is a row of unsound logits, 1 a good one."""
         self.token_ids = token_ids
-        self._copy = HostCopy(token_ids, valid)
+        self._copy = HostCopy(token_ids, usable)
         self._logprobs = logprobs
         self._continuations = continuations
 
     def read(self) -> Sampled:
         """Wait for the device."""
         chosen, usable = self._copy.read()
-        return Sampled(chosen, list(map(bool, usable)), self._logprobs, self._continuations)
+        ruled_out = frozenset(row for row, value in enumerate(usable) if value == RULED_OUT)
+        valid = [value == 1 for value in usable]
+        return Sampled(chosen, valid, self._logprobs, self._continuations, ruled_out)
 
 
 @torch.inference_mode()
@@ -79,10 +85,10 @@ def sample(logits: Tensor, sequences: Seq[Sequence]) -> Choice:
     }
     raw = logits[list(wants)] if wants else None
     best, token_ids = logits.max(dim=-1)
-    valid = best.isfinite()
+    usable = best.isfinite()
     if apply_rules(logits, sequences):
         best, token_ids = logits.max(dim=-1)
-        valid &= best.isfinite()
+        usable = usable * (RULED_OUT - best.isfinite().long())
     random_rows = [row for row, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
     if random_rows:
         places = _places(random_rows, logits)
@@ -96,7 +102,7 @@ def sample(logits: Tensor, sequences: Seq[Sequence]) -> Choice:
         row: _continuations(logits[row], own, sequences[row])
         for row, own in zip(beams, model_scores, strict=True)
     }
-    return Choice(token_ids, valid, logprobs, continuations)
+    return Choice(token_ids, usable, logprobs, continuations)
 
 
 def _normalise(logits: Tensor, rows: list[int]) -> Tensor:

@@ -15,7 +15,7 @@ import (
 
 const (
 	model    = "hash"
-	revision = 1
+	revision = 2
 )
 
 var (

@@ -17,7 +17,7 @@ import (
 // The RPCs: thin, each reads its message, asks the lifecycle, and answers.
 
 const (
-	schemaDigest    = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd"
+	schemaDigest    = "b3c9cccea5858ba180b82dbcab6166b7c4daad345979d2429c7b31c781a0983a"
 	shutdownTimeout = 30 * time.Second
 )
 

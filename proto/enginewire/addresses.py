@@ -6,6 +6,7 @@ Knows nothing about gRPC; opens and creates nothing.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -38,9 +39,22 @@ def default_kv_folder(environment: Mapping[str, str] = os.environ, shared: Path 
 def is_loopback(host: str) -> bool:
     """True for `localhost` and loopback addresses; other names may resolve to anything."""
     try:
-        return ip_address(host).is_loopback
+        address = ip_address(host)
     except ValueError:
         return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def listens_on_loopback(host: str) -> bool:
+    """True when nobody beyond this machine reaches a server at `host`, whatever name that is.
+
+    Every address counts that the name resolves to; one that resolves to none may do so later.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return False
+    return all(is_loopback(str(address[0])) for *_, address in found)
 
 
 def wants_tcp(given: Mapping[str, str]) -> bool:

@@ -26,24 +26,24 @@ Step = object
 Script = Sequence[Step]
 
 
-def tokens(text: bytes | Sequence[int], position: int = 0, **fields: object) -> pb.LLMEngineOutput:
+def tokens(ids: bytes | Sequence[int], position: int = 0, **fields: object) -> pb.LLMEngineOutput:
     """Bare token ids unless there are more fields."""
-    return pb.LLMEngineOutput(token_ids=text, first_output_position=position, **fields)
+    return pb.LLMEngineOutput(token_ids=ids, first_output_position=position, **fields)
 
 
 def terminal(
-    text: bytes = b"",
+    ids: bytes = b"",
     position: int = 0,
     reason: int = pb.FINISH_REASON_LENGTH,
     usage: tuple[int, int] | None = None,
     **fields: object,
 ) -> pb.LLMEngineOutput:
     """A terminal output whose usage is right unless it is given as (prompt, completion)."""
-    prompt, completion = usage or (len(PROMPT), position + len(text))
+    prompt, completion = usage or (len(PROMPT), position + len(ids))
     counted = pb.CompletionUsage(
         prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
     )
-    return tokens(text, position, finish_reason=reason, completion_usage=counted, **fields)
+    return tokens(ids, position, finish_reason=reason, completion_usage=counted, **fields)
 
 
 GOOD_ANSWER = (tokens(b"pon"), terminal(b"g", 3))
@@ -187,6 +187,8 @@ async def play(handle: int, script: Script, outgoing: asyncio.Queue[Step]) -> No
         elif isinstance(step, pb.LLMEngineOutput):
             is_bare = {found.name for found, _ in step.ListFields()} <= BARE_FIELDS
             outgoing.put_nowait(row(handle, step) if is_bare else event(handle, output=step))
+        elif isinstance(step, pb.EngineEvent):
+            outgoing.put_nowait(event(handle, engine_event=step))
         else:
             outgoing.put_nowait(step(handle) if callable(step) else step)
 
@@ -209,8 +211,10 @@ def row(handle: int, output: pb.LLMEngineOutput) -> bytes:
     ).SerializeToString()
 
 
-def response(output: pb.LLMEngineOutput) -> bytes:
+def response(output: pb.LLMEngineOutput | pb.EngineEvent) -> bytes:
     """A message of Generate."""
+    if isinstance(output, pb.EngineEvent):
+        return pb.GenerateResponse(engine_event=output, engine_lifetime_id="life").SerializeToString()
     return pb.GenerateResponse(output=output, engine_lifetime_id="life").SerializeToString()
 
 

@@ -303,8 +303,8 @@ async def test_256_requests_at_once_say_what_they_say_one_by_one(engine_server, 
 def test_outputs_before_a_violation_are_kept(vocabulary):
     decoder = RequestDecoder(vocabulary, StopConditions())
     chunks = [Chunk(0, 0, list(b"ab")), Chunk(0, 9, list(b"c")), Chunk(0, 2, list(b"d"))]
-    outputs, violation = decode(decoder, chunks, RequestTracker())
-    assert [output.text for output in outputs] == ["ab"]
+    items, violation = decode(decoder, chunks, RequestTracker())
+    assert [item.data.text for item in items] == ["ab"]
     assert str(violation) == "protocol violation: output position 9 where 2 was due"
 
 
@@ -312,7 +312,8 @@ def test_nothing_behind_the_last_terminal_is_decoded(vocabulary):
     decoder = RequestDecoder(vocabulary, StopConditions(max_tokens=2))
     chunks = [Chunk(0, 0, list(b"abc")), Chunk(0, 3, list(b"d"))]
     tracker = RequestTracker()
-    outputs, violation = decode(decoder, chunks, tracker)
+    items, violation = decode(decoder, chunks, tracker)
+    outputs = [item.data for item in items]
     assert [(output.text, output.finish_reason) for output in outputs] == [("ab", pb.FINISH_REASON_LENGTH)]
     assert violation is None
     assert tracker.num_tokens == 3

@@ -66,12 +66,14 @@ def split(ids: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def offline(
-    tokenizer: Tokenizer, ids: list[int], conditions: StopConditions, skip: bool
+    tokenizer: Tokenizer, prompt: list[int], ids: list[int], conditions: StopConditions, skip: bool
 ) -> tuple[str, StopTrigger | None]:
     """The text and the trigger, from the whole sequence at once."""
     hidden = conditions.system_token_ids | conditions.stop_token_ids
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    used, trigger = ids, None
+    is_visible = conditions.include_stop_str_in_output
+    found = VisibleStopSequenceDetected if is_visible else HiddenStopSequenceDetected
+    used, trigger, unspoken = ids, None, ""
     for count, token_id in enumerate(ids, 1):
         trigger = None
         if count >= conditions.min_tokens:
@@ -81,19 +83,22 @@ def offline(
             elif token_id in conditions.stop_token_ids:
                 used, trigger = ids[: count - 1], HiddenStopTokenDetected(token_id)
             elif skip and content in special and content in conditions.stop:
-                used, trigger = ids[: count - 1], HiddenStopSequenceDetected(content)
+                used, trigger = ids[: count - 1], found(content)
+                unspoken = content if is_visible else ""
             elif token_id in conditions.stop_token_ids_visible:
                 used, trigger = ids[:count], VisibleStopTokenDetected(token_id)
             elif count == conditions.max_tokens:
                 used, trigger = ids[:count], MaxTokensLimit()
         if trigger:
             break
+    num_before = len(toy.prompt_text(tokenizer, prompt, skip))
 
     def text_of(some: list[int]) -> str:
-        return toy.expected_text(tokenizer, [i for i in some if i not in hidden], skip)
+        shown = [*prompt, *(i for i in some if i not in hidden)]
+        return toy.expected_text(tokenizer, shown, skip)[num_before:]
 
     text = text_of(used)
-    ends = [common_prefix(text_of(used[:count]), text) for count in range(len(used) + 1)]
+    ends = [toy.common_prefix(text_of(used[:count]), text) for count in range(len(used) + 1)]
     floor = ends[min(max(conditions.min_tokens - 1, 0), len(used))]
     matches = [
         (begin, -len(stop), stop)
@@ -102,20 +107,16 @@ def offline(
         if text.startswith(stop, begin) and (begin + len(stop) > floor or not conditions.min_tokens)
     ]
     if not matches:
-        return text, trigger
+        return text + unspoken, trigger
     begin, _, stop = min(matches)
-    return text[:begin], HiddenStopSequenceDetected(stop)
-
-
-def common_prefix(one: str, other: str) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return text[: begin + len(stop) if is_visible else begin], found(stop)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> None:
     tokenizer, vocabulary = FAMILIES[name], VOCABULARIES[name]
     some_ids = st.integers(0, vocabulary.size - 1) | st.integers(0, 30)
+    special = sorted(vocabulary.special_ids)
     text = st.text(alphabet="ab theing.日本é👩\u200d👧", min_size=1, max_size=8)
 
     @st.composite
@@ -124,9 +125,12 @@ def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> Non
         return list(itertools.chain.from_iterable(spoken))
 
     @settings(max_examples=150)
-    @given(st.data(), sequences(), st.lists(st.integers(0, 5), max_size=4), st.booleans())
-    def check(data: st.DataObject, ids: list[int], sizes: list[int], skip: bool) -> None:
-        whole = toy.expected_text(tokenizer, ids, skip)
+    @given(st.data(), sequences(), sequences(), st.lists(st.integers(0, 5), max_size=4), st.booleans())
+    def check(data: st.DataObject, prompt: list[int], ids: list[int], sizes: list[int], skip: bool) -> None:
+        cut = data.draw(st.integers(0, len(prompt)))
+        prompt, ids = prompt[:cut], prompt[cut:] + ids
+        behind = vocabulary.detokenizer(skip_special_tokens=skip, prompt=prompt)
+        whole = toy.expected_text(tokenizer, prompt + ids, skip)
         parts = [whole[b : b + n] for b in range(len(whole)) for n in (1, 2, 3, 5)]
         parts = [part for part in parts if part and "\ufffd" not in part]
         stop = st.sampled_from(parts) | text if parts else text
@@ -135,19 +139,20 @@ def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> Non
         conditions = StopConditions(
             max_tokens=max_tokens,
             min_tokens=data.draw(st.integers(0, max_tokens or 20)),
-            stop=tuple(data.draw(st.lists(stop | st.sampled_from(toy.SPECIAL), max_size=4))),
+            stop=tuple(data.draw(st.lists(stop | st.sampled_from(special), max_size=4))),
             stop_token_ids=data.draw(few),
             stop_token_ids_visible=data.draw(few),
             stop_token_ids_hidden=data.draw(few),
             eos_token_ids=frozenset({0}),
             ignore_eos=data.draw(st.booleans()),
+            include_stop_str_in_output=data.draw(st.booleans()),
         )
-        subject = Decoder(vocabulary, conditions, skip_special_tokens=skip)
+        subject, singles, looking_up = (
+            Decoder(vocabulary, conditions, skip_special_tokens=skip, behind=behind) for _ in range(3)
+        )
         shown, kept, trigger = run(subject, split(ids, sizes))
-        assert (shown, trigger) == offline(tokenizer, ids, conditions, skip)
-        singles = Decoder(vocabulary, conditions, skip_special_tokens=skip)
+        assert (shown, trigger) == offline(tokenizer, prompt, ids, conditions, skip)
         assert run(singles, [[token_id] for token_id in ids]) == (shown, kept, trigger)
-        looking_up = Decoder(vocabulary, conditions, skip_special_tokens=skip)
         assert run_looking_up(looking_up, ids) == (shown, kept, trigger)
         assert kept == ids[: len(kept)]
         assert subject.num_generated == len(kept)

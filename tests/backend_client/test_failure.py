@@ -65,10 +65,12 @@ def test_what_the_server_raises_is_what_the_backend_reads(kind):
     read = from_status(status.to_status(raised))
     assert read.reason == raised.reason
     assert read.code is status.code_of(raised.reason)
+    error_id = raised.metadata.get("error_id", "")
+    says = f"internal error {error_id}: {raised}" if error_id else "it says why"
     assert read.failure == Failure(
-        read.code.value[0], raised.reason, "it says why", raised.retryable, "token_ids", 1.5
+        read.code.value[0], raised.reason, says, raised.retryable, "token_ids", 1.5, error_id
     )
-    assert str(read) == "it says why"
+    assert str(read) == says
     assert Failure.from_proto(read.status) == read.failure
 
 

@@ -12,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 from backend_client.vocabulary import TableKind, Vocabulary
 from tests.backend_client import real_tokenizers as reals
 from tests.backend_client.real_tokenizers import Real, real
-from tests.backend_client.toy_tokenizers import expected_text
+from tests.backend_client.toy_tokenizers import expected_text, prompt_text
 
 TOKENIZERS: dict[str, Callable[[], Real]] = {
     "Tekken": reals.tekken,
@@ -32,6 +32,8 @@ BYTE_LEVEL = ("Tekken", "GPT-2", "Llama 3", "Qwen")
 TEXT_TOKENS = 80_000
 RANDOM_TOKENS = 60_000
 OTHER_TOKENS = 8_000
+PROMPTED_TOKENS = 20_000
+CUTS = 4
 LENGTHS = (1, 2, 3, 7, 24, 200)
 
 
@@ -75,23 +77,28 @@ def ours(name: str, ids: list[int], skip: bool) -> str:
     return "".join(stream.feed(ids)) + stream.flush()
 
 
-def follow(name: str, ids: list[int], skip: bool) -> None:
+def follow(name: str, ids: list[int], skip: bool, num_prompt: int = 0) -> None:
     """One stream beside the library's: never behind it, and the same wherever it speaks."""
     tokenizer = (TOKENIZERS | OTHERS)[name]().tokenizer
+    prompt = ids[:num_prompt]
     stream, theirs = (
-        vocabulary_of(name).detokenizer(skip_special_tokens=skip),
-        DecodeStream(skip_special_tokens=skip),
+        vocabulary_of(name).detokenizer(skip_special_tokens=skip, prompt=prompt),
+        DecodeStream(ids=prompt, skip_special_tokens=skip),
     )
-    told: list[str] = []
-    ahead = ""
-    for token_id in ids:
+    before = prompt_text(tokenizer, prompt, skip)
+    # The library shows all of a prompt again that seems to end in no character.
+    again = before if tokenizer.decode(prompt, skip_special_tokens=skip).endswith("\ufffd") else ""
+    told, ahead = "", ""
+    for token_id in ids[num_prompt:]:
         ahead += stream.step(token_id)
         piece = theirs.step(tokenizer, token_id)
-        if piece is not None:
-            assert ahead == piece, (name, len(told), token_id)
-            told.append(piece)
-            ahead = ""
-    assert "".join(told) + ahead + stream.flush() == tokenizer.decode(ids, skip_special_tokens=skip)
+        if piece is None:
+            continue
+        piece, again = piece.removeprefix(again), ""
+        assert ahead == piece, (name, len(told), token_id)
+        told += piece
+        ahead = ""
+    assert before + told + ahead + stream.flush() == expected_text(tokenizer, ids, skip)
 
 
 def test_it_is_a_million_tokens() -> None:
@@ -109,6 +116,28 @@ def test_each_has_its_table(name: str) -> None:
 def test_text_of_every_kind_appears_no_later_than_from_the_library(name: str, skip: bool) -> None:
     for ids in spoken(name, TEXT_TOKENS // 2, special=skip):
         follow(name, ids, skip)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("name", [*TOKENIZERS, *OTHERS])
+def test_an_answer_goes_on_behind_its_prompt_as_from_the_library(name: str, skip: bool) -> None:
+    draw = random.Random(name)
+    for ids in spoken(name, PROMPTED_TOKENS):
+        for _ in range(CUTS):
+            cut, end = sorted(draw.choices(range(len(ids) + 1), k=2))
+            follow(name, ids[:end], skip, num_prompt=cut)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("name", [*TOKENIZERS, *OTHERS])
+def test_the_end_of_a_prompt_decides_as_the_whole_does(name: str, skip: bool) -> None:
+    draw = random.Random(name)
+    for ids in drawn(name, PROMPTED_TOKENS):
+        cut = draw.randrange(len(ids) + 1)
+        whole = vocabulary_of(name).detokenizer(skip_special_tokens=skip)
+        whole.feed(ids[:cut])
+        end = vocabulary_of(name).detokenizer(skip_special_tokens=skip, prompt=ids[:cut])
+        assert [*end.feed(ids[cut:]), end.flush()] == [*whole.feed(ids[cut:]), whole.flush()]
 
 
 @pytest.mark.parametrize("skip", [False, True])

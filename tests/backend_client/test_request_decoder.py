@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from backend_client.annotated import BackendOutput
-from backend_client.request_decoder import MAX_CHOICES, ProtocolViolation, RequestDecoder
+from backend_client.protocol_violation import ProtocolViolation
+from backend_client.request_decoder import MAX_CHOICES, RequestDecoder
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
@@ -26,7 +27,7 @@ def request(
         VOCABULARY,
         conditions,
         num_choices=n,
-        num_prompt_tokens=5,
+        prompt=[EOS] * 5,
         vocab_size=VOCABULARY.size,
         with_tokens=with_tokens,
     )
@@ -247,7 +248,7 @@ def test_row_18_an_id_that_another_engine_has_is_no_id_of_this_one() -> None:
     for _ in range(2):
         assert request().process_tokens(0, 0, [a]) == BackendOutput([a], None, "a")
     small = RequestDecoder(
-        VOCABULARY, StopConditions(eos_token_ids=frozenset({EOS})), num_prompt_tokens=5, vocab_size=a
+        VOCABULARY, StopConditions(eos_token_ids=frozenset({EOS})), prompt=[EOS] * 5, vocab_size=a
     )
     with pytest.raises(ProtocolViolation, match="vocabulary"):
         small.process_tokens(0, 0, [a])
@@ -263,6 +264,7 @@ def test_row_18_nothing_follows_a_terminal_whoever_made_the_text() -> None:
     ]
     for end in ends:
         decoder = request(2)
+        decoder.meet(pb.Capabilities(stop_strings=True))
         decoder.process(end)
         with pytest.raises(ProtocolViolation, match="after the terminal"):
             decoder.process_tokens(0, len(end.token_ids), [a])
@@ -270,14 +272,6 @@ def test_row_18_nothing_follows_a_terminal_whoever_made_the_text() -> None:
     resumed.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=[a], finished=True)]))
     with pytest.raises(ProtocolViolation, match="after the terminal"):
         resumed.process_tokens(0, 1, [a])
-
-
-def test_tokens_behind_text_of_the_engine_count_on_from_it() -> None:
-    decoder = request(max_tokens=3)
-    assert taken(decoder, output("ab", text="AB")).text == "AB"
-    last = decoder.process_tokens(0, 2, spell("c"))
-    assert last is not None
-    assert (last.text, last.finish_reason) == ("c", pb.FINISH_REASON_LENGTH)
 
 
 def test_a_system_end_of_sequence_has_no_stop_reason() -> None:
@@ -310,31 +304,6 @@ def test_logprobs_are_cut_with_the_ids() -> None:
     assert end.top_logprobs == [[(1, -1)], [(2, -2)]]
 
 
-def test_text_of_the_engine_is_passed_through() -> None:
-    end = taken(request(stop=("b",)), output("ab", text="own text", tokens=["x", "y"]))
-    assert (end.text, end.tokens, end.is_terminal) == ("own text", ["x", "y"], False)
-
-
-@pytest.mark.parametrize(
-    ("sent", "differs"), [(["a", "bc"], False), (["abc", ""], False), (["a", "x"], True)]
-)
-def test_text_of_the_engine_is_compared_when_asked_for(sent: list[str], differs: bool) -> None:
-    decoder = RequestDecoder(VOCABULARY, StopConditions(stop=("c",)), validate_engine_decode=True)
-    taken(decoder, output("ab", text=sent[0]))
-    end = taken(decoder, output("c", 2, text=sent[1]))
-    assert (end.finish_reason, decoder.engine_text_differs) == (pb.FINISH_REASON_STOP, differs)
-
-
-def test_text_of_the_engine_is_compared_behind_a_callers_resume() -> None:
-    tokenizer = toy.byte_level()
-    first, second = tokenizer.encode("🙈").ids[:-1], tokenizer.encode("🙈").ids[-1:]
-    decoder = RequestDecoder(Vocabulary(tokenizer), StopConditions(), validate_engine_decode=True)
-    decoder.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=first)]))
-    sent = pb.LLMEngineOutput(token_ids=second, first_output_position=len(first), text="🙈")
-    assert taken(decoder, sent).text == "🙈"
-    assert not decoder.engine_text_differs
-
-
 def test_a_choice_that_a_caller_resumes_as_finished_keeps_what_a_stop_here_would_have_cut() -> None:
     decoder = request(2, stop=("b",))
     finished = pb.ResumedChoice(index=0, generated_token_ids=spell("abc"), finished=True)
@@ -351,15 +320,16 @@ def test_what_the_engine_adds_passes_through() -> None:
 
 
 def test_a_decode_failure_ends_the_choice_with_an_error_and_no_stop() -> None:
-    decoder = RequestDecoder(Vocabulary(toy.word_piece()), StopConditions(stop=("x",)))
-    decoder.choices[0].decoder._detokenizer._tokenizer = None  # type: ignore[attr-defined]  # breaks it
-    end = decoder.process_tokens(0, 0, [3])
+    tokenizer = toy.stripped_byte_level(1, 1)
+    decoder = RequestDecoder(Vocabulary(tokenizer), StopConditions(stop=("x",)))
+    space = tokenizer.token_to_id("Ġ")
+    end = decoder.process_tokens(0, 0, [space])
     assert end is not None
     assert (end.finish_reason, end.stop_reason) == (pb.FINISH_REASON_ERROR, None)
     assert end.error_message is not None
     assert end.error_message.startswith("decode error:")
     assert end.completion_usage is not None
-    assert (end.token_ids, end.completion_usage.completion_tokens) == ([3], 1)
+    assert (end.token_ids, end.completion_usage.completion_tokens) == ([space], 1)
     assert decoder.needs_abort
 
 
@@ -384,3 +354,54 @@ def test_a_stop_string_across_a_resume_is_found() -> None:
     taken(decoder, output("ab"))
     decoder.resume()
     assert taken(decoder, output("cd", 2)).stop_reason == "abcd"
+
+
+def test_an_answer_goes_on_behind_its_prompt_in_every_choice() -> None:
+    tokenizer = toy.byte_fallback()
+    face = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙈".encode()]
+    the = tokenizer.token_to_id("▁the")
+    for engine_text in (False, True):
+        decoder = RequestDecoder(
+            Vocabulary(tokenizer),
+            StopConditions(),
+            num_choices=2,
+            prompt=[the, *face[:2]],
+            validate_engine_decode=engine_text,
+        )
+        decoder.meet(pb.Capabilities())
+        sent = {"text": "🙈 the"} if engine_text else {}
+        for index in range(2):
+            message = pb.LLMEngineOutput(token_ids=[*face[2:], the], index=index, **sent)
+            assert taken(decoder, message).text == "🙈 the"
+        assert not decoder.differences
+
+
+def test_a_resumed_answer_goes_on_behind_its_prompt_and_its_tokens() -> None:
+    tokenizer = toy.byte_fallback()
+    face = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙈".encode()]
+    decoder = RequestDecoder(Vocabulary(tokenizer), StopConditions(), prompt=face[:1])
+    decoder.go_on(pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=face[1:3])]))
+    row = decoder.process_tokens(0, 2, face[3:])
+    assert row is not None
+    assert row.text == "🙈"
+
+
+def test_a_prompt_that_cannot_be_decoded_is_refused_by_name() -> None:
+    tokenizer = toy.stripped_byte_level(1, 1)
+    with pytest.raises(InvalidStopConditions, match=r"^token_ids: decode error: "):
+        RequestDecoder(Vocabulary(tokenizer), StopConditions(), prompt=[tokenizer.token_to_id("Ġ")])
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "ab<|im_end|>"), (4, "abc<|im_end|>")])
+def test_a_visible_stop_string_is_shown_although_its_token_is_skipped(min_tokens: int, text: str) -> None:
+    conditions = StopConditions(
+        stop=("<|im_end|>", "bx"), min_tokens=min_tokens, include_stop_str_in_output=True
+    )
+    end_of_turn = BYTE_LEVEL.token_to_id("<|im_end|>")
+    ids = [*spell("ab"), end_of_turn, *spell("c"), end_of_turn]
+    for chunk in (1, 5):
+        decoder = RequestDecoder(VOCABULARY, conditions)
+        outputs = [decoder.process_tokens(0, i, ids[i : i + chunk]) for i in range(0, len(ids), chunk)]
+        shown = [output for output in outputs if output is not None]
+        assert "".join(output.text for output in shown) == text
+        assert (shown[-1].finish_reason, shown[-1].stop_reason) == (pb.FINISH_REASON_STOP, "<|im_end|>")

@@ -74,6 +74,17 @@ def odd_byte_level() -> Tokenizer:
     return tokenizer
 
 
+@cache
+def stripped_byte_level(start: int = 1, stop: int = 0) -> Tokenizer:
+    """Byte-level BPE whose texts lose spaces at their ends.
+
+    With `stop` the library panics at texts that are shorter than what is taken off.
+    """
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", start, stop)])
+    return tokenizer
+
+
 def every_family() -> dict[str, Tokenizer]:
     return {
         "byte level": byte_level(),
@@ -82,6 +93,8 @@ def every_family() -> dict[str, Tokenizer]:
         "word piece": word_piece(),
         "unigram": unigram(),
         "odd byte level": odd_byte_level(),
+        "byte level, stripped": stripped_byte_level(),
+        "byte level, three stripped": stripped_byte_level(3),
     }
 
 
@@ -104,6 +117,32 @@ def expected_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
             pieces.append(piece.replace("▁", " "))
     text = "".join(piece if isinstance(piece, str) else run_text(piece) for piece in pieces)
     return text.removeprefix(" ") if "Strip" in str(tokenizer.decoder) else text
+
+
+def prompt_text(tokenizer: Tokenizer, prompt: list[int], skip: bool) -> str:
+    """The complete characters of a prompt: what stays, whichever bytes follow."""
+    text = expected_text(tokenizer, prompt, skip)
+    if (first := byte_id(tokenizer, 0x80)) is None:
+        return text
+    # Bytes that complete every character: after some first bytes 0x80 may not follow, then 0xA0 does.
+    for second in (first, byte_id(tokenizer, 0xA0)):
+        for rest in ([], [first], [first, first]):
+            other = expected_text(tokenizer, [*prompt, second, *rest], skip)
+            text = text[: common_prefix(text, other)]
+    return text
+
+
+def common_prefix(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def byte_id(tokenizer: Tokenizer, byte: int) -> int | None:
+    """The id of a single byte from 0x80 on, in either spelling."""
+    character = chr(byte + 0xA2) if byte < 0xA1 else chr(byte)
+    found = tokenizer.token_to_id(f"<0x{byte:02X}>")
+    return tokenizer.token_to_id(character) if found is None else found
 
 
 def run_text(run: bytes) -> str:

@@ -94,7 +94,8 @@ def test_a_second_signal_ends_a_clean_up_that_does_not_end(launch, second):
     server.signal(signal.SIGTERM)
     time.sleep(1)
     server.signal(second)
-    assert server.exit_code(2) == 128 + second
+    # Behind the clean-up the signal's own action is the same to a shell.
+    assert server.exit_code(2) in (128 + second, -second)
 
 
 async def test_until_the_engine_has_started_requests_are_told_so(launch, connect):

@@ -84,6 +84,11 @@ class Answer:
     outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
     failure: pb.ErrorDetail | None = None
     is_accepted: bool = False
+    events: list[tuple[int, pb.EngineEvent]] = field(default_factory=list)
+
+    def take_event(self, event: pb.EngineEvent) -> None:
+        """Keep an event with the number of tokens, over all choices, that came before it."""
+        self.events.append((sum(len(output.token_ids) for output in self.outputs), event))
 
     def tokens(self, index: int = 0) -> list[int]:
         """Tokens of a choice, in order; positions must count them without gaps."""
@@ -155,7 +160,10 @@ class Serving:
         try:
             async for response in self.engine.Generate(request, **call):
                 assert response.request_id == request.request_id
-                answer.outputs.append(response.output)
+                if response.HasField("engine_event"):
+                    answer.take_event(response.engine_event)
+                else:
+                    answer.outputs.append(response.output)
         except grpc.aio.AioRpcError as error:
             answer.failure = detail_of(error)
         return answer
@@ -194,6 +202,8 @@ def take_event(answers: dict[int, Answer], event: pb.HandleEvent) -> None:
     assert answer.failure is None, "an event after the handle's status"
     if event.WhichOneof("event") == "output":
         answer.outputs.append(event.output)
+    elif event.WhichOneof("event") == "engine_event":
+        answer.take_event(event.engine_event)
     elif event.WhichOneof("event") == "accepted":
         assert not answer.is_accepted, "accepted twice"
         answer.is_accepted = True

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from engine_server import admission
+from engine_server import remembered_ids
 from engine_server.admission import QueueLimits, RequestTable
 from engine_server.delivery import BufferLimits, RequestStream
 from engine_server.failures import (
@@ -255,13 +255,13 @@ async def test_an_abort_that_overtakes_its_request_refuses_it_once(table):
 
 async def test_an_early_abort_is_forgotten_after_a_while(table, monkeypatch):
     await table.requests.abort_id("a", "early")
-    later = time.monotonic() + admission.REMEMBER_ABORTS_SECONDS + 1
-    monkeypatch.setattr(admission.time, "monotonic", lambda: later)
+    later = time.monotonic() + remembered_ids.REMEMBER_ABORTS_SECONDS + 1
+    monkeypatch.setattr(remembered_ids.time, "monotonic", lambda: later)
     table.submit("a")
 
 
 async def test_aborts_of_unknown_ids_are_remembered_in_bounded_memory(table, monkeypatch):
-    monkeypatch.setattr(admission, "REMEMBERED_IDS", 3)
+    monkeypatch.setattr(remembered_ids, "REMEMBERED_IDS", 3)
     for i in range(5):
         await table.requests.abort_id(f"r{i}", "early")
     table.submit("r0")

@@ -87,6 +87,19 @@ INVALID = [
         fields(sampling_options__bad_words_token_ids=[pb.TokenSequence()]),
     ),
     (
+        "sampling_options.allowed_token_ids",
+        fields(
+            sampling_options__allowed_token_ids=[5, 7, 5],
+            sampling_options__bad_words_token_ids=[pb.TokenSequence(token_ids=[i]) for i in (7, 9, 5)],
+        ),
+    ),
+    (
+        "sampling_options.bad_words_token_ids",
+        fields(
+            sampling_options__bad_words_token_ids=[pb.TokenSequence(token_ids=[i]) for i in range(VOCAB)],
+        ),
+    ),
+    (
         "sampling_options.bad_words_token_ids",
         fields(sampling_options__bad_words_token_ids=[pb.TokenSequence(token_ids=[1])] * 1025),
     ),

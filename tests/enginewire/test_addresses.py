@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from enginewire.addresses import default_socket, is_loopback, wants_tcp
+from enginewire.addresses import default_socket, is_loopback, listens_on_loopback, wants_tcp
 from enginewire.options import OptionError
 
 
@@ -27,6 +28,8 @@ def test_without_a_runtime_folder_the_socket_has_the_user_in_its_path(runtime: s
         ("127.0.0.1", True),
         ("127.8.8.8", True),
         ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
         ("localhost", True),
         ("0.0.0.0", False),
         ("::", False),
@@ -38,6 +41,36 @@ def test_without_a_runtime_folder_the_socket_has_the_user_in_its_path(runtime: s
 )
 def test_only_loopback_is_out_of_reach_for_others(host: str, is_local: bool) -> None:
     assert is_loopback(host) is is_local
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "is_local"),
+    [
+        ("localhost", ["127.0.0.1", "::1"], True),
+        # What /etc/hosts says counts, not what the name looks like.
+        ("localhost", ["192.168.1.5"], False),
+        ("localhost", ["127.0.0.1", "192.168.1.5"], False),
+        ("myhost", ["127.0.1.1"], True),
+        ("myhost", ["127.0.1.1", "2001:db8::5"], False),
+    ],
+)
+def test_a_name_is_judged_by_every_address_it_resolves_to(
+    host: str, found: list[str], is_local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolved(asked: str, *_: object, **__: object) -> list[object]:
+        assert asked == host
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    assert listens_on_loopback(host) is is_local
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("127.1", True), ("::1", True), ("", False), ("0.0.0.0", False), ("::", False), ("a" * 70, False)],
+)
+def test_an_address_is_judged_as_the_socket_reads_it(host: str, is_local: bool) -> None:
+    assert listens_on_loopback(host) is is_local
 
 
 def test_tcp_is_wanted_when_host_or_port_was_given() -> None:

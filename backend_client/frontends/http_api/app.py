@@ -12,6 +12,7 @@ from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -41,8 +42,8 @@ HEALTH_TIMEOUT_SECONDS = 2.0
 METRICS_TIMEOUT_SECONDS = 0.5
 
 
-def make_app(served: ServedBackend, http_host: str) -> Starlette:
-    """The ASGI application of a server that listens at `http_host`."""
+def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlette:
+    """The ASGI application; every request passes `middleware` first."""
     facts = Facts(served)
     return Starlette(
         routes=[
@@ -54,8 +55,9 @@ def make_app(served: ServedBackend, http_host: str) -> Starlette:
             Route("/health", facts.health),
             Route("/version", facts.version),
             Route("/metrics", facts.metrics),
-            *page_routes(served, http_host),
+            *page_routes(served),
         ],
+        middleware=middleware,
         exception_handlers={
             HTTPException: _no_such_route,
             RequestFailed: _failed,

@@ -5,16 +5,20 @@ Sans-IO. Knows nothing about JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from backend_client.frontends.http_api.body import Body, InvalidBody
 from backend_client.frontends.http_api.generation_fields import SCALARS, assign
+from backend_client.frontends.http_api.guide_fields import guide_params
 from enginewire import v1 as pb
 
 # What one answer may hold in all; how many a prompt may have is the engine's to say.
 MAX_CHOICES: Final = 1024
+
+REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 # Path of the contract → key in the body, for what callers spell differently.
 PARAMS: Final[Mapping[str, str]] = {
@@ -22,7 +26,8 @@ PARAMS: Final[Mapping[str, str]] = {
     "token_ids": "prompt",
     "chat.messages": "messages",
     "chat": "messages",
-    "sampling_options.guided_decoding": "response_format",
+    "cache_salt": "cache_salt",
+    "stop_conditions.max_thinking_tokens": "thinking_token_budget",
     "output_options.logprobs": "logprobs",
     "output_options.prompt_logprobs": "prompt_logprobs",
     **{f"{message}.{field}": key for key, (_, message, field) in SCALARS.items()},
@@ -35,13 +40,14 @@ class Asked:
 
     `include_usage` is about streams; a whole answer always has usage. `with_tokens` wants to know the text of
     each token. `echo` wants the prompt in front of the answer, `with_prompt_logprobs` its log-probabilities
-    beside it, and `is_prompt_only` no answer at all.
+    beside it, and `is_prompt_only` no answer at all. `request_id` is the caller's own, "" without one.
     """
 
     prompts: Sequence[pb.BackendServiceGenerateRequest]
     is_stream: bool
     include_usage: bool
     params: Mapping[str, str]
+    request_id: str = ""
     with_tokens: bool = False
     echo: bool = False
     with_prompt_logprobs: bool = False
@@ -86,7 +92,19 @@ def asked_of(
     options = body.nested("stream_options")
     if options is not None and not is_stream:
         raise InvalidBody("stream_options", "only allowed when stream is true")
-    return Asked(prompts, is_stream, options is not None and options.flag("include_usage"), params)
+    if options is not None and options.flag("continuous_usage_stats"):
+        raise InvalidBody("stream_options.continuous_usage_stats", "not supported")
+    include_usage = options is not None and options.flag("include_usage")
+    named = {**params, **guide_params(body)}
+    return Asked(prompts, is_stream, include_usage, named, request_id_of(body))
+
+
+def request_id_of(body: Body) -> str:
+    """The caller's name for its request, which is part of the answer's. Raises InvalidBody."""
+    request_id = body.text("request_id")
+    if request_id is not None and not REQUEST_ID.fullmatch(request_id):
+        raise InvalidBody("request_id", "must be 1 to 64 letters, digits, points, colons, lines and dashes")
+    return request_id or ""
 
 
 def with_prompt_logprobs(asked: Asked, body: Body) -> Asked:

@@ -37,7 +37,7 @@ class Body:
         self._fields = fields
 
     @classmethod
-    def parse(cls, data: bytes) -> Body:
+    def parse(cls, data: bytes | bytearray) -> Body:
         """Read JSON. Raises InvalidBody."""
         try:
             fields = orjson.loads(data)

@@ -6,15 +6,24 @@ Sans-IO. Knows nothing about sending.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from backend_client.frontends.http_api.asked import Asked, asked_of, with_prompt_logprobs
 from backend_client.frontends.http_api.body import Body, InvalidBody, checked
 from backend_client.frontends.http_api.choice import Choice
-from backend_client.frontends.http_api.generation_fields import assign, fill_request
+from backend_client.frontends.http_api.generation_fields import (
+    Neutral,
+    assign,
+    fill_request,
+    refuse_unsupported,
+)
 from backend_client.frontends.http_api.logprobs import ChatRows, LogprobRows
 from backend_client.prompts import MAX_MESSAGES
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
+
+# A template writes the special tokens itself.
+WRITTEN_BY_TEMPLATE: Final[Neutral] = {"add_special_tokens": (False,)}
 
 
 class ChatEndpoint:
@@ -27,6 +36,7 @@ class ChatEndpoint:
     def read(self, body: Body) -> Asked:
         """Raises InvalidBody."""
         refuse_echo(body)
+        refuse_unsupported(body, WRITTEN_BY_TEMPLATE)
         asked = pb.BackendServiceGenerateRequest(chat=read_messages(body))
         fill_request(asked.request, body)
         params: dict[str, str] = {}

@@ -12,7 +12,13 @@ from typing import Final
 from backend_client.frontends.http_api.asked import Asked, asked_of, with_prompt_logprobs
 from backend_client.frontends.http_api.body import Body, InvalidBody, checked
 from backend_client.frontends.http_api.choice import Choice
-from backend_client.frontends.http_api.generation_fields import assign, extend, fill_request
+from backend_client.frontends.http_api.generation_fields import (
+    Neutral,
+    assign,
+    extend,
+    fill_request,
+    refuse_unsupported,
+)
 from backend_client.frontends.http_api.logprobs import CompletionRows, LogprobRows
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
@@ -20,6 +26,8 @@ from enginewire import v1 as pb
 MAX_PROMPTS: Final = 512
 # OpenAI's default; every other endpoint goes on until the context is full.
 DEFAULT_MAX_TOKENS: Final = 16
+# Every text gets the special tokens of its tokenizer.
+ADDED_TO_TEXT: Final[Neutral] = {"add_special_tokens": (True,)}
 
 
 class CompletionEndpoint:
@@ -31,6 +39,7 @@ class CompletionEndpoint:
 
     def read(self, body: Body) -> Asked:
         """Raises InvalidBody."""
+        refuse_unsupported(body, ADDED_TO_TEXT)
         prompts = read_prompts(body)
         common = pb.PreprocessedRequest()
         fill_request(common, body)

@@ -16,10 +16,23 @@ import orjson
 
 from backend_client.embedding import Embeddings
 from backend_client.frontends.http_api.body import Body, InvalidBody, checked
+from backend_client.frontends.http_api.generation_fields import Neutral, refuse_unsupported
 
 MAX_INPUTS: Final = 2048
 MAX_TOKEN_ID: Final = 2**32 - 1
 ENCODINGS: Final = ("float", "base64")
+# What would change the vectors and cannot be done here: refused, unless the value changes nothing.
+UNSUPPORTED: Final[Neutral] = {
+    "add_special_tokens": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "normalize": (True,),
+    "padding": ("do_not_pad",),
+    "truncate_prompt_tokens": (),
+    "use_activation": (True,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,7 @@ class AskedVectors:
 
 def read_asked(body: Body) -> AskedVectors:
     """Raises InvalidBody."""
+    refuse_unsupported(body, UNSUPPORTED)
     encoding = body.text("encoding_format") or "float"
     if encoding not in ENCODINGS:
         raise InvalidBody("encoding_format", f"must be {' or '.join(ENCODINGS)}")

@@ -21,7 +21,6 @@ class EmbeddingsRoute(PostRoute):
     """The ASGI application."""
 
     def __init__(self, served: ServedBackend) -> None:
-        super().__init__(served.max_body_bytes)
         self._served = served
 
     async def answer(self, body: Body, reply: Reply) -> None:

@@ -33,7 +33,7 @@ class Refusable(Protocol):
 
 @dataclass(slots=True)
 class ServedBackend:
-    """What all routes share. `timeout` in seconds; `max_body_bytes` bounds one request.
+    """What all routes share. `timeout` in seconds.
 
     `live` has every answer on its way, so that the end of the server can end them; `closing` is set when
     it has begun to end.
@@ -41,7 +41,6 @@ class ServedBackend:
 
     backend: TextBackend
     timeout: float | None
-    max_body_bytes: int
     live: set[Refusable] = field(default_factory=set)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -60,14 +59,13 @@ class GenerateRoute(PostRoute):
     """The ASGI application of one endpoint."""
 
     def __init__(self, endpoint: Endpoint, served: ServedBackend) -> None:
-        super().__init__(served.max_body_bytes)
         self._endpoint = endpoint
         self._served = served
 
     async def answer(self, body: Body, reply: Reply) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = self._endpoint.read(body)
-        answer_id = f"{self._endpoint.id_prefix}-{uuid.uuid4().hex}"
+        answer_id = f"{self._endpoint.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
         streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id)
         self._served.live.add(streams)
         try:

@@ -1,7 +1,7 @@
 """From the fields that both endpoints share to a PreprocessedRequest, and back to the field at fault.
 
 Sans-IO. Holds the tables of what is passed on and of what this server cannot do. Ranges are left to the
-engine, which knows them. Knows nothing about prompts.
+engine, which knows them. Knows nothing about prompts and grammars.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import Final
 import orjson
 
 from backend_client.frontends.http_api.body import Body, InvalidBody, checked
+from backend_client.frontends.http_api.guide_fields import fill_guide
 from enginewire import v1 as pb
+
+# Fields that change the answer, each with the values that do not.
+Neutral = Mapping[str, tuple[object, ...]]
 
 Reader = Callable[[Body, str], float | int | bool | None]
 
@@ -34,42 +38,62 @@ SCALARS: Final[Mapping[str, tuple[Reader, str, str]]] = {
     "include_stop_str_in_output": (Body.flag, "sampling_options", "include_stop_str_in_output"),
     "min_tokens": (Body.integer, "stop_conditions", "min_tokens"),
     "ignore_eos": (Body.flag, "stop_conditions", "ignore_eos"),
+    "stream_interval": (Body.integer, "output_options", "stream_interval"),
     "skip_special_tokens": (Body.flag, "output_options", "skip_special_tokens"),
     "priority": (Body.integer, "routing", "priority"),
 }
 
 # What would change the answer and cannot be done here: refused, unless the value changes nothing.
-UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
+UNSUPPORTED: Final[Neutral] = {
     "add_generation_prompt": (True,),
     "audio": (),
     "bad_words": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
+    "detokenize": (True,),
     "documents": ([],),
+    "ec_transfer_params": ({},),
     "function_call": ("none",),
     "functions": ([],),
+    "include_reasoning": (True,),
+    "kv_transfer_params": ({},),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "moderation": (),
     "prompt_embeds": (),
+    "reasoning_effort": (),
+    "repetition_detection": (),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
 }
 
-GUIDES: Final[Mapping[str, str]] = {
-    "regex": "regex",
-    "grammar": "ebnf_grammar",
-    "structural_tag": "structural_tag",
-}
-MAX_GUIDES: Final = 1
+# As in vLLM, which keeps it out of the way of caches further on.
+MAX_SALT_CHARACTERS: Final = 1024
+SEEDS: Final = range(-(2**63), 2**63)
+UNLIMITED_THINKING: Final = -1
 
 
-def refuse_unsupported(body: Body) -> None:
+def refuse_unsupported(body: Body, unsupported: Neutral = UNSUPPORTED) -> None:
     """Raise InvalidBody for a field that would be ignored although it changes the answer."""
-    for key, neutral in UNSUPPORTED.items():
+    for key, neutral in unsupported.items():
         value = body.get(key)
         if value is not None and value not in neutral:
-            raise InvalidBody(key, "not supported")
+            allowed = " or ".join(orjson.dumps(each).decode() for each in neutral)
+            raise InvalidBody(key, f"not supported; only {allowed} is" if neutral else "not supported")
 
 
 def fill_request(request: pb.PreprocessedRequest, body: Body) -> None:
@@ -80,10 +104,30 @@ def fill_request(request: pb.PreprocessedRequest, body: Body) -> None:
         if body.get(key) is not None:
             assign(getattr(request, message), field, read(body, key), key)
     fill_lists(request, body)
-    if (seed := body.integer("seed")) is not None:
-        # OpenAI's seeds have a sign, the contract's have not.
-        assign(request.sampling_options, "seed", seed % 2**64, "seed")
+    fill_seed(request, body)
+    fill_salt(request, body)
+    budget = body.integer("thinking_token_budget")
+    if budget not in (None, UNLIMITED_THINKING):
+        assign(request.stop_conditions, "max_thinking_tokens", budget, "thinking_token_budget")
     fill_guide(request, body)
+
+
+def fill_seed(request: pb.PreprocessedRequest, body: Body) -> None:
+    """OpenAI's seeds have a sign, the contract's have not. Raises InvalidBody."""
+    if (seed := body.integer("seed")) is None:
+        return
+    if seed not in SEEDS:
+        raise InvalidBody("seed", f"must be {SEEDS.start} to {SEEDS.stop - 1}")
+    request.sampling_options.seed = seed % 2**64
+
+
+def fill_salt(request: pb.PreprocessedRequest, body: Body) -> None:
+    """Who may share a cached prefix with this request. Raises InvalidBody."""
+    if (salt := body.text("cache_salt")) is None:
+        return
+    if not 0 < len(salt) <= MAX_SALT_CHARACTERS:
+        raise InvalidBody("cache_salt", f"must be 1 to {MAX_SALT_CHARACTERS} characters")
+    request.cache_salt = salt
 
 
 def fill_lists(request: pb.PreprocessedRequest, body: Body) -> None:
@@ -98,56 +142,6 @@ def fill_lists(request: pb.PreprocessedRequest, body: Body) -> None:
             raise InvalidBody(field, "the key must be a token id")
         assign(entry := request.sampling_options.logit_bias.add(), "token_id", int(token), field)
         assign(entry, "bias", checked_number(field, bias), field)
-
-
-def fill_guide(request: pb.PreprocessedRequest, body: Body) -> None:
-    """`response_format` of OpenAI or `structured_outputs` of vLLM. Raises InvalidBody."""
-    guides = [*response_format_guides(body), *structured_output_guides(body)]
-    if len(guides) > MAX_GUIDES:
-        raise InvalidBody("response_format", "only one grammar can be followed at a time")
-    for guide in guides:
-        request.sampling_options.guided_decoding.CopyFrom(guide)
-
-
-def response_format_guides(body: Body) -> list[pb.GuidedDecoding]:
-    """The grammar that `response_format` asks for; none for plain text. Raises InvalidBody."""
-    asked = body.nested("response_format")
-    kind = asked.get("type") if asked is not None else "text"
-    if asked is None or kind == "text":
-        return []
-    if kind == "json_object":
-        return [pb.GuidedDecoding(json_object=True)]
-    described = asked.nested("json_schema")
-    schema = described.nested("schema") if described is not None else None
-    if kind != "json_schema" or schema is None:
-        raise InvalidBody("response_format", "must be text, json_object, or json_schema with a schema")
-    return [pb.GuidedDecoding(json_schema=json_text(schema))]
-
-
-def structured_output_guides(body: Body) -> list[pb.GuidedDecoding]:
-    """The grammars in `structured_outputs`. Raises InvalidBody."""
-    asked = body.nested("structured_outputs")
-    if asked is None:
-        return []
-    guides = []
-    for key, field in GUIDES.items():
-        if (text := asked.text(key)) is not None:
-            guides.append(guide := pb.GuidedDecoding())
-            setattr(guide, field, text)
-    if asked.get("json") is not None:
-        schema = asked.get("json")
-        text = schema if isinstance(schema, str) else json_text(Body(checked("json", schema, dict)))
-        guides.append(pb.GuidedDecoding(json_schema=text))
-    if choices := asked.strings("choice"):
-        guides.append(pb.GuidedDecoding(choice=pb.GuidedChoice(choices=choices)))
-    if asked.flag("json_object"):
-        guides.append(pb.GuidedDecoding(json_object=True))
-    return guides
-
-
-def json_text(schema: Body) -> str:
-    """A schema as JSON text."""
-    return orjson.dumps(dict(schema.items())).decode()
 
 
 def checked_number(field: str, value: object) -> float:

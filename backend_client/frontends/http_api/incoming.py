@@ -19,8 +19,8 @@ class CallerLeft(Exception):
     """Nobody reads the answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The body of a JSON request. Raises Refused and CallerLeft."""
+async def read_body(scope: Scope, receive: Receive) -> bytearray:
+    """The body of a JSON request, which the connection has bounded. Raises Refused and CallerLeft."""
     # Any web page may post a form to this machine; JSON it may not, unless the server allows it.
     if Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json"))
@@ -31,12 +31,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         if message["type"] == "http.disconnect":
             raise CallerLeft
         body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise Refused(
-                Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {max_bytes} bytes")
-            )
         has_more = message.get("more_body", False)
-    return bytes(body)
+    return body
 
 
 async def until_left(receive: Receive, work: Coroutine[None, None, None]) -> None:

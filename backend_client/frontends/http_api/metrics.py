@@ -94,6 +94,15 @@ class BackendMetrics(Collector):
             {reason_name(reason): number for reason, number in totals.failed.items()},
         )
 
+        yield self._by_reason(
+            CounterMetricFamily(
+                "enginewire:engine_decode_differences",
+                "Requests whose engine was wrong about its tokens, with --validate-engine-decode.",
+                labels=("model_name", "kind"),
+            ),
+            dict(totals.engine_differences),
+        )
+
     def _of_latencies(self, totals: Totals) -> Iterator[Metric]:
         for name, meaning, histogram in (
             ("vllm:time_to_first_token_seconds", "From the call to its first token.", totals.first_token),

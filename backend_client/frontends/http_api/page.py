@@ -15,7 +15,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -27,7 +26,6 @@ from backend_client.frontends.http_api.incoming import read_body
 from backend_client.frontends.http_api.json_response import as_json, refused
 from backend_client.frontends.http_api.refusal import Refusal
 from backend_client.frontends.http_api.reply import EVENT_TYPE
-from backend_client.frontends.http_api.same_origin import OwnHost, OwnPage
 from backend_client.frontends.http_api.snapshot import snapshot
 from backend_client.frontends.http_api.token_rows import TokenEndpoint
 from enginewire import __version__
@@ -40,12 +38,11 @@ INFO_TIMEOUT_SECONDS: Final = 2.0
 MAX_ID_CHARACTERS: Final = 512
 
 
-def page_routes(served: ServedBackend, http_host: str) -> list[Route | Mount]:
-    """Everything that is for a browser, reachable from this server's own page only."""
+def page_routes(served: ServedBackend) -> list[Route | Mount]:
+    """Everything that is for a browser."""
     page = Page(served)
-    own_host = Middleware(OwnHost, http_host)
     return [
-        Route("/", page.html, middleware=[own_host]),
+        Route("/", page.html),
         Mount(
             "/enginewire",
             routes=[
@@ -55,7 +52,6 @@ def page_routes(served: ServedBackend, http_host: str) -> list[Route | Mount]:
                 Route("/abort", page.abort, methods=["POST"]),
                 Route("/generate", GenerateRoute(TokenEndpoint(), served), methods=["POST"]),
             ],
-            middleware=[own_host, Middleware(OwnPage)],
         ),
     ]
 
@@ -103,7 +99,7 @@ class Page:
 
     async def abort(self, request: Request) -> Response:
         """End a request by id, whichever face it came through. Raises Refused and InvalidBody."""
-        body = Body.parse(await read_body(request.scope, request.receive, self._served.max_body_bytes))
+        body = Body.parse(await read_body(request.scope, request.receive))
         request_id = checked("request_id", body.get("request_id"), str)
         if not 0 < len(request_id) <= MAX_ID_CHARACTERS:
             raise InvalidBody("request_id", f"must have 1 to {MAX_ID_CHARACTERS} characters")

@@ -6,13 +6,11 @@ Knows nothing about what is asked.
 from __future__ import annotations
 
 import logging
-import secrets
 from abc import ABC, abstractmethod
-from http import HTTPStatus
 
 from starlette.types import Receive, Scope, Send
 
-from backend_client.failure import RequestFailed
+from backend_client.failure import RequestFailed, internal_failure
 from backend_client.frontends.http_api.body import Body, InvalidBody
 from backend_client.frontends.http_api.incoming import CallerLeft, read_body, until_left
 from backend_client.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
@@ -24,9 +22,6 @@ log = logging.getLogger(__name__)
 class PostRoute(ABC):
     """An ASGI application."""
 
-    def __init__(self, max_body_bytes: int) -> None:
-        self._max_body_bytes = max_body_bytes
-
     @abstractmethod
     async def answer(self, body: Body, reply: Reply) -> None:
         """Answer one request. May raise InvalidBody, Refused and RequestFailed, as long as it can be said."""
@@ -35,7 +30,7 @@ class PostRoute(ABC):
         """Answer one request; a caller who leaves aborts it."""
         reply = Reply(send)
         try:
-            body = Body.parse(await read_body(scope, receive, self._max_body_bytes))
+            body = Body.parse(await read_body(scope, receive))
             await until_left(receive, self.answer(body, reply))
         except CallerLeft:
             log.debug("a caller left")
@@ -50,7 +45,4 @@ class PostRoute(ABC):
 
 
 def _internal(error: Exception) -> Refusal:
-    """An opaque id under which the log has the rest: an exception's text may hold prompts or paths."""
-    error_id = secrets.token_hex(6)
-    log.error("unexpected failure %s", error_id, exc_info=error)
-    return Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error {error_id}", code="internal")
+    return refusal_of(internal_failure("", error), lambda field: None)

@@ -16,10 +16,11 @@ from typing import Final, Self
 import grpc
 
 from backend_client.annotated import BackendOutput
-from backend_client.failure import Failure
+from backend_client.annotations import PROMPT_IDS
+from backend_client.failure import Failure, internal_failure
 from backend_client.frontends.http_api.asked import Asked
 from backend_client.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
-from backend_client.frontends.text_backend import PROMPT_IDS_EVENT, TextBackend
+from backend_client.frontends.text_backend import TextBackend
 from backend_client.prompts import InvalidPrompt
 from enginewire import v1 as pb
 
@@ -85,6 +86,8 @@ class PromptStreams:
 
     async def _pump(self, place: int, prompt: pb.BackendServiceGenerateRequest) -> None:
         """Raises Refused."""
+        # The backend's own answer comes first; whatever an engine calls by that name is no list for us.
+        wants_ids = prompt.request.output_options.return_tokens_as_token_ids
         try:
             answer = self._backend.generate(
                 prompt, timeout=self._timeout, with_tokens=self._asked.with_tokens
@@ -93,7 +96,7 @@ class PromptStreams:
                 async for item in items:
                     if item.error is not None:
                         raise Refused(refusal_of(item.error, self._asked.param_of))
-                    if item.event == PROMPT_IDS_EVENT:
+                    if item.event == PROMPT_IDS and wants_ids and place not in self.prompt_ids:
                         self.prompt_ids[place] = json.loads(item.comment[0])
                     if item.data is not None:
                         await self._put(place, item.data)
@@ -125,5 +128,4 @@ def unfinished(output: BackendOutput) -> Failure:
     if output.finish_reason == pb.FINISH_REASON_CANCELLED:
         code, reason = grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_DRAINING
         return Failure(code.value[0], reason, "the engine ended the request before it was finished")
-    code, reason = grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL
-    return Failure(code.value[0], reason, output.error_message or "the engine failed")
+    return internal_failure(output.error_message or "the engine failed")

@@ -125,3 +125,10 @@ def draining() -> Refusal:
         code="draining",
         retry_after=DEFAULT_RETRY_AFTER_SECONDS,
     )
+
+
+def overloaded(message: str) -> Refusal:
+    """Others take what there is to take, for now."""
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE, message, code="overloaded", retry_after=DEFAULT_RETRY_AFTER_SECONDS
+    )

@@ -1,4 +1,4 @@
-"""Keeps other web pages away from what only this server's own page may use.
+"""Keeps web pages away from a server on their reader's machine or network.
 
 A page anywhere on the web can make its reader's browser send requests to the reader's own machine
 (CSRF), and a name that the page's owner controls can be pointed at it (DNS rebinding). Programs
@@ -7,50 +7,53 @@ without a browser are not kept away. Knows nothing about routes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from backend_client.frontends.http_api.refusal import Refusal
 from backend_client.frontends.http_api.reply import Reply
-from enginewire.addresses import is_loopback
+from enginewire.allowed_hosts import ANY, AllowedHosts
 
-LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
-class OwnHost:
-    """Lets requests through whose Host is a name of the address that the server listens at."""
+def same_origin(hosts: AllowedHosts, origins: Sequence[str]) -> list[Middleware]:
+    """What every request passes first. Pages of `origins` may use everything, `*` are all pages."""
+    cors = Middleware(
+        CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+    )
+    return [Middleware(SameOrigin, hosts=hosts, origins=origins), *([cors] if origins else [])]
 
-    def __init__(self, app: ASGIApp, http_host: str) -> None:
-        """Names of an address beyond loopback are not known here: any is let through."""
+
+class SameOrigin:
+    """Lets requests through that name this server and that no page of a foreign origin has made."""
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, origins: Sequence[str]) -> None:
         self._app = app
-        self._names = LOCAL_NAMES | {http_host} if is_loopback(http_host) else None
+        self._hosts = hosts
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        host = Headers(scope=scope).get("host", "")
-        if self._names is None or host_name(host) in self._names:
-            await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        if not self._hosts.allows(headers.get("host")):
+            await Reply(send).refuse(forbidden("the Host header names another server; see --allowed-hosts"))
+        elif not (is_own(headers) or is_visit(scope["method"], headers) or self._may(headers.get("origin"))):
+            await Reply(send).refuse(
+                forbidden("a page of another origin may not do that; see --allowed-origins")
+            )
         else:
-            await Reply(send).refuse(forbidden("the Host header names another server"))
-
-
-class OwnPage:
-    """Lets requests through that no page of another origin has made."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if is_own(Headers(scope=scope)):
             await self._app(scope, receive, send)
-        else:
-            await Reply(send).refuse(forbidden("a page of another origin may not do that"))
+
+    def _may(self, origin: str | None) -> bool:
+        return ANY in self._origins or origin in self._origins
 
 
 def is_own(headers: Headers) -> bool:
@@ -61,12 +64,10 @@ def is_own(headers: Headers) -> bool:
     return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
-def host_name(host: str) -> str:
-    """The name in a Host header, without its port; "" when it is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+def is_visit(method: str, headers: Headers) -> bool:
+    """Somebody follows a link on another page, which does not see what comes back."""
+    asked = (method, headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+    return asked == ("GET", "navigate", "document")
 
 
 def forbidden(message: str) -> Refusal:

@@ -8,24 +8,52 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Final
 
 import uvicorn
 
 from backend_client.config import ServeOptions
 from backend_client.frontends.address import AddressError
 from backend_client.frontends.http_api.app import make_app
+from backend_client.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
 from backend_client.frontends.http_api.generate_route import ServedBackend
+from backend_client.frontends.http_api.same_origin import same_origin
 from backend_client.frontends.text_backend import TextBackend
+from enginewire.allowed_hosts import AllowedHosts
+
+# For what callers are told at the end; who does not read that is cut off.
+LAST_WORDS_SECONDS: Final = 0.5
 
 
-class QuietServer(uvicorn.Server):
-    """Leaves the process's signals to the command."""
+class BoundedServer(uvicorn.Server):
+    """Looks after its connections, and leaves the process's signals to the command."""
+
+    server_state: BoundedState
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self.server_state = BoundedState(limits)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """See uvicorn.Server."""
         yield
+
+    async def look_after_connections(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(self.server_state.limits.look_seconds)
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, BoundedConnection), "the only kind there is"
+                connection.look(time.monotonic())
+
+    def cut_off(self) -> None:
+        """End at once whatever is left."""
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class HttpFace:
@@ -33,17 +61,21 @@ class HttpFace:
 
     def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
         self.address = url_of(listener)
-        self._served = ServedBackend(backend, options.timeout, options.max_message_bytes)
+        self._served = ServedBackend(backend, options.timeout)
+        hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
-            make_app(self._served, options.http_host),
+            make_app(self._served, same_origin(hosts, options.allowed_origins)),
+            http=BoundedConnection,
+            timeout_keep_alive=options.timeout_keep_alive,
             log_config=None,
             access_log=False,
             server_header=False,
             lifespan="off",
             ws="none",
         )
-        self._server = QuietServer(config)
+        self._server = BoundedServer(config, limits_of(options))
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        self._looking = asyncio.create_task(self._server.look_after_connections(), name="http connections")
 
     async def drain(self, timeout: float) -> None:
         """Accept nothing more; running answers that take longer than `timeout` seconds are refused."""
@@ -52,14 +84,28 @@ class HttpFace:
         await self.stop()
 
     async def stop(self) -> None:
-        """End at once."""
+        """End at once, within two times the last words whatever callers do."""
         self._end()
         self._served.refuse_live()
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._task], timeout=LAST_WORDS_SECONDS)
+        self._looking.cancel()
+        self._server.cut_off()
+        await asyncio.wait([self._task], timeout=LAST_WORDS_SECONDS)
 
     def _end(self) -> None:
         self._server.should_exit = True
         self._served.closing.set()
+
+
+def limits_of(options: ServeOptions) -> Limits:
+    """What HTTP callers may take."""
+    return Limits(
+        connections=options.limit_concurrency,
+        header_timeout=options.client_header_timeout,
+        body_timeout=options.client_body_timeout,
+        slow_consumer_timeout=options.slow_consumer_timeout,
+        max_body_bytes=options.max_message_bytes,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import grpc
+
 from backend_client.annotated import BackendOutput
-from backend_client.failure import violation
+from backend_client.detokenizer import DecodeError
+from backend_client.failure import failed, violation
 from backend_client.frontends.http_api.asked import Asked
 from backend_client.frontends.http_api.logprobs import PromptScore, Row, rows_of, scores_of
 from backend_client.frontends.http_api.prompt_streams import Placed
@@ -80,7 +83,12 @@ class ShownPrompts:
         options = prompt.request.output_options
         skip = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
         stream = self._vocabulary.detokenizer(skip_special_tokens=skip)
-        return "".join(stream.feed(token_ids)) + stream.flush()
+        try:
+            text = "".join(stream.feed(token_ids))
+            # A character that the prompt only begins is shown by the answer, when there is one.
+            return text + stream.flush() if self._asked.is_prompt_only else text
+        except DecodeError as error:
+            raise failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, str(error)) from error
 
     def _unspoken(self, placed: Placed) -> Placed:
         """The output without the token that the engine had to generate."""

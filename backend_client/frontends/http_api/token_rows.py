@@ -12,9 +12,10 @@ from dataclasses import replace
 from backend_client.annotated import BackendOutput
 from backend_client.frontends.http_api.asked import Asked, asked_of
 from backend_client.frontends.http_api.body import Body, InvalidBody
-from backend_client.frontends.http_api.chat import read_messages, refuse_echo
+from backend_client.frontends.http_api.chat import WRITTEN_BY_TEMPLATE, read_messages, refuse_echo
 from backend_client.frontends.http_api.choice import Choice
-from backend_client.frontends.http_api.generation_fields import assign, fill_request
+from backend_client.frontends.http_api.completions import ADDED_TO_TEXT
+from backend_client.frontends.http_api.generation_fields import assign, fill_request, refuse_unsupported
 from backend_client.frontends.http_api.logprobs import LogprobRows, Row, rows_of
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
@@ -34,8 +35,10 @@ class TokenEndpoint:
             raise InvalidBody("prompt_logprobs", "not supported")
         asked = pb.BackendServiceGenerateRequest()
         if (text := body.text("prompt")) is not None:
+            refuse_unsupported(body, ADDED_TO_TEXT)
             asked.text = text
         else:
+            refuse_unsupported(body, WRITTEN_BY_TEMPLATE)
             asked.chat.CopyFrom(read_messages(body))
         fill_request(asked.request, body)
         if (logprobs := body.integer("logprobs")) is not None:

@@ -23,7 +23,7 @@ async def smg_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator
     """Serve inside the context; the address is the URL that SMG wants. Raises AddressError."""
     assert options.smg_port is not None
     server = grpc.aio.server(options=channel_options(options))
-    servicer = SmgServicer(backend, options.timeout, options.tokenizer)
+    servicer = SmgServicer(backend, options.timeout, options.tokenizer, options.slow_consumer_timeout)
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health = HealthServicer(backend.backend.engines, SERVICE)
     health.add_to(server)

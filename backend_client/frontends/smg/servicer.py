@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
 
 from backend_client.annotated import BackendOutput
-from backend_client.failure import RequestFailed, failed
-from backend_client.frontends.grpc_service import AnyCall, internal, invalid, refuse
+from backend_client.failure import RequestFailed, failed, internal_failure
+from backend_client.frontends.grpc_service import AnyCall, internal, invalid, refuse, write
 from backend_client.frontends.smg.answer import Answer
 from backend_client.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
 from backend_client.frontends.smg.request import to_backend
@@ -39,12 +39,19 @@ Answered = TypeVar("Answered", bound=Message)
 class SmgServicer:
     """One worker. `folder` has the tokenizer when it does not come from the engine."""
 
-    def __init__(self, backend: TextBackend, timeout: float | None, folder: Path | None) -> None:
-        """`timeout`, in seconds, is for callers without a deadline."""
+    def __init__(
+        self,
+        backend: TextBackend,
+        timeout: float | None,
+        folder: Path | None,
+        slow_consumer_timeout: float | None = None,
+    ) -> None:
+        """In seconds: `timeout` is for callers without a deadline, the other for those who stall."""
         self._backend = backend
         self._client = backend.backend.client
         self._default_timeout = timeout
         self._folder = folder
+        self._slow_consumer_timeout = slow_consumer_timeout
         self._began = time.monotonic()
         self._live: dict[str, asyncio.Timeout] = {}
 
@@ -97,7 +104,7 @@ class SmgServicer:
                     raise RequestFailed(item.error)
                 if item.data is not None:
                     for response in answer.responses(checked(item.data)):
-                        await call.write(response)
+                        await write(call, response, self._slow_consumer_timeout)
 
     def _timeout(self, call: AnyCall) -> float | None:
         remaining = call.time_remaining()
@@ -172,8 +179,7 @@ def checked(output: BackendOutput) -> BackendOutput:
     """The same output. Raises RequestFailed for a choice that the engine could not finish."""
     if output.finish_reason != pb.FINISH_REASON_ERROR:
         return output
-    message = output.error_message or "the engine failed"
-    raise failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, message)
+    raise RequestFailed(internal_failure(output.error_message or "the engine failed"))
 
 
 def aborted() -> RequestFailed:

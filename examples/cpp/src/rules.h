@@ -10,7 +10,7 @@
 #include "engine.h"
 
 inline const char* const kModel = "hash";
-constexpr uint32_t kRevision = 1;
+constexpr uint32_t kRevision = 2;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using google::protobuf::FieldDescriptor;

@@ -7,7 +7,7 @@ use crate::pb::{ErrorReason, GenerateRequest};
 use serde_json::{Map, Value};
 
 pub const MODEL: &str = "hash";
-pub const REVISION: u32 = 1;
+pub const REVISION: u32 = 2;
 const INFINITY: f64 = f64::INFINITY;
 
 /// Of a list, a text and bytes the length counts. Lists of numbers are token ids.

@@ -7,7 +7,7 @@ import { CONTEXT_LENGTH, VOCAB_SIZE } from "./engine.js";
 import { Failure } from "./failure.js";
 
 export const MODEL = "hash";
-export const REVISION = 1;
+export const REVISION = 2;
 
 // Of a list, a text and bytes the length counts. Lists of numbers are token ids.
 const RANGES: { [path: string]: [low: number, high: number] } = {

@@ -11,7 +11,7 @@ import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
 import { check, MODEL, REVISION } from "./rules.js";
 
-const SCHEMA_DIGEST = "04fcb1bfd9466351c639afd6f855c64105acd53d2f7f1c694ba4c32dce1a17fd";
+const SCHEMA_DIGEST = "b3c9cccea5858ba180b82dbcab6166b7c4daad345979d2429c7b31c781a0983a";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;

@@ -151,16 +151,16 @@ class Annotated(_message.Message):
     COMMENT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Id of the item."""
+    """Id of the item, as the engine gave it to its event."""
     event: _builtins.str
-    """Name of an event, such as "migrated"."""
+    """Name of an event: "migrated", or the key of the annotation that it answers."""
     @_builtins.property
     def data(self) -> Global___BackendOutput:
         """The output. Absent for pure events."""
 
     @_builtins.property
     def comment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Free text beside the event."""
+        """What the event says."""
 
     @_builtins.property
     def error(self) -> _error_pb2.Status:

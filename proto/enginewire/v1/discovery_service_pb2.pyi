@@ -159,6 +159,7 @@ class GetEngineInfoResponse(_message.Message):
     MINIMUM_CLIENT_REVISION_FIELD_NUMBER: _builtins.int
     MAXIMUM_CLIENT_REVISION_FIELD_NUMBER: _builtins.int
     SCHEMA_DIGEST_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     engine_name: _builtins.str
     """Name of the engine implementation, such as "enginewire-torch"."""
     engine_version: _builtins.str
@@ -175,6 +176,10 @@ class GetEngineInfoResponse(_message.Message):
     """Newest client revision it accepts. Unknown fields of newer minor revisions are ignored."""
     schema_digest: _builtins.str
     """SHA-256 over the contract's descriptors, hex; see docs/contract.md. Equal digests = same schema."""
+    worker_id: _builtins.int
+    """Names this server in the worker ids of RoutingHints; different from those of all others. Absent = hints
+    cannot name it.
+    """
     @_builtins.property
     def config(self) -> Global___EngineConfig:
         """What the engine said at start."""
@@ -191,12 +196,15 @@ class GetEngineInfoResponse(_message.Message):
         minimum_client_revision: _builtins.int = ...,
         maximum_client_revision: _builtins.int = ...,
         schema_digest: _builtins.str = ...,
+        worker_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "config", b"config", "worker_id", b"worker_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "contract_revision", b"contract_revision", "engine_lifetime_id", b"engine_lifetime_id", "engine_name", b"engine_name", "engine_version", b"engine_version", "instance_id", b"instance_id", "maximum_client_revision", b"maximum_client_revision", "minimum_client_revision", b"minimum_client_revision", "schema_digest", b"schema_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "config", b"config", "contract_revision", b"contract_revision", "engine_lifetime_id", b"engine_lifetime_id", "engine_name", b"engine_name", "engine_version", b"engine_version", "instance_id", b"instance_id", "maximum_client_revision", b"maximum_client_revision", "minimum_client_revision", b"minimum_client_revision", "schema_digest", b"schema_digest", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__worker_id: _TypeAlias = _typing.Literal["worker_id"]  # noqa: Y015
+    _WhichOneofArgType__worker_id: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__worker_id) -> _WhichOneofReturnType__worker_id | None: ...
 
 Global___GetEngineInfoResponse: _TypeAlias = GetEngineInfoResponse  # noqa: Y015
 
@@ -374,6 +382,7 @@ class Capabilities(_message.Message):
     TOKENIZER_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_FIELD_NUMBER: _builtins.int
     multiplexed: _builtins.bool
     """GenerateMultiplexed is served."""
     seed: _builtins.bool
@@ -438,6 +447,10 @@ class Capabilities(_message.Message):
     def default_sampling(self) -> Global___SamplingDefaults:
         """What an empty SamplingOptions means here."""
 
+    @_builtins.property
+    def annotations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Keys of PreprocessedRequest.annotations that are answered with events."""
+
     def __init__(
         self,
         *,
@@ -470,10 +483,11 @@ class Capabilities(_message.Message):
         tokenizer: _builtins.bool = ...,
         metrics: _builtins.bool = ...,
         default_sampling: Global___SamplingDefaults | None = ...,
+        annotations: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "batch_invariant", b"batch_invariant", "beam_search", b"beam_search", "best_of", b"best_of", "data_parallel", b"data_parallel", "default_sampling", b"default_sampling", "embeddings", b"embeddings", "guided_modes", b"guided_modes", "kv_events", b"kv_events", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "lora", b"lora", "max_thinking_tokens", b"max_thinking_tokens", "metrics", b"metrics", "min_p", b"min_p", "multi_modal_part_types", b"multi_modal_part_types", "multiple_choices", b"multiple_choices", "multiplexed", b"multiplexed", "penalties", b"penalties", "prefix_cache", b"prefix_cache", "priority", b"priority", "prompt_embeds", b"prompt_embeds", "prompt_logprobs", b"prompt_logprobs", "resume", b"resume", "seed", b"seed", "selected_logprobs", b"selected_logprobs", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_token_ids", b"allowed_token_ids", "annotations", b"annotations", "bad_words", b"bad_words", "batch_invariant", b"batch_invariant", "beam_search", b"beam_search", "best_of", b"best_of", "data_parallel", b"data_parallel", "default_sampling", b"default_sampling", "embeddings", b"embeddings", "guided_modes", b"guided_modes", "kv_events", b"kv_events", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "lora", b"lora", "max_thinking_tokens", b"max_thinking_tokens", "metrics", b"metrics", "min_p", b"min_p", "multi_modal_part_types", b"multi_modal_part_types", "multiple_choices", b"multiple_choices", "multiplexed", b"multiplexed", "penalties", b"penalties", "prefix_cache", b"prefix_cache", "priority", b"priority", "prompt_embeds", b"prompt_embeds", "prompt_logprobs", b"prompt_logprobs", "resume", b"resume", "seed", b"seed", "selected_logprobs", b"selected_logprobs", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

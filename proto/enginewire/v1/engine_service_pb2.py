@@ -28,7 +28,7 @@ from enginewire.v1 import request_pb2 as enginewire_dot_v1_dot_request__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"enginewire/v1/engine_service.proto\x12\renginewire.v1\x1a\x19\x65nginewire/v1/error.proto\x1a\x1a\x65nginewire/v1/output.proto\x1a\x1b\x65nginewire/v1/request.proto\x1a\x1egoogle/protobuf/duration.proto\"\x97\x01\n\x0fGenerateRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\'\n\x0f\x63lient_revision\x18\x02 \x01(\rR\x0e\x63lientRevision\x12<\n\x07request\x18\x03 \x01(\x0b\x32\".enginewire.v1.PreprocessedRequestR\x07request\"\x97\x01\n\x10GenerateResponse\x12\x36\n\x06output\x18\x01 \x01(\x0b\x32\x1e.enginewire.v1.LLMEngineOutputR\x06output\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12,\n\x12\x65ngine_lifetime_id\x18\x03 \x01(\tR\x10\x65ngineLifetimeId\"\x80\x01\n\x1aGenerateMultiplexedRequest\x12/\n\x07submits\x18\x01 \x03(\x0b\x32\x15.enginewire.v1.SubmitR\x07submits\x12\x31\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1b.enginewire.v1.AbortHandlesR\x05\x61\x62ort\"\x8f\x02\n\x06Submit\x12\x16\n\x06handle\x18\x01 \x01(\rR\x06handle\x12:\n\x08generate\x18\x02 \x01(\x0b\x32\x1e.enginewire.v1.GenerateRequestR\x08generate\x12\x33\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12?\n\x08metadata\x18\x04 \x03(\x0b\x32#.enginewire.v1.Submit.MetadataEntryR\x08metadata\x1a;\n\rMetadataEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"@\n\x0c\x41\x62ortHandles\x12\x18\n\x07handles\x18\x01 \x03(\rR\x07handles\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\"\x8f\x02\n\x1bGenerateMultiplexedResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12\x18\n\x07handles\x18\x02 \x03(\rR\x07handles\x12\x18\n\x07indexes\x18\x03 \x03(\rR\x07indexes\x12!\n\x0ctoken_counts\x18\x04 \x03(\rR\x0btokenCounts\x12\x34\n\x16\x66irst_output_positions\x18\x05 \x03(\rR\x14\x66irstOutputPositions\x12\x1b\n\ttoken_ids\x18\x06 \x03(\rR\x08tokenIds\x12\x32\n\x06\x65vents\x18\x07 \x03(\x0b\x32\x1a.enginewire.v1.HandleEventR\x06\x65vents\"\xd0\x01\n\x0bHandleEvent\x12\x16\n\x06handle\x18\x01 \x01(\rR\x06handle\x12\x35\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x17.enginewire.v1.AcceptedH\x00R\x08\x61\x63\x63\x65pted\x12\x38\n\x06output\x18\x03 \x01(\x0b\x32\x1e.enginewire.v1.LLMEngineOutputH\x00R\x06output\x12/\n\x06status\x18\x04 \x01(\x0b\x32\x15.enginewire.v1.StatusH\x00R\x06statusB\x07\n\x05\x65vent\"W\n\x08\x41\x63\x63\x65pted\x12,\n\x12\x65ngine_lifetime_id\x18\x01 \x01(\tR\x10\x65ngineLifetimeId\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\"Y\n\x0c\x41\x62ortRequest\x12\x1f\n\x0brequest_ids\x18\x01 \x03(\tR\nrequestIds\x12\x10\n\x03\x61ll\x18\x02 \x01(\x08R\x03\x61ll\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\"E\n\rAbortResponse\x12\x34\n\x07results\x18\x01 \x03(\x0b\x32\x1a.enginewire.v1.AbortResultR\x07results\"c\n\x0b\x41\x62ortResult\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x35\n\x07outcome\x18\x02 \x01(\x0e\x32\x1b.enginewire.v1.AbortOutcomeR\x07outcome\"\x89\x01\n\x0c\x44rainRequest\x12\x35\n\x08\x64\x65\x61\x64line\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08\x64\x65\x61\x64line\x12\x42\n\x0f\x61\x64mission_grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0e\x61\x64missionGrace\"\xa1\x01\n\rDrainResponse\x12/\n\x05state\x18\x01 \x01(\x0e\x32\x19.enginewire.v1.DrainStateR\x05state\x12\x18\n\x07running\x18\x02 \x01(\rR\x07running\x12\x18\n\x07waiting\x18\x03 \x01(\rR\x07waiting\x12+\n\x11pending_transfers\x18\x04 \x01(\rR\x10pendingTransfers\"8\n\x0e\x43leanupRequest\x12&\n\x0f\x61\x62ort_in_flight\x18\x01 \x01(\x08R\rabortInFlight\"6\n\x0f\x43leanupResponse\x12#\n\ralready_clean\x18\x01 \x01(\x08R\x0c\x61lreadyClean*\x7f\n\x0c\x41\x62ortOutcome\x12\x1d\n\x19\x41\x42ORT_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x42ORT_OUTCOME_ABORTED\x10\x01\x12\x1a\n\x16\x41\x42ORT_OUTCOME_FINISHED\x10\x02\x12\x19\n\x15\x41\x42ORT_OUTCOME_UNKNOWN\x10\x03*\x8e\x01\n\nDrainState\x12\x1b\n\x17\x44RAIN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAIN_STATE_GRACE\x10\x01\x12\x18\n\x14\x44RAIN_STATE_DRAINING\x10\x02\x12\x17\n\x13\x44RAIN_STATE_DRAINED\x10\x03\x12\x19\n\x15\x44RAIN_STATE_TIMED_OUT\x10\x04\x32\xa4\x03\n\rEngineService\x12M\n\x08Generate\x12\x1e.enginewire.v1.GenerateRequest\x1a\x1f.enginewire.v1.GenerateResponse0\x01\x12p\n\x13GenerateMultiplexed\x12).enginewire.v1.GenerateMultiplexedRequest\x1a*.enginewire.v1.GenerateMultiplexedResponse(\x01\x30\x01\x12\x42\n\x05\x41\x62ort\x12\x1b.enginewire.v1.AbortRequest\x1a\x1c.enginewire.v1.AbortResponse\x12\x44\n\x05\x44rain\x12\x1b.enginewire.v1.DrainRequest\x1a\x1c.enginewire.v1.DrainResponse0\x01\x12H\n\x07\x43leanup\x12\x1d.enginewire.v1.CleanupRequest\x1a\x1e.enginewire.v1.CleanupResponseBi\n\x11\x64\x65v.enginewire.v1P\x01ZBgithub.com/enginewire/enginewire/gen/go/enginewire/v1;enginewirev1\xaa\x02\rEnginewire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"enginewire/v1/engine_service.proto\x12\renginewire.v1\x1a\x19\x65nginewire/v1/error.proto\x1a\x1a\x65nginewire/v1/output.proto\x1a\x1b\x65nginewire/v1/request.proto\x1a\x1egoogle/protobuf/duration.proto\"\x97\x01\n\x0fGenerateRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\'\n\x0f\x63lient_revision\x18\x02 \x01(\rR\x0e\x63lientRevision\x12<\n\x07request\x18\x03 \x01(\x0b\x32\".enginewire.v1.PreprocessedRequestR\x07request\"\xd6\x01\n\x10GenerateResponse\x12\x36\n\x06output\x18\x01 \x01(\x0b\x32\x1e.enginewire.v1.LLMEngineOutputR\x06output\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12,\n\x12\x65ngine_lifetime_id\x18\x03 \x01(\tR\x10\x65ngineLifetimeId\x12=\n\x0c\x65ngine_event\x18\x04 \x01(\x0b\x32\x1a.enginewire.v1.EngineEventR\x0b\x65ngineEvent\"\x80\x01\n\x1aGenerateMultiplexedRequest\x12/\n\x07submits\x18\x01 \x03(\x0b\x32\x15.enginewire.v1.SubmitR\x07submits\x12\x31\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1b.enginewire.v1.AbortHandlesR\x05\x61\x62ort\"\x8f\x02\n\x06Submit\x12\x16\n\x06handle\x18\x01 \x01(\rR\x06handle\x12:\n\x08generate\x18\x02 \x01(\x0b\x32\x1e.enginewire.v1.GenerateRequestR\x08generate\x12\x33\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12?\n\x08metadata\x18\x04 \x03(\x0b\x32#.enginewire.v1.Submit.MetadataEntryR\x08metadata\x1a;\n\rMetadataEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"@\n\x0c\x41\x62ortHandles\x12\x18\n\x07handles\x18\x01 \x03(\rR\x07handles\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\"\x8f\x02\n\x1bGenerateMultiplexedResponse\x12\x12\n\x04step\x18\x01 \x01(\x04R\x04step\x12\x18\n\x07handles\x18\x02 \x03(\rR\x07handles\x12\x18\n\x07indexes\x18\x03 \x03(\rR\x07indexes\x12!\n\x0ctoken_counts\x18\x04 \x03(\rR\x0btokenCounts\x12\x34\n\x16\x66irst_output_positions\x18\x05 \x03(\rR\x14\x66irstOutputPositions\x12\x1b\n\ttoken_ids\x18\x06 \x03(\rR\x08tokenIds\x12\x32\n\x06\x65vents\x18\x07 \x03(\x0b\x32\x1a.enginewire.v1.HandleEventR\x06\x65vents\"\x91\x02\n\x0bHandleEvent\x12\x16\n\x06handle\x18\x01 \x01(\rR\x06handle\x12\x35\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x17.enginewire.v1.AcceptedH\x00R\x08\x61\x63\x63\x65pted\x12\x38\n\x06output\x18\x03 \x01(\x0b\x32\x1e.enginewire.v1.LLMEngineOutputH\x00R\x06output\x12/\n\x06status\x18\x04 \x01(\x0b\x32\x15.enginewire.v1.StatusH\x00R\x06status\x12?\n\x0c\x65ngine_event\x18\x05 \x01(\x0b\x32\x1a.enginewire.v1.EngineEventH\x00R\x0b\x65ngineEventB\x07\n\x05\x65vent\"W\n\x08\x41\x63\x63\x65pted\x12,\n\x12\x65ngine_lifetime_id\x18\x01 \x01(\tR\x10\x65ngineLifetimeId\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\"Y\n\x0c\x41\x62ortRequest\x12\x1f\n\x0brequest_ids\x18\x01 \x03(\tR\nrequestIds\x12\x10\n\x03\x61ll\x18\x02 \x01(\x08R\x03\x61ll\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\"E\n\rAbortResponse\x12\x34\n\x07results\x18\x01 \x03(\x0b\x32\x1a.enginewire.v1.AbortResultR\x07results\"c\n\x0b\x41\x62ortResult\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x35\n\x07outcome\x18\x02 \x01(\x0e\x32\x1b.enginewire.v1.AbortOutcomeR\x07outcome\"\x89\x01\n\x0c\x44rainRequest\x12\x35\n\x08\x64\x65\x61\x64line\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08\x64\x65\x61\x64line\x12\x42\n\x0f\x61\x64mission_grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0e\x61\x64missionGrace\"\xa1\x01\n\rDrainResponse\x12/\n\x05state\x18\x01 \x01(\x0e\x32\x19.enginewire.v1.DrainStateR\x05state\x12\x18\n\x07running\x18\x02 \x01(\rR\x07running\x12\x18\n\x07waiting\x18\x03 \x01(\rR\x07waiting\x12+\n\x11pending_transfers\x18\x04 \x01(\rR\x10pendingTransfers\"8\n\x0e\x43leanupRequest\x12&\n\x0f\x61\x62ort_in_flight\x18\x01 \x01(\x08R\rabortInFlight\"6\n\x0f\x43leanupResponse\x12#\n\ralready_clean\x18\x01 \x01(\x08R\x0c\x61lreadyClean*\x7f\n\x0c\x41\x62ortOutcome\x12\x1d\n\x19\x41\x42ORT_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x42ORT_OUTCOME_ABORTED\x10\x01\x12\x1a\n\x16\x41\x42ORT_OUTCOME_FINISHED\x10\x02\x12\x19\n\x15\x41\x42ORT_OUTCOME_UNKNOWN\x10\x03*\x8e\x01\n\nDrainState\x12\x1b\n\x17\x44RAIN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAIN_STATE_GRACE\x10\x01\x12\x18\n\x14\x44RAIN_STATE_DRAINING\x10\x02\x12\x17\n\x13\x44RAIN_STATE_DRAINED\x10\x03\x12\x19\n\x15\x44RAIN_STATE_TIMED_OUT\x10\x04\x32\xa4\x03\n\rEngineService\x12M\n\x08Generate\x12\x1e.enginewire.v1.GenerateRequest\x1a\x1f.enginewire.v1.GenerateResponse0\x01\x12p\n\x13GenerateMultiplexed\x12).enginewire.v1.GenerateMultiplexedRequest\x1a*.enginewire.v1.GenerateMultiplexedResponse(\x01\x30\x01\x12\x42\n\x05\x41\x62ort\x12\x1b.enginewire.v1.AbortRequest\x1a\x1c.enginewire.v1.AbortResponse\x12\x44\n\x05\x44rain\x12\x1b.enginewire.v1.DrainRequest\x1a\x1c.enginewire.v1.DrainResponse0\x01\x12H\n\x07\x43leanup\x12\x1d.enginewire.v1.CleanupRequest\x1a\x1e.enginewire.v1.CleanupResponseBi\n\x11\x64\x65v.enginewire.v1P\x01ZBgithub.com/enginewire/enginewire/gen/go/enginewire/v1;enginewirev1\xaa\x02\rEnginewire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,42 +38,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\021dev.enginewire.v1P\001ZBgithub.com/enginewire/enginewire/gen/go/enginewire/v1;enginewirev1\252\002\rEnginewire.V1'
   _globals['_SUBMIT_METADATAENTRY']._loaded_options = None
   _globals['_SUBMIT_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ABORTOUTCOME']._serialized_start=2203
-  _globals['_ABORTOUTCOME']._serialized_end=2330
-  _globals['_DRAINSTATE']._serialized_start=2333
-  _globals['_DRAINSTATE']._serialized_end=2475
+  _globals['_ABORTOUTCOME']._serialized_start=2331
+  _globals['_ABORTOUTCOME']._serialized_end=2458
+  _globals['_DRAINSTATE']._serialized_start=2461
+  _globals['_DRAINSTATE']._serialized_end=2603
   _globals['_GENERATEREQUEST']._serialized_start=170
   _globals['_GENERATEREQUEST']._serialized_end=321
   _globals['_GENERATERESPONSE']._serialized_start=324
-  _globals['_GENERATERESPONSE']._serialized_end=475
-  _globals['_GENERATEMULTIPLEXEDREQUEST']._serialized_start=478
-  _globals['_GENERATEMULTIPLEXEDREQUEST']._serialized_end=606
-  _globals['_SUBMIT']._serialized_start=609
-  _globals['_SUBMIT']._serialized_end=880
-  _globals['_SUBMIT_METADATAENTRY']._serialized_start=821
-  _globals['_SUBMIT_METADATAENTRY']._serialized_end=880
-  _globals['_ABORTHANDLES']._serialized_start=882
-  _globals['_ABORTHANDLES']._serialized_end=946
-  _globals['_GENERATEMULTIPLEXEDRESPONSE']._serialized_start=949
-  _globals['_GENERATEMULTIPLEXEDRESPONSE']._serialized_end=1220
-  _globals['_HANDLEEVENT']._serialized_start=1223
-  _globals['_HANDLEEVENT']._serialized_end=1431
-  _globals['_ACCEPTED']._serialized_start=1433
-  _globals['_ACCEPTED']._serialized_end=1520
-  _globals['_ABORTREQUEST']._serialized_start=1522
-  _globals['_ABORTREQUEST']._serialized_end=1611
-  _globals['_ABORTRESPONSE']._serialized_start=1613
-  _globals['_ABORTRESPONSE']._serialized_end=1682
-  _globals['_ABORTRESULT']._serialized_start=1684
-  _globals['_ABORTRESULT']._serialized_end=1783
-  _globals['_DRAINREQUEST']._serialized_start=1786
-  _globals['_DRAINREQUEST']._serialized_end=1923
-  _globals['_DRAINRESPONSE']._serialized_start=1926
-  _globals['_DRAINRESPONSE']._serialized_end=2087
-  _globals['_CLEANUPREQUEST']._serialized_start=2089
-  _globals['_CLEANUPREQUEST']._serialized_end=2145
-  _globals['_CLEANUPRESPONSE']._serialized_start=2147
-  _globals['_CLEANUPRESPONSE']._serialized_end=2201
-  _globals['_ENGINESERVICE']._serialized_start=2478
-  _globals['_ENGINESERVICE']._serialized_end=2898
+  _globals['_GENERATERESPONSE']._serialized_end=538
+  _globals['_GENERATEMULTIPLEXEDREQUEST']._serialized_start=541
+  _globals['_GENERATEMULTIPLEXEDREQUEST']._serialized_end=669
+  _globals['_SUBMIT']._serialized_start=672
+  _globals['_SUBMIT']._serialized_end=943
+  _globals['_SUBMIT_METADATAENTRY']._serialized_start=884
+  _globals['_SUBMIT_METADATAENTRY']._serialized_end=943
+  _globals['_ABORTHANDLES']._serialized_start=945
+  _globals['_ABORTHANDLES']._serialized_end=1009
+  _globals['_GENERATEMULTIPLEXEDRESPONSE']._serialized_start=1012
+  _globals['_GENERATEMULTIPLEXEDRESPONSE']._serialized_end=1283
+  _globals['_HANDLEEVENT']._serialized_start=1286
+  _globals['_HANDLEEVENT']._serialized_end=1559
+  _globals['_ACCEPTED']._serialized_start=1561
+  _globals['_ACCEPTED']._serialized_end=1648
+  _globals['_ABORTREQUEST']._serialized_start=1650
+  _globals['_ABORTREQUEST']._serialized_end=1739
+  _globals['_ABORTRESPONSE']._serialized_start=1741
+  _globals['_ABORTRESPONSE']._serialized_end=1810
+  _globals['_ABORTRESULT']._serialized_start=1812
+  _globals['_ABORTRESULT']._serialized_end=1911
+  _globals['_DRAINREQUEST']._serialized_start=1914
+  _globals['_DRAINREQUEST']._serialized_end=2051
+  _globals['_DRAINRESPONSE']._serialized_start=2054
+  _globals['_DRAINRESPONSE']._serialized_end=2215
+  _globals['_CLEANUPREQUEST']._serialized_start=2217
+  _globals['_CLEANUPREQUEST']._serialized_end=2273
+  _globals['_CLEANUPRESPONSE']._serialized_start=2275
+  _globals['_CLEANUPRESPONSE']._serialized_end=2329
+  _globals['_ENGINESERVICE']._serialized_start=2606
+  _globals['_ENGINESERVICE']._serialized_end=3026
 # @@protoc_insertion_point(module_scope)

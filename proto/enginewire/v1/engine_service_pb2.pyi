@@ -128,13 +128,18 @@ class GenerateResponse(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ENGINE_LIFETIME_ID_FIELD_NUMBER: _builtins.int
+    ENGINE_EVENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id."""
     engine_lifetime_id: _builtins.str
     """Life of the engine process, on the first message only. A change means that all state was lost."""
     @_builtins.property
     def output(self) -> _output_pb2.LLMEngineOutput:
-        """The output."""
+        """The output. Absent beside an engine_event."""
+
+    @_builtins.property
+    def engine_event(self) -> _output_pb2.EngineEvent:
+        """An answer to an annotation, in its place among the outputs. Only for requests that ask for it by its name."""
 
     def __init__(
         self,
@@ -142,10 +147,11 @@ class GenerateResponse(_message.Message):
         output: _output_pb2.LLMEngineOutput | None = ...,
         request_id: _builtins.str = ...,
         engine_lifetime_id: _builtins.str = ...,
+        engine_event: _output_pb2.EngineEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_event", b"engine_event", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_lifetime_id", b"engine_lifetime_id", "output", b"output", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_event", b"engine_event", "engine_lifetime_id", b"engine_lifetime_id", "output", b"output", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -342,6 +348,7 @@ class HandleEvent(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    ENGINE_EVENT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The request."""
     @_builtins.property
@@ -356,6 +363,10 @@ class HandleEvent(_message.Message):
     def status(self) -> _error_pb2.Status:
         """The request was rejected or failed; nothing of this handle follows."""
 
+    @_builtins.property
+    def engine_event(self) -> _output_pb2.EngineEvent:
+        """An answer to an annotation, in its place among the outputs. Only for requests that ask for it by its name."""
+
     def __init__(
         self,
         *,
@@ -363,12 +374,13 @@ class HandleEvent(_message.Message):
         accepted: Global___Accepted | None = ...,
         output: _output_pb2.LLMEngineOutput | None = ...,
         status: _error_pb2.Status | None = ...,
+        engine_event: _output_pb2.EngineEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "output", b"output", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "engine_event", b"engine_event", "event", b"event", "output", b"output", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "event", b"event", "handle", b"handle", "output", b"output", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "engine_event", b"engine_event", "event", b"event", "handle", b"handle", "output", b"output", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "output", "status"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "output", "status", "engine_event"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

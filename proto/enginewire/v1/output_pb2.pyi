@@ -374,7 +374,10 @@ class LLMEngineOutput(_message.Message):
     index: _builtins.int
     """The choice, in [0, n)."""
     text: _builtins.str
-    """Text of token_ids; only from engines that detokenize themselves."""
+    """Text that may be shown now; only from engines that detokenize themselves. An engine with
+    Capabilities.stop_strings that sets it with the first tokens of a choice sets it on every output of the
+    choice that has tokens, "" while it withholds. A backend does not show the text of other engines.
+    """
     cum_log_probs: _builtins.float
     """Sum of the log-probabilities of all tokens of the choice so far, present when logprobs were asked for."""
     finish_reason: Global___FinishReason.ValueType
@@ -389,7 +392,7 @@ class LLMEngineOutput(_message.Message):
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Text of each token, aligned with token_ids; only from engines that detokenize themselves."""
+        """Text of each token on its own, aligned with token_ids; only from engines that detokenize themselves."""
 
     @_builtins.property
     def logprobs(self) -> Global___Logprobs:
@@ -447,6 +450,42 @@ class LLMEngineOutput(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
 
 Global___LLMEngineOutput: _TypeAlias = LLMEngineOutput  # noqa: Y015
+
+@_typing.final
+class EngineEvent(_message.Message):
+    """What an engine tells beside the outputs of a request: the answer to one of its annotations. At most 64 KiB
+    serialized, and 1024 of them per request.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    COMMENT_FIELD_NUMBER: _builtins.int
+    event: _builtins.str
+    """Which annotation it answers: the key of an entry of PreprocessedRequest.annotations. Not empty."""
+    id: _builtins.str
+    """Id of the event, for callers that tell several of one name apart. Absent = none."""
+    @_builtins.property
+    def comment(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The answer, as text of any form."""
+
+    def __init__(
+        self,
+        *,
+        event: _builtins.str = ...,
+        id: _builtins.str | None = ...,
+        comment: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "comment", b"comment", "event", b"event", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+
+Global___EngineEvent: _TypeAlias = EngineEvent  # noqa: Y015
 
 @_typing.final
 class Embedding(_message.Message):

@@ -61,7 +61,7 @@ class _SessionActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Session
     SESSION_ACTION_UNSPECIFIED: _SessionAction.ValueType  # 0
     """Nothing but affinity."""
     SESSION_ACTION_OPEN: _SessionAction.ValueType  # 1
-    """Open it."""
+    """Open it: the request may go to any engine, and the next ones follow it."""
     SESSION_ACTION_CLOSE: _SessionAction.ValueType  # 2
     """Close it after this request."""
 
@@ -71,7 +71,7 @@ class SessionAction(_SessionAction, metaclass=_SessionActionEnumTypeWrapper):
 SESSION_ACTION_UNSPECIFIED: SessionAction.ValueType  # 0
 """Nothing but affinity."""
 SESSION_ACTION_OPEN: SessionAction.ValueType  # 1
-"""Open it."""
+"""Open it: the request may go to any engine, and the next ones follow it."""
 SESSION_ACTION_CLOSE: SessionAction.ValueType  # 2
 """Close it after this request."""
 Global___SessionAction: _TypeAlias = SessionAction  # noqa: Y015
@@ -161,7 +161,9 @@ class PreprocessedRequest(_message.Message):
 
     @_builtins.property
     def annotations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Annotations the caller asks for, each "key" or "key:value". At most 64 of 1 KiB each."""
+        """What the caller wants to be told beside the answer, each "key" or "key:value". At most 64 of 1 KiB each.
+        Answered by events whose name is the key; one that nobody knows is ignored. See Capabilities.annotations.
+        """
 
     @_builtins.property
     def routing(self) -> Global___RoutingHints:
@@ -177,7 +179,9 @@ class PreprocessedRequest(_message.Message):
 
     @_builtins.property
     def migration_link(self) -> Global___TraceLink:
-        """Span of the predecessor that handled this request. Owned by the framework, ignored by engines."""
+        """Trace and span that a former attempt, or the prefill half, of this request was sent under. Set by the
+        backend, for the traces of engines. Engines do not act on it.
+        """
 
     @_builtins.property
     def bootstrap_info(self) -> Global___BootstrapInfo:
@@ -1002,7 +1006,9 @@ Global___TokenRange: _TypeAlias = TokenRange  # noqa: Y015
 @_typing.final
 class RoutingHints(_message.Message):
     """Hints for routing and queueing. An engine honours lora_name, priority, priority_jump and dp_rank when it
-    advertises them; everything else is for routers and is ignored by engines.
+    advertises them; everything else is for routers and is ignored by engines. Worker ids are those of
+    GetEngineInfoResponse.worker_id. A backend refuses an id that none of its engines has (INVALID_ARGUMENT), and
+    waits, then answers UNAVAILABLE, for one that is away.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1021,15 +1027,15 @@ class RoutingHints(_message.Message):
     SESSION_CONTROL_FIELD_NUMBER: _builtins.int
     ROUTING_KEY_FIELD_NUMBER: _builtins.int
     backend_instance_id: _builtins.int
-    """The instance that shall serve the request."""
+    """The worker that shall generate the answer."""
     prefill_worker_id: _builtins.int
-    """The prefill worker that shall serve it."""
+    """The worker that shall compute the prompt, where another one generates the answer; elsewhere INVALID_ARGUMENT."""
     decode_worker_id: _builtins.int
-    """The decode worker that shall serve it."""
+    """The same as backend_instance_id. Both set to different ids = INVALID_ARGUMENT."""
     dp_rank: _builtins.int
     """Data-parallel rank. Out of range = INVALID_ARGUMENT."""
     prefill_dp_rank: _builtins.int
-    """Data-parallel rank of the prefill half."""
+    """Data-parallel rank of the prefill half: its dp_rank, where dp_rank is that of the other half."""
     expected_output_tokens: _builtins.int
     """Expected output tokens."""
     lora_name: _builtins.str
@@ -1039,10 +1045,12 @@ class RoutingHints(_message.Message):
     priority: _builtins.int
     """Scheduling priority: lower values run first. Default 0."""
     routing_key: _builtins.str
-    """Key for consistent routing. Must equal the metadata key enginewire-routing-key when both are set."""
+    """Key for consistent routing: equal keys go to the same engine while it takes requests. Must equal the
+    metadata key enginewire-routing-key when both are set.
+    """
     @_builtins.property
     def allowed_worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Only these workers may serve the request. Empty = all."""
+        """Only these workers may serve the request, or a half of it. Empty = all."""
 
     @_builtins.property
     def routing_constraints(self) -> Global___RoutingConstraints:
@@ -1174,7 +1182,7 @@ Global___WeightedLabel: _TypeAlias = WeightedLabel  # noqa: Y015
 
 @_typing.final
 class SessionControl(_message.Message):
-    """Keeps the requests of a session together."""
+    """Keeps the requests of a session together: they go to the engine of the one before while it takes requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1182,11 +1190,11 @@ class SessionControl(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session."""
+    """The session. Empty = INVALID_ARGUMENT, from a backend."""
     action: Global___SessionAction.ValueType
     """What to do with it. UNSPECIFIED = only affinity."""
     timeout_seconds: _builtins.float
-    """Seconds of inactivity after which the session may be dropped. Absent = the engine's default."""
+    """Seconds of inactivity after which the session may be dropped. Absent = the default of whoever keeps it."""
     def __init__(
         self,
         *,
@@ -1432,7 +1440,7 @@ class PreprocessedEmbeddingRequest(_message.Message):
 
     @_builtins.property
     def annotations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Annotations the caller asks for."""
+        """As in PreprocessedRequest; carried only, because an Embed has one answer and no events."""
 
     def __init__(
         self,

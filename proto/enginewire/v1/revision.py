@@ -24,7 +24,7 @@ from enginewire.v1 import (
     request_pb2,
 )
 
-CONTRACT_REVISION = 1
+CONTRACT_REVISION = 2
 MINIMUM_CLIENT_REVISION = 1
 
 FILES: tuple[FileDescriptor, ...] = tuple(

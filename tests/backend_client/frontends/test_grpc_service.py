@@ -24,11 +24,13 @@ async def dial(socket_folder: Path) -> AsyncIterator[Dial]:
     target = f"unix:{socket_folder}/backend.sock"
     channels: list[grpc.aio.Channel] = []
 
-    async def start(backend: TextBackend) -> grpc.aio.Channel:
-        server.add_generic_rpc_handlers((BackendServicer(backend).handlers(),))
+    async def start(backend: TextBackend, **given: object) -> grpc.aio.Channel:
+        server.add_generic_rpc_handlers((BackendServicer(backend, **given).handlers(),))
         server.add_insecure_port(target)
         await server.start()
-        channels.append(grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]))
+        # Without probes the window of a stream stays small, and who does not read is soon noticed.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+        channels.append(grpc.aio.insecure_channel(target, options=options))
         return channels[0]
 
     yield start
@@ -99,6 +101,23 @@ async def test_the_prompt_is_told_when_it_was_asked_for(text_backend: TextBacken
         ("formatted_prompt", ["hi"]),
         ("token_ids", ["[104, 105]"]),
     ]
+    assert text_of(items) == "hi"
+
+
+async def test_annotations_are_answered_by_the_backend_and_then_by_the_engine(
+    text_backend: TextBackend, dial: Dial
+) -> None:
+    annotations = ["echo:x", "token_ids", "unknown", "formatted_prompt"]
+    items = await items_of(await dial(text_backend), ask("hi", annotations=annotations))
+    assert [(item.event, list(item.comment)) for item in items if item.HasField("event")] == [
+        ("formatted_prompt", ["hi"]),
+        ("token_ids", ["[104, 105]"]),
+        ("echo", ["x"]),
+    ]
+    assert [item.HasField("event") for item in items] == sorted(
+        (item.HasField("event") for item in items), reverse=True
+    )
+    assert items[2].id
     assert text_of(items) == "hi"
 
 
@@ -197,6 +216,29 @@ async def test_a_caller_that_stops_reading_and_cancels_frees_the_engine(
     await asyncio.sleep(0.1)
     call.cancel()
     await serving.until_idle(within=2.0)
+
+
+async def read_on(call: grpc.aio.UnaryStreamCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_caller_that_stops_reading_is_ended_and_frees_the_engine(
+    start_backend: StartBackend, dial: Dial
+) -> None:
+    backend, serving = await start_backend(max_model_len=100_000)
+    stub = pb.BackendServiceStub(await dial(backend, slow_consumer_timeout=0.3))
+    stops = pb.StopConditions(ignore_eos=True, max_tokens=60_000)
+    call = stub.Generate(ask("x", stop_conditions=stops, output_options=pb.OutputOptions(logprobs=20)))
+    await call.read()
+    async with asyncio.timeout(20):
+        while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
+            await asyncio.sleep(0.02)
+    await serving.until_idle(within=5.0)
+    with pytest.raises(grpc.aio.AioRpcError) as stalled:
+        await read_on(call)
+    assert stalled.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert detail_of(stalled.value).reason == pb.ERROR_REASON_SLOW_CONSUMER
 
 
 async def test_the_callers_deadline_reaches_the_engine(start_backend: StartBackend, dial: Dial) -> None:

@@ -22,8 +22,14 @@ from enginewire import v1 as pb
 
 ENDPOINTS = [ChatEndpoint(), CompletionEndpoint()]
 OTHER_KEYS = [
+    "add_special_tokens",
     "allowed_token_ids",
+    "cache_salt",
     "echo",
+    "guided_choice",
+    "guided_decoding_backend",
+    "guided_json",
+    "guided_regex",
     "logit_bias",
     "logprobs",
     "max_completion_tokens",
@@ -31,6 +37,7 @@ OTHER_KEYS = [
     "model",
     "prompt",
     "prompt_logprobs",
+    "request_id",
     "response_format",
     "seed",
     "stop",
@@ -38,6 +45,7 @@ OTHER_KEYS = [
     "stream",
     "stream_options",
     "structured_outputs",
+    "thinking_token_budget",
     "top_logprobs",
 ]
 NESTED_KEYS = ["type", "json_schema", "schema", "regex", "choice", "json", "role", "content", "text", "5"]

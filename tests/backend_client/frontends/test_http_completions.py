@@ -9,6 +9,7 @@ from openai import (
     AsyncOpenAI,
     AsyncStream,
     BadRequestError,
+    ConflictError,
     InternalServerError,
     NotFoundError,
     RateLimitError,
@@ -164,7 +165,7 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["x"] * 513}, "prompt"),
         ({"prompt": ["x"] * 9, "n": 128}, "n"),
-        ({"structured_outputs": {"regex": "a+"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
     ],
 )
 async def test_what_is_wrong_is_a_bad_request_with_its_field(
@@ -186,6 +187,23 @@ async def test_unknown_fields_are_ignored(text_backend: TextBackend) -> None:
             extra_body={"no_such_field": 1, "echo": False, "top_p": None},
         )
     assert answer.choices[0].text == "abc"
+
+
+async def test_a_request_keeps_the_callers_id_which_no_other_may_have_meanwhile(
+    start_backend: StartBackend,
+) -> None:
+    backend, _ = await start_backend(mocker_itl_ms=20.0)
+    named = {"request_id": "mine.1", "ignore_eos": True}
+    async with sdk(backend) as client:
+        stream = await client.completions.create(
+            model=MODEL, prompt=["x", "y"], max_tokens=4000, stream=True, extra_body=named
+        )
+        assert (await anext(aiter(stream))).id == "cmpl-mine.1"
+        assert stream.response.headers["x-request-id"] == "cmpl-mine.1"
+        with pytest.raises(ConflictError) as refusal:
+            await client.completions.create(model=MODEL, prompt="x", extra_body=named)
+        await stream.close()
+    assert (refusal.value.code, refusal.value.param) == ("duplicate_id", "request_id")
 
 
 async def test_an_unknown_model_is_not_found(text_backend: TextBackend) -> None:

@@ -130,7 +130,7 @@ def test_an_output_without_text_still_says_so() -> None:
 def test_events_and_errors_stand_beside_the_data() -> None:
     failure = Failure(14, pb.ERROR_REASON_DRAINING, "later", retryable=True, field="f")
     assert item_to_json(Annotated(id="1", event="e", comment=["c"], error=failure)) == {
-        "id": "1",
+        "event_id": "1",
         "event": "e",
         "comment": ["c"],
         "error": {

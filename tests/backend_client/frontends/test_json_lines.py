@@ -50,6 +50,20 @@ async def test_every_request_is_answered_under_its_id(text_backend: TextBackend,
     assert text_of(lines, 3) == "xy"
 
 
+async def test_events_have_the_request_under_its_id(text_backend: TextBackend, tmp_path: Path) -> None:
+    asked = {"id": "mine", "prompt": "hi", "annotations": ["echo:x", "formatted_prompt"]}
+    code, lines = await run(text_backend, tmp_path, asked)
+    assert code == 0
+    assert {line["id"] for line in lines} == {"mine"}
+    events = [line for line in lines if "event" in line]
+    assert [(event["event"], event["comment"]) for event in events] == [
+        ("formatted_prompt", ["hi"]),
+        ("echo", ["x"]),
+    ]
+    assert "event_id" not in events[0]
+    assert events[1]["event_id"]
+
+
 async def test_requests_are_interleaved_and_keep_their_own_order(
     start_backend: StartBackend, tmp_path: Path
 ) -> None:

@@ -31,7 +31,10 @@ async def smg(backend: TextBackend, **given: object) -> AsyncIterator[stubs.Vllm
     """The gateway's own stub on our face."""
     async with (
         smg_face(backend, ServeOptions(smg_port=0, **given)) as face,
-        grpc.aio.insecure_channel(face.address.removeprefix("grpc://")) as channel,
+        # Without probes the window of a stream stays small, and who does not read is soon noticed.
+        grpc.aio.insecure_channel(
+            face.address.removeprefix("grpc://"), options=[("grpc.http2.bdp_probe", 0)]
+        ) as channel,
     ):
         yield stubs.VllmEngineStub(channel)
 
@@ -65,6 +68,24 @@ async def test_a_stream_has_chunks_and_a_whole_answer_behind_them(stub: stubs.Vl
     assert sum(chunk.completion_tokens for chunk in chunks) == complete.completion_tokens == 5
     assert {chunk.prompt_tokens for chunk in chunks} == {complete.prompt_tokens} == {len(PROMPT)}
     assert (list(complete.output_ids), complete.finish_reason) == (PROMPT[:5], "length")
+
+
+async def read_on(call: grpc.aio.UnaryStreamCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_gateway_that_stops_reading_is_ended(start_backend: StartBackend) -> None:
+    backend, serving = await start_backend(max_model_len=100_000)
+    async with smg(backend, slow_consumer_timeout=0.3) as stub:
+        call = stub.Generate(asked(max_tokens=60_000, ignore_eos=True, logprobs=20))
+        await call.read()
+        async with asyncio.timeout(20):
+            while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
+                await asyncio.sleep(0.02)
+        await serving.until_idle(within=5.0)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"took nothing for 0\.3 s"):
+            await read_on(call)
 
 
 async def test_a_unary_answer_has_no_chunks(stub: stubs.VllmEngineStub) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 
 from engine_server.metrics import endpoint as endpoint_module
@@ -18,12 +20,13 @@ class Page:
     def __init__(self) -> None:
         self.failure: Exception | None = None
         self.accepts: list[str] = []
+        self.content = b"up 1\n"
 
     def __call__(self, accept: str) -> tuple[bytes, str]:
         if self.failure:
             raise self.failure
         self.accepts.append(accept)
-        return b"up 1\n", "text/plain; version=0.0.4"
+        return self.content, "text/plain; version=0.0.4"
 
 
 @pytest.fixture
@@ -58,7 +61,9 @@ async def exchange(endpoint: MetricsEndpoint, request: bytes) -> bytes:
 
 async def test_the_page_comes_with_its_type_and_length(endpoint, page):
     head, _, body = (
-        await exchange(endpoint, b"GET /metrics HTTP/1.1\r\nHost: x\r\naccept: text/plain;q=1\r\n\r\n")
+        await exchange(
+            endpoint, b"GET /metrics HTTP/1.1\r\nHost: localhost:1\r\naccept: text/plain;q=1\r\n\r\n"
+        )
     ).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"content-type: text/plain; version=0.0.4\r\ncontent-length: 5\r\n" in head
@@ -89,24 +94,65 @@ async def test_a_page_that_cannot_be_made_is_an_error_of_that_answer_alone(endpo
     assert b" 200 " in await exchange(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n")
 
 
-async def test_a_head_without_end_is_cut_off(endpoint):
-    assert await exchange(endpoint, b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 70_000) == b""
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [(b"127.0.0.1:9090", b"200"), (b"10.0.0.7:9090", b"200"), (b"evil.example", b"403"), (b"", b"403")],
+)
+async def test_a_name_that_was_pointed_at_this_machine_is_refused(endpoint, host, status):
+    answer = await exchange(endpoint, b"GET /metrics HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+    assert answer.split(b" ", 2)[1] == status
 
 
-async def test_who_says_nothing_is_cut_off(endpoint, monkeypatch):
-    monkeypatch.setattr(endpoint_module, "ANSWER_SECONDS", 0.01)
-    assert await exchange(endpoint, b"GET /metrics") == b""
+async def test_a_head_without_end_is_refused(endpoint):
+    answer = await exchange(endpoint, b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 70_000)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_who_says_nothing_is_told_so_and_cut_off(endpoint, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "ANSWER_SECONDS", 0.02)
+    assert (await exchange(endpoint, b"GET /metrics")).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_no_more_than_a_few_are_served_at_a_time(endpoint):
     waiting = [await connect(endpoint) for _ in range(MOST_CONNECTIONS)]
-    assert await exchange(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+    refused = await exchange(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: 5\r\n" in refused
     reader, writer = waiting[0]
     writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
     assert b" 200 " in await reader.read()
+    writer.close()
     assert b" 200 " in await exchange(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n")
     for _, writer in waiting:
         writer.close()
+
+
+async def test_far_too_many_are_not_even_told(endpoint):
+    waiting = [await connect(endpoint) for _ in range(2 * MOST_CONNECTIONS)]
+    assert await exchange(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+    for _, writer in waiting:
+        writer.close()
+
+
+async def test_who_reads_nothing_is_cut_off_and_does_not_hold_up_the_end(endpoint, page, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "ANSWER_SECONDS", 0.1)
+    page.content = b"x" * 10_000_000
+    port = int(endpoint.url.removesuffix("/metrics").rpartition(":")[2])
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", port))
+        stalled.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(10):
+            while not page.accepts or connections_at(port):  # noqa: ASYNC110  # no event tells
+                await asyncio.sleep(0.02)
+
+
+def connections_at(port: int) -> int:
+    """Those that the server still holds open."""
+    return sum(
+        connection.laddr.port == port and connection.status == psutil.CONN_ESTABLISHED
+        for connection in psutil.Process().net_connections("tcp")
+    )
 
 
 async def test_closing_ends_what_is_open(endpoint, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 import pytest
 import torch
 
-from engine_server.failures import EngineError, InvalidRequest, StepFailed, Unsupported
+from engine_server.failures import EngineError, InvalidRequest, Unsupported
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.test_exactness import prompts
 from tests.engine_server.torch_engine.tiny import FAMILIES, Answer, greedy
@@ -225,8 +225,10 @@ def test_an_abort_ends_every_choice_as_cancelled_and_frees_the_beams(load):
     assert answer.outputs[-1].HasField("completion_usage")
 
 
-def test_rules_that_leave_too_few_hypotheses_fail_the_request(load):
-    assert isinstance(load("llama").answer(ask(n=2, allowed_token_ids=[5])).error, StepFailed)
+def test_lists_that_leave_too_few_hypotheses_are_the_callers_contradiction(load):
+    error = load("llama").answer(ask(n=2, allowed_token_ids=[5])).error
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "sampling_options.allowed_token_ids"
 
 
 def test_extreme_length_penalties_are_no_accident(load):

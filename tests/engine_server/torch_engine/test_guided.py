@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from hypothesis import given, settings, strategies as st
+from jsonschema import Draft202012Validator
 
 from engine_server.failures import EngineDead, EngineError, InvalidRequest
 from engine_server.interface import GenerateContext, StepOutputs
@@ -93,6 +94,41 @@ async def test_guided_and_plain_rows_of_one_batch_do_not_touch_each_other(engine
     alone = [tokens_of(await outputs_of(engine, request)) for request in requests]
     together = await asyncio.gather(*(outputs_of(engine, request) for request in requests))
     assert [tokens_of(outputs) for outputs in together] == alone
+
+
+STRICT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "pattern": "^[a-z]{2}$"},
+        "size": {"type": "integer", "minimum": 3, "maximum": 40},
+        "kind": {"oneOf": [{"const": "ok"}, {"type": "integer", "multipleOf": 5, "minimum": 5}]},
+    },
+    "required": ["id", "size", "kind"],
+    "additionalProperties": False,
+}
+
+
+def is_strict(text: str) -> bool:
+    return Draft202012Validator(STRICT).is_valid(json.loads(text))
+
+
+async def test_every_choice_of_many_keeps_the_whole_schema_and_one_that_is_cut_says_so(engine):
+    outputs = await outputs_of(engine, ask(5, 200, n=6, json_schema=json.dumps(STRICT)))
+    ends = {output.index: output.finish_reason for output in outputs if output.finish_reason}
+    assert set(ends.values()) <= {pb.FINISH_REASON_EOS, pb.FINISH_REASON_LENGTH}
+    complete = [index for index, reason in ends.items() if reason == pb.FINISH_REASON_EOS]
+    assert complete
+    assert all(is_strict(TOKENIZER.decode(tokens_of(outputs, index))) for index in complete)
+
+
+@pytest.mark.parametrize("cut", [2, 9, 17])
+async def test_an_answer_resumed_inside_its_schema_keeps_it(engine, cut):
+    request = ask(2, 200, json_schema=json.dumps(STRICT))
+    whole = await outputs_of(engine, request)
+    request.resume.choices.add(index=0, generated_token_ids=tokens_of(whole)[:cut])
+    rest = tokens_of(await outputs_of(engine, request))
+    assert tokens_of(whole)[:cut] + rest == tokens_of(whole)
+    assert reason_of(whole) == "LENGTH" or is_strict(TOKENIZER.decode(tokens_of(whole)))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 11])

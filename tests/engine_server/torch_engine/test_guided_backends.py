@@ -113,6 +113,35 @@ async def test_what_the_first_library_refuses_the_next_one_follows(folder):
         assert await text_of(engine, ask(max_tokens=5, regex=long)) == ("aaaaa", "LENGTH")
 
 
+BOUNDED = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 2}}, "required": ["a"]}
+
+
+async def test_a_schema_goes_to_the_library_that_keeps_all_of_it(engine):
+    for seed in range(4):
+        text, reason = await text_of(engine, ask(seed, json_schema=json.dumps(BOUNDED)))
+        assert reason == "LENGTH" or len(json.loads(text)["a"]) <= 2
+    with pytest.raises(InvalidRequest, match="maxLength at #/properties/a is not followed by xgrammar"):
+        await engine.prepare(ask(json_schema=json.dumps(BOUNDED), backend="xgrammar"))
+
+
+async def test_a_keyword_that_no_library_keeps_is_refused_with_its_place(engine):
+    unique = json.dumps({"type": "array", "items": {"uniqueItems": True}})
+    with pytest.raises(InvalidRequest) as caught:
+        await engine.prepare(ask(json_schema=unique))
+    assert caught.value.field == "sampling_options.guided_decoding.json_schema"
+    for name in BACKENDS:
+        assert f"uniqueItems at #/items is not followed by {name}" in str(caught.value)
+
+
+async def test_with_xgrammar_alone_what_it_would_ignore_is_refused(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "engine_server.torch_engine.guided_llguidance", None)
+    async with serving(folder, "xgrammar") as engine:
+        with pytest.raises(
+            InvalidRequest, match="json_schema: maxLength at #/properties/a is not followed by"
+        ):
+            await engine.prepare(ask(json_schema=json.dumps(BOUNDED)))
+
+
 Answer = Future[CompiledGuide]
 
 
@@ -147,7 +176,8 @@ def backends(both) -> GuidedBackends:
     return GuidedBackends(dict(zip(BACKENDS, both, strict=True)))
 
 
-FIRST, SECOND = InvalidRequest("the first says no"), InvalidRequest("the second says no")
+FIRST = InvalidRequest("guide: the first says no", field="guide")
+SECOND = InvalidRequest("guide: the second says no", field="guide")
 REGEX = Guide("regex", "a")
 
 
@@ -160,14 +190,22 @@ async def test_who_takes_what_another_refused_is_asked_first_next_time(backends,
     assert [len(library.asked) for library in both] == [1, 2]
 
 
-async def test_what_nobody_takes_is_refused_in_the_words_of_the_first_and_not_remembered(backends, both):
+async def test_what_nobody_takes_is_refused_in_the_words_of_all_and_not_remembered(backends, both):
     answer = backends.compile(REGEX)
     both[0].fails(FIRST)
     assert not answer.done()
     both[1].fails(SECOND)
-    assert answer.exception(0) is FIRST
+    refusal = answer.exception(0)
+    assert (str(refusal), refusal.field) == ("guide: the first says no; the second says no", "guide")
     backends.compile(REGEX)
     assert [len(library.asked) for library in both] == [2, 1]
+
+
+async def test_a_reason_that_all_give_is_told_once(backends, both):
+    answer = backends.compile(REGEX)
+    both[0].fails(FIRST)
+    both[1].fails(InvalidRequest(str(FIRST), field="guide"))
+    assert str(answer.exception(0)) == "guide: the first says no"
 
 
 async def test_who_names_a_library_gets_its_refusal(backends, both):

@@ -1,0 +1,39 @@
+"""The closing line of CI: what pytest and the kit print is added up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "count_results"
+
+PYTEST = "4660 passed in 332.10s (0:05:32)\n"
+KIT = "172 PASS, 92 NEG-PASS, 27 N/A, 36 NOT-RUN in 61.7 s\n"
+
+
+def counted(printed: str) -> str:
+    return subprocess.run(
+        [sys.executable, SCRIPT], input=printed, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    ("printed", "closing_line"),
+    [
+        ("", "0 passed, 0 failed\n"),
+        (PYTEST, "4660 passed, 0 failed\n"),
+        ("2 failed, 7 passed, 1 error in 3.21s\n", "7 passed, 3 failed\n"),
+        ("=== 1 failed in 0.52s ===\n", "0 passed, 1 failed\n"),
+        (PYTEST + KIT + "1 FAIL, 3 PASS, 1 ERROR in 2.0 s\n", "4927 passed, 2 failed\n"),
+    ],
+)
+def test_tests_and_checks_are_counted_together(printed: str, closing_line: str) -> None:
+    assert counted(printed) == closing_line
+
+
+def test_lines_that_repeat_or_detail_a_result_count_nothing() -> None:
+    details = "STR  Stream  12 PASS\n== cpp at unix:{socket}: 172 PASS in 45.6 s, exit code 0\n; a 3 PASS\n"
+    assert counted(details) == "0 passed, 0 failed\n"
