@@ -33,9 +33,10 @@ T = TypeVar("T")
 class BackendOutput:
     """A piece of one choice with its text.
 
-    `token_ids`, `tokens` and the rows of `logprobs` are aligned, even while text is withheld; `text`
-    is what may be shown now. `withheld`, filled beside `tokens` and not sent over gRPC, may still become a
-    stop string. `finish_reason` is UNSPECIFIED while the choice goes on.
+    `token_ids`, `tokens` and the rows of `logprobs` are aligned, even while text is withheld; `tokens` has
+    the text of each id on its own, shown or not, and `text` is what may be shown now. `withheld`, filled
+    beside `tokens` and not sent over gRPC, may still become a stop string. `finish_reason` is
+    UNSPECIFIED while the choice goes on.
     """
 
     token_ids: Sequence[int] = ()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from backend_client.decoder import Decoder, DecodeResult
 from backend_client.detokenizer import DecodeError
 from backend_client.engine_check import EngineCheck
+from backend_client.stop_conditions import InvalidStopConditions
 
 
 class EngineText:
@@ -63,6 +64,22 @@ class ChoiceState:
     def num_received(self) -> int:
         """Output tokens the engine sent."""
         return len(self.token_ids) + self.num_dropped
+
+    def go_on(self, token_ids: list[int], *, is_finished: bool, path: str) -> None:
+        """Begin behind what another backend has passed on; `path` is where that is in the request.
+
+        Raises InvalidStopConditions for what no answer can have led to.
+        """
+        self.is_finished = self.engine_finished = is_finished
+        try:
+            self.decoder.process(token_ids)
+        except DecodeError as error:
+            raise InvalidStopConditions(f"{path}.generated_token_ids", str(error)) from error
+        if self.decoder.is_finished and not is_finished:
+            raise InvalidStopConditions(f"{path}.finished", "a stop condition is met by the tokens before")
+        self.token_ids[:] = token_ids
+        if is_finished:
+            self.decoder.close()
 
     def begin_engine_text(self) -> None:
         """The engine makes the text, until `take_over`."""

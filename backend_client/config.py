@@ -23,6 +23,7 @@ DEFAULT_HTTP_PORT: Final = 8000
 DEFAULT_SMG_PORT: Final = 50053
 STANDARD_STREAM: Final = Path("-")
 MAX_UINT32: Final = 2**32 - 1
+DEFAULT_MESSAGE_BYTES: Final = 8 * 2**20
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -253,7 +254,7 @@ class ServeOptions(BackendOptions):
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
     max_message_bytes: int = option(
-        8 * 2**20,
+        DEFAULT_MESSAGE_BYTES,
         "largest gRPC message in both directions, and largest body of an HTTP request",
         unit="bytes",
         at_least=4096,

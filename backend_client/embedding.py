@@ -53,6 +53,13 @@ class AskedEmbeddings:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
+def embeddings_to_proto(embeddings: Embeddings) -> pb.EmbeddingsEngineOutput:
+    """The message of the vectors."""
+    tokens = min(embeddings.prompt_tokens, MAX_UINT32)
+    vectors = [pb.Embedding(values=each) for each in embeddings.vectors]
+    return pb.EmbeddingsEngineOutput(embeddings=vectors, prompt_tokens=tokens, total_tokens=tokens)
+
+
 async def embed(
     engines: Endpoints, asked: AskedEmbeddings, policy: RetryPolicy | None, budget: RetryBudget
 ) -> Embeddings:
@@ -170,6 +177,13 @@ def check_output(output: pb.EmbeddingsEngineOutput, request: pb.PreprocessedEmbe
     tokens = min(sum(len(each.token_ids) for each in request.token_ids), MAX_UINT32)
     if output.prompt_tokens != tokens or output.total_tokens != tokens:
         raise violation(f"{output.prompt_tokens} tokens used for {tokens}")
+
+
+def renamed(failure: RequestFailed, old: str, new: str) -> RequestFailed:
+    """The failure with another path for the inputs, whose name depends on who asked."""
+    why = failure.failure
+    field, message = why.field.replace(old, new, 1), why.message.replace(old, new, 1)
+    return RequestFailed(replace(why, field=field, message=message))
 
 
 def shifted(failure: RequestFailed, start: int) -> RequestFailed:

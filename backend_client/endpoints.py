@@ -208,7 +208,8 @@ class Endpoints:
 
     async def _admitted(self, hints: Hints) -> Sequence[Endpoint]:
         """Whom the hints admit; none while somebody has not said yet who it is. Raises RequestFailed."""
-        await asyncio.gather(*(endpoint.identify() for endpoint in self.all))
+        if unknown := [endpoint for endpoint in self.all if not endpoint.is_identified]:
+            await asyncio.gather(*(endpoint.identify() for endpoint in unknown))
         admitted = [endpoint for endpoint in self.all if hints.admits(endpoint.worker_id)]
         if not admitted and all(endpoint.is_identified for endpoint in self.all):
             raise refused(hints.field, "names no engine of this backend")

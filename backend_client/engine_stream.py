@@ -44,11 +44,6 @@ class Chunk:
     event: pb.EngineEvent | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Nothing but tokens."""
-        return self.output is None and self.event is None
-
-    @property
     def is_cancelled(self) -> bool:
         """The choice ended because somebody, perhaps a drain, had it ended."""
         return self.output is not None and self.output.finish_reason == pb.FINISH_REASON_CANCELLED
@@ -251,7 +246,7 @@ class EngineStream:
         self._waiting_tokens = 0
         now = time.monotonic()
         for place, chunk in enumerate(chunks):
-            if chunk.is_plain:
+            if chunk.output is None and chunk.event is None:
                 if take(chunk.index, chunk.first_output_position, chunk.token_ids, now):
                     continue
                 chunk.first_output_position += len(chunk.token_ids)

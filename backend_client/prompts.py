@@ -14,6 +14,7 @@ from enginewire import v1 as pb
 
 # No conversation is near this, and a template is slow.
 MAX_MESSAGES: Final = 4096
+MAX_INPUTS: Final = 2048
 
 
 class PromptTokenizer(Protocol):
@@ -71,14 +72,20 @@ def read_prompt(asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokeni
     raise InvalidPrompt("prompt", "must be one of text, chat and token_ids")
 
 
-def encode_inputs(inputs: Sequence[str | Sequence[int]], tokenizer: PromptTokenizer) -> list[Sequence[int]]:
-    """Token ids of everything that is to be embedded. Raises InvalidPrompt that names the input."""
-    return [
-        _encoded(f"input[{place}]", each, tokenizer, add_special_tokens=True).token_ids
-        if isinstance(each, str)
-        else each
-        for place, each in enumerate(inputs)
-    ]
+def encode_inputs(
+    inputs: Sequence[str | Sequence[int]], tokenizer: PromptTokenizer, path: str
+) -> list[Sequence[int]]:
+    """Token ids of everything that is to be embedded. Raises InvalidPrompt; `path` names the inputs."""
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise InvalidPrompt(path, f"must be 1 to {MAX_INPUTS} inputs")
+    encoded = []
+    for place, each in enumerate(inputs):
+        if not each:
+            raise InvalidPrompt(f"{path}[{place}]", "must not be empty")
+        if isinstance(each, str):
+            each = _encoded(f"{path}[{place}]", each, tokenizer, add_special_tokens=True).token_ids
+        encoded.append(each)
+    return encoded
 
 
 def characters_of(asked: pb.BackendServiceGenerateRequest) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from backend_client.chat_template import ChatTemplate
+from backend_client.detokenizer import is_of_library
 from backend_client.vocabulary import Vocabulary
 
 # What GetTokenizer offers and this module reads; tokenizer.json alone is required.
@@ -35,6 +36,10 @@ class InvalidTokenizer(ValueError):
 
 class TextTooLong(ValueError):
     """A text over MAX_TEXT_CHARS."""
+
+
+class CannotEncode(ValueError):
+    """A text at which the tokenizer failed."""
 
 
 class BackendTokenizer:
@@ -89,10 +94,16 @@ class BackendTokenizer:
         return cls.from_files({path.name: path.read_bytes() for path in paths})
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. Raises TextTooLong."""
+        """The ids of a text. Raises TextTooLong and CannotEncode."""
         if len(text) > MAX_TEXT_CHARS:
             raise TextTooLong(f"{len(text)} characters, at most {MAX_TEXT_CHARS} are accepted")
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
+            # What the library says may quote the text.
+            raise CannotEncode("the tokenizer cannot encode this text") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
@@ -122,7 +133,9 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
         raise InvalidTokenizer("tokenizer.json is missing")
     try:
         return Tokenizer.from_buffer(files["tokenizer.json"])
-    except Exception as error:  # the library raises nothing more specific
+    except BaseException as error:
+        if not is_of_library(error):
+            raise
         raise InvalidTokenizer(f"tokenizer.json: {error}") from error
 
 

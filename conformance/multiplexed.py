@@ -28,12 +28,13 @@ class Handle:
     choices: int
     request_id: str
     outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
+    events: list[pb.EngineEvent] = field(default_factory=list)
     accepted: list[pb.Accepted] = field(default_factory=list)
     status: pb.Status | None = None
     ended: int = 0
     late: list[object] = field(default_factory=list)
     is_early: bool = False
-    """True when an output came before the frame with Accepted."""
+    """True when an output or an event came before the frame with Accepted."""
 
     @property
     def by_choice(self) -> dict[int, Choice]:
@@ -149,10 +150,10 @@ class Multiplexed:
         for number, output in rows_of(frame):
             self._arrived(number, output, number in accepted)
         for event in frame.events:
-            self._event(event)
+            self._event(event, event.handle in accepted)
         return frame
 
-    def _event(self, event: pb.HandleEvent) -> None:
+    def _event(self, event: pb.HandleEvent, is_accepted_here: bool) -> None:
         if event.HasField("output"):
             self._arrived(event.handle, event.output, False)
             return
@@ -161,6 +162,9 @@ class Multiplexed:
             handle.late.append(event)
         elif event.HasField("accepted"):
             handle.accepted.append(event.accepted)
+        elif event.HasField("engine_event"):
+            handle.is_early = handle.is_early or not (handle.accepted or is_accepted_here)
+            handle.events.append(event.engine_event)
         elif event.HasField("status"):
             handle.status = event.status
 

@@ -37,6 +37,9 @@ PROFILES = {
 }
 """Gates that share a profile with others or have a plainer name. Every other gate is its own profile."""
 
+SINCE = {"EVT": 2, "RTG": 2}
+"""The contract revision that brought an area; the others were there from the first one on."""
+
 _HEADING = re.compile(r"^#+ (?P<title>.+)$")
 _SENTENCE = re.compile(r"^- \[(?P<id>[A-Z]{3}-\d\d)\] (\*\((?P<gate>\w+)\)\* )?(?P<text>.+)$")
 
@@ -55,7 +58,7 @@ def sentences(page: str) -> Iterator[Requirement]:
                 gate=gate,
                 profile=PROFILES.get(gate, gate),
                 anchor=anchor,
-                since=1,
+                since=SINCE.get(found["id"][:3], 1),
                 text=found["text"],
             )
 

@@ -68,7 +68,12 @@ class Stream:
     @property
     def outputs(self) -> list[pb.LLMEngineOutput]:
         """All outputs so far."""
-        return [response.output for response in self.responses]
+        return [response.output for response in self.responses if not response.HasField("engine_event")]
+
+    @property
+    def events(self) -> list[pb.EngineEvent]:
+        """All events so far."""
+        return [response.engine_event for response in self.responses if response.HasField("engine_event")]
 
     @property
     def choices(self) -> dict[int, Choice]:

@@ -7,16 +7,17 @@ whatever fails later is a last item and status OK, as the contract says. Knows n
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from backend_client.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
-from backend_client.config import ServeOptions
+from backend_client.config import DEFAULT_MESSAGE_BYTES, ServeOptions
+from backend_client.embedding import embeddings_to_proto
 from backend_client.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from backend_client.frontends.address import listen
 from backend_client.frontends.health import HealthServicer
@@ -26,15 +27,13 @@ from backend_client.prompts import InvalidPrompt
 from backend_client.trace_context import passed_on
 from enginewire import v1 as pb
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
 # Status and details share an 8 KiB budget of trailers with whatever a proxy adds.
 MAX_MESSAGE_CHARACTERS: Final = 512
 
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 Call = grpc.aio.ServicerContext[bytes, bytes]
 AnyCall = grpc.aio.ServicerContext[Any, Any]  # whatever its messages are, it ends in the same way
 
@@ -47,32 +46,54 @@ class BackendServicer:
         backend: TextBackend,
         default_timeout: float | None = None,
         slow_consumer_timeout: float | None = None,
+        max_answer_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
-        """In seconds: `default_timeout` is for callers without a deadline, the other for those who stall."""
+        """In seconds: `default_timeout` is for callers without a deadline, the other for those who stall.
+
+        All vectors of an answer are one message.
+        """
         self._backend = backend
         self._default_timeout = default_timeout
         self._slow_consumer_timeout = slow_consumer_timeout
+        self._max_answer_bytes = max_answer_bytes
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server registers."""
         generate: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self.Generate)
-        return grpc.method_handlers_generic_handler(SERVICE, {"Generate": generate})
+        embed: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self.Embed)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Generate": generate, "Embed": embed})
 
     async def Generate(self, data: bytes, call: Call) -> None:
         """Stream annotated outputs. Cancelling the call, or its deadline, aborts the request."""
-        try:
-            await self._generate(_parsed(data), call)
-        except InvalidPrompt as error:
-            await refuse(call, invalid(str(error), error.field))
-        except RequestFailed as error:
-            await refuse(call, error)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
-            await refuse(call, internal(error))
+        await answered(self._generate(data, call), call)
 
-    async def _generate(self, asked: pb.BackendServiceGenerateRequest, call: Call) -> None:
+    async def Embed(self, data: bytes, call: Call) -> bytes:
+        """The vectors, whole. Cancelling the call, or its deadline, ends the work."""
+        return await answered(self._embed(data, call), call)
+
+    async def _embed(self, data: bytes, call: Call) -> bytes:
+        """Raises InvalidPrompt and RequestFailed."""
+        asked = _parsed(pb.BackendServiceEmbedRequest, data)
+        if asked.request.token_ids:
+            raise InvalidPrompt("request.token_ids", "must be empty: inputs has the inputs")
+        request_id = asked.request_id or uuid.uuid4().hex
+        embeddings = await self._backend.embed(
+            [each.text if each.HasField("text") else each.token_ids.token_ids for each in asked.inputs],
+            asked.request,
+            path="inputs",
+            request_id=request_id,
+            timeout=self._timeout(call),
+            metadata=_trace_of(call),
+        )
+        output = embeddings_to_proto(embeddings)
+        answer = pb.BackendServiceEmbedResponse(output=output, request_id=request_id).SerializeToString()
+        if len(answer) > self._max_answer_bytes:
+            raise InvalidPrompt("inputs", f"too many for one answer of {self._max_answer_bytes} bytes")
+        return answer
+
+    async def _generate(self, data: bytes, call: Call) -> None:
         """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
+        asked = _parsed(pb.BackendServiceGenerateRequest, data)
         tracker = RequestTracker()
         failure: Failure | None = None
         items = self._backend.generate(
@@ -113,7 +134,9 @@ class GrpcFace:
 async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
     server = grpc.aio.server(options=channel_options(options))
-    servicer = BackendServicer(backend, options.timeout, options.slow_consumer_timeout)
+    servicer = BackendServicer(
+        backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
+    )
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health = HealthServicer(backend.backend.engines, SERVICE)
     health.add_to(server)
@@ -162,9 +185,23 @@ def invalid(message: str, field: str = "") -> RequestFailed:
     )
 
 
-def _parsed(data: bytes) -> pb.BackendServiceGenerateRequest:
+async def answered(work: Awaitable[T], call: AnyCall) -> T:
+    """What `work` gives. Whatever goes wrong in it ends the call with a status and details."""
     try:
-        return pb.BackendServiceGenerateRequest.FromString(data)
+        return await work
+    except InvalidPrompt as error:
+        await refuse(call, invalid(str(error), error.field))
+    except RequestFailed as error:
+        await refuse(call, error)
+    except (grpc.aio.AbortError, asyncio.CancelledError):
+        raise
+    except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
+        await refuse(call, internal(error))
+
+
+def _parsed(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
     except DecodeError as error:
         raise invalid("request: malformed protobuf") from error
 

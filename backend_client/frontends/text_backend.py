@@ -13,7 +13,8 @@ from typing import Final, cast
 from backend_client.annotated import Annotated, BackendOutput
 from backend_client.annotations import answers, take_ours
 from backend_client.backend import Backend
-from backend_client.embedding import Embeddings
+from backend_client.embedding import Embeddings, renamed
+from backend_client.failure import RequestFailed
 from backend_client.inline_decoder import RequestTracker
 from backend_client.prompts import Prompt, characters_of, encode_inputs, preprocess
 from backend_client.tokenizer import BackendTokenizer
@@ -67,21 +68,31 @@ class TextBackend:
     async def embed(
         self,
         inputs: Sequence[str | Sequence[int]],
+        rest: pb.PreprocessedEmbeddingRequest,
         *,
-        model: str = "",
-        dimensions: int | None = None,
+        path: str,
         request_id: str = "",
         timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Embeddings:
-        """The vectors of texts and of token ids, in order. Raises InvalidPrompt and RequestFailed."""
-        request = pb.PreprocessedEmbeddingRequest(model=model, dimensions=dimensions)
+        """The vectors of texts and of token ids, in order. Raises InvalidPrompt and RequestFailed.
+
+        `rest` is everything else that is asked for; `path` is what failures call the inputs.
+        """
+        request = pb.PreprocessedEmbeddingRequest()
+        request.CopyFrom(rest)
         num_characters = sum(len(each) for each in inputs if isinstance(each, str))
         if num_characters <= MAX_INLINE_CHARACTERS:
-            encoded = encode_inputs(inputs, self.tokenizer)
+            encoded = encode_inputs(inputs, self.tokenizer, path)
         else:
-            encoded = await asyncio.to_thread(encode_inputs, inputs, self.tokenizer)
+            encoded = await asyncio.to_thread(encode_inputs, inputs, self.tokenizer, path)
         request.token_ids.extend(pb.TokenSequence(token_ids=ids) for ids in encoded)
-        return await self.backend.embed(request, request_id=request_id, timeout=timeout)
+        try:
+            return await self.backend.embed(
+                request, request_id=request_id, timeout=timeout, metadata=metadata
+            )
+        except RequestFailed as error:
+            raise renamed(error, "token_ids", path) from error
 
     async def _preprocess(
         self, asked: pb.BackendServiceGenerateRequest

@@ -61,7 +61,7 @@ async def seeded_answers_are_those_of_generate(ctx: Context) -> None:
 
 
 async def _are_the_same(ctx: Context, *wanted: dict[str, Value]) -> None:
-    async with _open(ctx) as stream:
+    async with open_stream(ctx) as stream:
         alone = [await ctx.generate(ctx.request(**changes)) for changes in wanted]
         for number, changes in enumerate(wanted):
             stream.submit(number, ctx.request(**changes))
@@ -135,7 +135,7 @@ async def rejections_are_events(ctx: Context) -> None:
 @check("MUX-05", needs=(*SHAPE, FIRST), alone=True)
 async def live_handles_are_not_used_twice(ctx: Context) -> None:
     """The stream ends; its request is over."""
-    async with _open(ctx) as stream:
+    async with open_stream(ctx) as stream:
         stream.submit(1, ctx.long_request())
         await stream.until(lambda: bool(stream.handle(1).tokens))
         stream.send(pb.Submit(handle=1, generate=ctx.request()))
@@ -148,7 +148,7 @@ async def live_handles_are_not_used_twice(ctx: Context) -> None:
 @check("MUX-06", needs=(*SHAPE, FIRST, "MUX-04"), alone=True)
 async def handles_are_free_after_their_end(ctx: Context) -> None:
     """After a terminal output and after a rejection."""
-    async with _open(ctx) as stream:
+    async with open_stream(ctx) as stream:
         for request in (ctx.request(), ctx.request(model="no-such-model"), ctx.request()):
             stream.submit(1, request)
             await stream.until_ended(1)
@@ -159,7 +159,7 @@ async def handles_are_free_after_their_end(ctx: Context) -> None:
 @check("MUX-07", needs=(*WHOLE, FIRST, "ABO-01", "ABO-05"), phase=Phase.LOAD, alone=True)
 async def handles_are_aborted(ctx: Context) -> None:
     """A running one, one of the same frame, one that is not there; the others go on."""
-    async with _open(ctx) as stream:
+    async with open_stream(ctx) as stream:
         stream.submit(1, ctx.long_request())
         stream.submit(2, ctx.request(max_tokens=LAGGING_TOKENS))
         await stream.until(lambda: bool(stream.handle(1).tokens))
@@ -184,7 +184,7 @@ async def half_closing_lets_requests_finish(ctx: Context) -> None:
         for number in range(SEVERAL):
             tokens = len(stream.handle(number).tokens)
             expect_equal(tokens, _tokens_of(number), "half-closing cut a request")
-    async with _open(ctx) as empty:
+    async with open_stream(ctx) as empty:
         empty.half_close()
         exchange = await empty.finish()
         expect(exchange.is_ok, "a stream without requests does not end with OK", seen=exchange.status)
@@ -193,7 +193,7 @@ async def half_closing_lets_requests_finish(ctx: Context) -> None:
 @check("MUX-09", needs=(*SHAPE, FIRST, "ABO-08", "CAN-01"), phase=Phase.LOAD, alone=True)
 async def an_ended_stream_frees_its_requests(ctx: Context) -> None:
     """Cancelled while several requests run."""
-    async with _open(ctx) as stream:
+    async with open_stream(ctx) as stream:
         requests = [ctx.long_request() for _ in range(SEVERAL)]
         for number, request in enumerate(requests):
             stream.submit(number, request)
@@ -219,7 +219,7 @@ async def a_slow_reader_loses_nothing(ctx: Context) -> None:
     count = LAGGING_TOKENS
     if ctx.limits.HasField("max_stream_buffer_tokens"):
         count = min(count, ctx.limits.max_stream_buffer_tokens // 2)
-    async with _open(ctx, ctx.connect(None, *NARROW)) as stream:
+    async with open_stream(ctx, ctx.connect(None, *NARROW)) as stream:
         tokens = (await ctx.generate(ctx.request(max_tokens=count))).tokens
         for number in range(2):
             stream.submit(number, ctx.request(max_tokens=count))
@@ -236,7 +236,7 @@ async def a_slow_reader_loses_nothing(ctx: Context) -> None:
 @check("MUX-12", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
 async def timeouts_end_their_request(ctx: Context) -> None:
     """A short one, beside a request without."""
-    async with _open(ctx) as stream:
+    async with open_stream(ctx) as stream:
         stream.submit(1, ctx.long_request(), timeout=SHORT)
         stream.submit(2, ctx.request())
         begin = time.monotonic()
@@ -263,7 +263,8 @@ async def the_stream_is_refused(ctx: Context) -> None:
 
 
 @asynccontextmanager
-async def _open(ctx: Context, client: Client | None = None) -> AsyncIterator[Multiplexed]:
+async def open_stream(ctx: Context, client: Client | None = None) -> AsyncIterator[Multiplexed]:
+    """A stream that is closed in the end, and of whose requests nothing is left."""
     stream = Multiplexed(client or ctx.client, ctx.bounds.check / 2)
     try:
         yield stream
@@ -275,7 +276,7 @@ async def _open(ctx: Context, client: Client | None = None) -> AsyncIterator[Mul
 @asynccontextmanager
 async def _several(ctx: Context) -> AsyncIterator[Multiplexed]:
     """A stream with a few requests of different length, none of them ended."""
-    async with _open(ctx) as stream:
+    async with open_stream(ctx) as stream:
         for number in range(SEVERAL):
             prompt = ctx.prompt(salt=number)
             stream.submit(number, ctx.request(max_tokens=_tokens_of(number), token_ids=prompt))

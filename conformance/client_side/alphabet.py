@@ -1,4 +1,4 @@
-"""The tokenizer of the scripted engine: one token per byte, a few words, and an end of sequence.
+"""The tokenizer of the scripted engine: one token per byte, a few words, and two special tokens.
 
 Small enough for every tokenizer library, and it can say any text in pieces of any size. Knows nothing
 about requests; backends get it as `tokenizer.json` through GetTokenizer.
@@ -19,7 +19,10 @@ WORDS: Final = ("stream", "abcd", " END and", "xyEND", " STOP more", "STOP", "wo
 """Tokens of several characters: where text before and after a stop comes at once."""
 EOS_TEXT: Final = "<|end|>"
 EOS: Final = NUM_BYTES + len(WORDS)
-NUM_TOKENS: Final = EOS + 1
+TURN_TEXT: Final = "<|turn|>"
+TURN: Final = EOS + 1
+"""A special token that ends nothing by itself."""
+NUM_TOKENS: Final = TURN + 1
 VOCAB_SIZE: Final = NUM_TOKENS + 8
 """Padded, as in many models: the last ids are below it and mean nothing."""
 UNKNOWN: Final = NUM_TOKENS + 3
@@ -87,7 +90,10 @@ def _tokenizer() -> dict[str, object]:
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
-        "added_tokens": [{"id": EOS, "content": EOS_TEXT, **special}],
+        "added_tokens": [
+            {"id": EOS, "content": EOS_TEXT, **special},
+            {"id": TURN, "content": TURN_TEXT, **special},
+        ],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": None,

@@ -91,6 +91,17 @@ class Answer:
         return self.choices.get(0, Choice())
 
     @property
+    def events(self) -> list[tuple[int, pb.Annotated]]:
+        """Items without data and error, each with the number of tokens of choice 0 that came before it."""
+        found, num_tokens = [], 0
+        for item in self.items:
+            if item.HasField("data"):
+                num_tokens += len(item.data.token_ids) if not item.data.index else 0
+            elif not item.HasField("error"):
+                found.append((num_tokens, item))
+        return found
+
+    @property
     def error(self) -> pb.Status | None:
         """Why the request failed: an item, or the status of the call."""
         for item in self.items:

@@ -123,8 +123,7 @@ def _expect_usage(answer: Answer, prompt: int, completion: int) -> None:
 async def backend_fields_do_not_reach_the_engine(ctx: ClientContext) -> None:
     """All of them at once."""
     scene = ctx.play(say("a", finish=LENGTH))
-    fields = {"skip_special_tokens": False, "include_stop_str_in_output": True}
-    await ctx.start(scene, stop=["STOP"], **fields).ok()
+    await ctx.start(scene, stop=["STOP"], skip_special_tokens=False, include_stop_str_in_output=True).ok()
     part = only_turn(scene).part
     reached = [
         *(["stop_conditions.stop"] if part.stop_conditions.stop else []),
@@ -158,19 +157,20 @@ async def the_deadline_is_passed_on(ctx: ClientContext) -> None:
 @client_check("CLI-33", "empty-stop")
 async def an_empty_stop_string_is_refused(ctx: ClientContext) -> None:
     """It would match before the first token."""
-    await _expect_refusal(ctx, "stop_conditions.stop", good={"stop": ["x"]}, bad={"stop": [""]})
+    await expect_refusal(ctx, "stop_conditions.stop", good={"stop": ["x"]}, bad={"stop": [""]})
 
 
 @client_check("CLI-33", "min-above-max")
 async def min_tokens_above_max_tokens_is_refused(ctx: ClientContext) -> None:
     """No answer could have both."""
     good, bad = {"min_tokens": 1, "max_tokens": 4}, {"min_tokens": 5, "max_tokens": 4}
-    await _expect_refusal(ctx, "stop_conditions.min_tokens", good=good, bad=bad)
+    await expect_refusal(ctx, "stop_conditions.min_tokens", good=good, bad=bad)
 
 
-async def _expect_refusal(
+async def expect_refusal(
     ctx: ClientContext, field: str, good: Mapping[str, object], bad: Mapping[str, object]
 ) -> None:
+    """One request is served, the other refused as invalid by the name of that field."""
     await ctx.start(ctx.play(say("a", finish=LENGTH)), **good).ok()  # type: ignore[arg-type]  # fields
     answer = await ctx.start(ctx.play(say("a", finish=LENGTH)), **bad).failed()  # type: ignore[arg-type]  # fields
     code = answer.error.code if answer.error else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.client_side.alphabet import EOS as EOS_ID, ids
+from conformance.client_side.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, ids
 from conformance.client_side.answer import Answer
 from conformance.client_side.context import ClientContext
 from conformance.client_side.registry import client_check
@@ -39,6 +39,15 @@ async def a_stop_string_is_cut_out_of_a_token(ctx: ClientContext) -> None:
     expect_equal(answer.choice.text, "xy", "the text of the token is cut elsewhere")
 
 
+@client_check("CLI-02", "special-token")
+async def a_skipped_token_is_found_as_a_stop_string(ctx: ClientContext) -> None:
+    """Its text is the stop string, although it is never shown."""
+    scene = ctx.play(say("ab"), say(TURN), say("more", finish=LENGTH))
+    answer = await ctx.start(scene, stop=[TURN_TEXT]).ok()
+    expect_stop(answer, TURN_TEXT, 3)
+    expect_equal(answer.choice.text, "ab", "the stop string is shown")
+
+
 @client_check("CLI-03")
 async def a_split_stop_string_is_found(ctx: ClientContext) -> None:
     """One character per message; text is never taken back, so what leaked is there at the end."""
@@ -57,6 +66,15 @@ async def a_visible_stop_string_is_shown_once(ctx: ClientContext) -> None:
         answer = await ctx.start(scene, stop=["STOP"], include_stop_str_in_output=True).ok()
         expect_equal(answer.choice.reason, "STOP", "a stop string did not end its choice")
         expect_equal(answer.choice.text, "ab STOP", "the stop string is not shown exactly once")
+
+
+@client_check("CLI-04", "special-token")
+async def a_visible_stop_string_is_shown_although_its_token_is_skipped(ctx: ClientContext) -> None:
+    """Behind text that could have become another stop string."""
+    scene = ctx.play(say("ab"), say(TURN), say("more", finish=LENGTH))
+    answer = await ctx.start(scene, stop=[TURN_TEXT, "bx"], include_stop_str_in_output=True).ok()
+    expect_equal(answer.choice.reason, "STOP", "a stop string did not end its choice")
+    expect_equal(answer.choice.text, f"ab{TURN_TEXT}", "the stop string is not shown exactly once")
 
 
 @client_check("CLI-05")
@@ -196,3 +214,14 @@ async def choices_do_not_mix(ctx: ClientContext) -> None:
         for index, choice in answer.choices.items()
     }
     expect_equal(seen, {0: ("éSTART", "EOS"), 1: ("", "STOP")}, "texts and ends of the choices are mixed up")
+
+
+@client_check("CLI-34")
+async def an_answer_goes_on_behind_its_prompt(ctx: ClientContext) -> None:
+    """Prompts that end inside a character: the answer completes it, or shows that it never will."""
+    face = "🙂".encode()
+    for begun, rest, text in ((face[:2], face[2:], "🙂"), (face[:1], b"b", f"{REPLACEMENT}b")):
+        messages = [say(bytes([byte])) for byte in rest]
+        scene = ctx.play(*messages, say("!"), Say(finish=LENGTH), ending=begun)
+        answer = await ctx.start(scene).ok()
+        expect_equal(answer.choice.text, f"{text}!", "the answer is not decoded behind its prompt")

@@ -18,7 +18,7 @@ from conformance.client_side.answer import Answer
 from conformance.client_side.engine import OWN, ScriptedEngine
 from conformance.client_side.script import Step
 from conformance.client_side.turn import Scene, Turn
-from conformance.exchange import Exchange
+from conformance.exchange import Exchange, Metadata
 from conformance.violation import expect
 from enginewire import v1 as pb
 
@@ -42,11 +42,13 @@ class Stand(Protocol):
 class Stands(Protocol):
     """Where stands come from."""
 
-    def engine(self, *, resume: bool = True, revisions: tuple[int, int] = OWN) -> ScriptedEngine:
+    def engine(
+        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = OWN
+    ) -> ScriptedEngine:
         """An engine as all of this run are, for a stand of one's own."""
 
-    async def shared(self, *, resume: bool) -> Stand:
-        """The backend in front of an engine that can, or cannot, resume; the same for all checks."""
+    async def shared(self, *, resume: bool = True, stop_strings: bool = False) -> Stand:
+        """The backend in front of an engine that can, or cannot, do this; the same for all checks."""
 
     async def fresh(self, engine: ScriptedEngine) -> Stand:
         """Another backend in front of this engine. Raises Unreachable when it does not serve."""
@@ -81,22 +83,26 @@ class ClientContext:
         other._scenes = self._scenes
         return other
 
-    def play(self, *script: Step, then: Sequence[Sequence[Step]] = ()) -> Scene:
-        """A prompt of its own that the engine answers with this script; `then`, for further attempts."""
-        prompt = list(f"prompt {next(_numbers)}".encode())
+    def play(self, *script: Step, then: Sequence[Sequence[Step]] = (), ending: bytes = b"") -> Scene:
+        """A prompt of its own, with this ending, that the engine answers with this script.
+
+        `then`, for further attempts.
+        """
+        prompt = list(f"prompt {next(_numbers)}".encode() + ending)
         self._scenes.append(self.stand.engine.play(prompt, [script, *then]))
         return self._scenes[-1]
 
-    def start(self, scene: Scene, *, timeout: float = 0, **changes: requests.Value) -> Answer:
+    def start(
+        self, scene: Scene, *, timeout: float = 0, metadata: Metadata = (), **changes: requests.Value
+    ) -> Answer:
         """Send a request for the scene with some fields changed, as in `requests.change`."""
         good = requests.good_request("", scene.prompt)
         changed = requests.change(good, **{"max_tokens": OUTPUT_TOKENS, "ignore_eos": None, **changes})
         asked = pb.BackendServiceGenerateRequest(
             request_id=f"kit-client-{next(_numbers)}", token_ids=True, request=changed.request
         )
-        return Answer(
-            self.client.call("BackendService.Generate", asked, timeout=timeout or 2 * self.patience)
-        )
+        seconds = timeout or 2 * self.patience
+        return Answer(self.client.call("BackendService.Generate", asked, metadata=metadata, timeout=seconds))
 
     @property
     def patience(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from enginewire.v1 import revision
 MODEL: Final = "scripted"
 OWN: Final = (pb.CONTRACT_REVISION, pb.CONTRACT_REVISION)
 """The revisions of this contract alone."""
+WORKER_ID: Final = 7
 GENERATE: Final = "EngineService.Generate"
 UNKNOWN_PROMPT: Final = Fail(
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,12 +44,14 @@ class ScriptedEngine:
     """A server for one backend. `revisions`: oldest and newest client revision it says it accepts.
 
     `multiplexed`: it offers GenerateMultiplexed beside Generate, and plays the same scripts there.
+    `stop_strings`: it says that it evaluates what is about text.
     """
 
     def __init__(
         self,
         *,
         resume: bool = True,
+        stop_strings: bool = False,
         multiplexed: bool = False,
         revisions: tuple[int, int] = OWN,
     ) -> None:
@@ -56,6 +59,7 @@ class ScriptedEngine:
         self.turns: list[Turn] = []
         self.multiplexed = multiplexed
         self._resume = resume
+        self._stop_strings = stop_strings
         self._revisions = revisions
         self._scenes: dict[tuple[int, ...], Scene] = {}
 
@@ -89,6 +93,7 @@ class ScriptedEngine:
             minimum_client_revision=oldest,
             maximum_client_revision=newest,
             schema_digest=revision.schema_digest(),
+            worker_id=WORKER_ID,
         )
 
     async def load(self) -> pb.Load:
@@ -113,7 +118,10 @@ class ScriptedEngine:
 
     async def generate(self, request: pb.GenerateRequest, context: CONTEXT) -> AsyncIterator[Message]:
         """Generate: plays the script of the prompt."""
-        turn = self.turn(request, context.time_remaining(), GENERATE)
+        metadata = {
+            key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
+        }
+        turn = self.turn(request, context.time_remaining(), GENERATE, metadata)
         try:
             script = self.script(turn)
             if not isinstance(script[0], Fail):
@@ -131,10 +139,16 @@ class ScriptedEngine:
         finally:
             turn.exchange.ended_at = time.monotonic()
 
-    def turn(self, request: pb.GenerateRequest, seconds_left: float | None, method: str) -> Turn:
+    def turn(
+        self,
+        request: pb.GenerateRequest,
+        seconds_left: float | None,
+        method: str,
+        metadata: Mapping[str, str],
+    ) -> Turn:
         """A request of the backend, kept from now on."""
         exchange = Exchange(f"{method} (of the backend)", request, started_at=time.monotonic())
-        turn = Turn(request, exchange, seconds_left)
+        turn = Turn(request, exchange, seconds_left, metadata)
         self.turns.append(turn)
         return turn
 
@@ -145,7 +159,7 @@ class ScriptedEngine:
 
     async def outputs(
         self, turn: Turn, script: Sequence[Step], speaker: Speaker
-    ) -> AsyncIterator[pb.LLMEngineOutput]:
+    ) -> AsyncIterator[pb.LLMEngineOutput | pb.EngineEvent]:
         """Everything that a script says. Raises Scripted where it ends with a status."""
         for step in script:
             if isinstance(step, Fail):
@@ -153,6 +167,9 @@ class ScriptedEngine:
                 raise Scripted(step)
             if isinstance(step, Say):
                 yield speaker.output(step)
+                turn.said += 1
+            elif isinstance(step, pb.EngineEvent):
+                yield step
                 turn.said += 1
             elif await self._left(step, turn):
                 yield speaker.output(Say(finish=CANCELLED))
@@ -170,12 +187,15 @@ class ScriptedEngine:
                 wait.cancel()
         return turn.left.is_set()
 
-    def _response(self, turn: Turn, output: pb.LLMEngineOutput) -> pb.GenerateResponse:
-        return pb.GenerateResponse(
-            output=output,
-            request_id=turn.request.request_id,
-            engine_lifetime_id="" if turn.said else turn.lifetime_id,
+    def _response(self, turn: Turn, item: pb.LLMEngineOutput | pb.EngineEvent) -> pb.GenerateResponse:
+        response = pb.GenerateResponse(
+            request_id=turn.request.request_id, engine_lifetime_id="" if turn.said else turn.lifetime_id
         )
+        if isinstance(item, pb.EngineEvent):
+            response.engine_event.CopyFrom(item)
+        else:
+            response.output.CopyFrom(item)
+        return response
 
     def _config(self) -> pb.EngineConfig:
         return pb.EngineConfig(
@@ -189,6 +209,7 @@ class ScriptedEngine:
                 multiple_choices=True,
                 logprobs=True,
                 resume=self._resume,
+                stop_strings=self._stop_strings,
                 multiplexed=self.multiplexed,
                 tokenizer=True,
                 default_sampling=pb.SamplingDefaults(temperature=1.0, top_p=1.0, repetition_penalty=1.0),

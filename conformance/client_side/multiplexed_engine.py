@@ -72,7 +72,7 @@ class _Stream:
 
     def _submit(self, submit: pb.Submit) -> None:
         seconds = submit.timeout.ToTimedelta().total_seconds() if submit.HasField("timeout") else None
-        turn = self._engine.turn(submit.generate, seconds, NAME)
+        turn = self._engine.turn(submit.generate, seconds, NAME, submit.metadata)
         self._live[submit.handle] = turn
         script = self._engine.script(turn)
         self.playing.append(asyncio.ensure_future(self._play(submit.handle, turn, script)))
@@ -83,9 +83,8 @@ class _Stream:
             accepted = pb.Accepted(engine_lifetime_id=turn.lifetime_id, request_id=turn.request.request_id)
             self.events.put_nowait(pb.HandleEvent(handle=handle, accepted=accepted))
         try:
-            async for output in self._engine.outputs(turn, script, speaker):
-                event = turn.arrive(pb.HandleEvent(handle=handle, output=output))
-                self.events.put_nowait(event)
+            async for item in self._engine.outputs(turn, script, speaker):
+                self.events.put_nowait(turn.arrive(_event(handle, item)))
             turn.exchange.code = grpc.StatusCode.OK
             if not speaker.is_finished:
                 self.events.put_nowait(None)
@@ -100,3 +99,9 @@ class _Stream:
     def _end_if_done(self) -> None:
         if self._is_closing and not self._live:
             self.events.put_nowait(None)
+
+
+def _event(handle: int, item: pb.LLMEngineOutput | pb.EngineEvent) -> pb.HandleEvent:
+    if isinstance(item, pb.EngineEvent):
+        return pb.HandleEvent(handle=handle, engine_event=item)
+    return pb.HandleEvent(handle=handle, output=item)

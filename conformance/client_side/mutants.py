@@ -52,6 +52,12 @@ def _backend(broken: type[ReferenceBackend] | type[ReferenceChoice]) -> type[Ref
 @cache
 def client_mutants() -> tuple[ClientMutant, ...]:
     """Every broken backend, by name."""
-    from conformance.client_side import mutants_engine, mutants_failures, mutants_text  # noqa: F401
+    from conformance.client_side import (  # noqa: F401
+        mutants_engine,
+        mutants_engine_text,
+        mutants_failures,
+        mutants_routing,
+        mutants_text,
+    )
 
     return tuple(_mutants[name] for name in sorted(_mutants))

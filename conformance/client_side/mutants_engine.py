@@ -51,7 +51,7 @@ class StopIsNotTold(Deaf):
 
 @client_mutant("caller_leaving_is_not_told", kills="CLI-12")
 class CallerLeavingIsNotTold(Deaf):
-    async def outputs(self, call: EngineCall, request: Request) -> AsyncIterator[pb.BackendOutput]:
+    async def outputs(self, call: EngineCall, request: Request) -> AsyncIterator[pb.Annotated]:
         # The engine's call belongs to a task of its own, which nobody ends.
         queue: asyncio.Queue[pb.GenerateResponse | Exception | None] = asyncio.Queue()
 
@@ -69,10 +69,8 @@ class CallerLeavingIsNotTold(Deaf):
         while (response := await queue.get()) is not None:
             if isinstance(response, Exception):
                 raise response
-            request.is_accepted = True
-            request.lifetime_id = response.engine_lifetime_id or request.lifetime_id
-            if output := self.take(response.output, request):
-                yield output
+            if item := self.received(response, request):
+                yield item
             if request.is_finished:
                 call.cancel()
                 return
@@ -108,7 +106,7 @@ class UsageForgetsThePrompt(ReferenceBackend):
 class StopReachesTheEngine(ReferenceBackend):
     def engine_part(self, request: Request) -> pb.PreprocessedRequest:
         part = super().engine_part(request)
-        part.stop_conditions.stop.extend(request.part.stop_conditions.stop)
+        part.stop_conditions.stop[:] = request.part.stop_conditions.stop
         return part
 
 
@@ -124,7 +122,7 @@ class TakesAnyRequest(ReferenceBackend):
         pass
 
 
-@client_mutant("refusal_without_a_field", kills=("CLI-33/empty-stop", "CLI-33/min-above-max"))
+@client_mutant("refusal_without_a_field", kills=("CLI-33/empty-stop", "CLI-33/min-above-max", "RTG-01"))
 class RefusalWithoutAField(ReferenceBackend):
     def invalid(self, field: str, message: str) -> Failed:
         return super().invalid("", message)
@@ -132,16 +130,14 @@ class RefusalWithoutAField(ReferenceBackend):
 
 @client_mutant("tokens_after_the_stop", kills="CLI-06")
 class TokensAfterTheStop(ReferenceBackend):
-    async def outputs(self, call: EngineCall, request: Request) -> AsyncIterator[pb.BackendOutput]:
+    async def outputs(self, call: EngineCall, request: Request) -> AsyncIterator[pb.Annotated]:
         try:
             async for response in call:
-                request.is_accepted = True
-                request.lifetime_id = response.engine_lifetime_id or request.lifetime_id
                 if request.is_finished:
-                    yield pb.BackendOutput(token_ids=response.output.token_ids)
+                    yield pb.Annotated(data=pb.BackendOutput(token_ids=response.output.token_ids))
                     return
-                if output := self.take(response.output, request):
-                    yield output
+                if item := self.received(response, request):
+                    yield item
                 if request.is_finished and not request.choices[0].match:
                     return
         except grpc.aio.AioRpcError as error:

@@ -24,7 +24,10 @@ class EveryEndIsStop(ReferenceChoice):
             answer.finish_reason = pb.FINISH_REASON_STOP
 
 
-@client_mutant("shows_stop_string", kills=("CLI-02", "CLI-02/inside-a-token", "CLI-22", "CLI-30"))
+@client_mutant(
+    "shows_stop_string",
+    kills=("CLI-02", "CLI-02/inside-a-token", "CLI-02/special-token", "CLI-22", "CLI-30"),
+)
 class ShowsStopString(ReferenceChoice):
     def shown_until(self, match: Match) -> int:
         return match.end
@@ -36,6 +39,19 @@ class DropsTheTokenOfAStop(ReferenceChoice):
         until = super().shown_until(match)
         inside = len(self.bytes_of(self.token_ids[-1])) > len(match.stop)
         return self.shown if inside and until == match.begin else until
+
+
+@client_mutant("skipped_token_is_no_stop", kills=("CLI-02/special-token", "CLI-04/special-token"))
+class SkippedTokenIsNoStop(ReferenceChoice):
+    def bytes_of(self, token: int) -> bytes:
+        return b"" if token in self.vocabulary.special and self.skips() else super().bytes_of(token)
+
+
+@client_mutant("skipped_stop_not_shown", kills="CLI-04/special-token")
+class SkippedStopNotShown(ReferenceChoice):
+    def shown_until(self, match: Match) -> int:
+        is_special = self.skips() and match.stop in self.vocabulary.special.values()
+        return match.begin if is_special else super().shown_until(match)
 
 
 @client_mutant("matches_within_a_message", kills=("CLI-03", "CLI-22", "CLI-30"))
@@ -55,20 +71,20 @@ class LeaksTheBeginningOfAStop(ReferenceChoice):
         return 0
 
 
-@client_mutant("visible_stop_hidden", kills="CLI-04")
+@client_mutant("visible_stop_hidden", kills=("CLI-04", "CLI-04/special-token"))
 class VisibleStopHidden(ReferenceChoice):
     def shown_until(self, match: Match) -> int:
         return match.begin
 
 
-@client_mutant("visible_stop_twice", kills="CLI-04")
+@client_mutant("visible_stop_twice", kills=("CLI-04", "CLI-04/special-token"))
 class VisibleStopTwice(ReferenceChoice):
     def show(self) -> str:
         visible = self.match and self.request.sampling_options.include_stop_str_in_output
         return super().show() + (self.match.stop if self.match and visible else "")
 
 
-@client_mutant("decodes_token_by_token", kills=("CLI-05", "CLI-22", "CLI-30"))
+@client_mutant("decodes_token_by_token", kills=("CLI-05", "CLI-22", "CLI-30", "CLI-34"))
 class DecodesTokenByToken(ReferenceChoice):
     def decode(self, data: bytes) -> str:
         return data.decode(errors="replace")
@@ -192,7 +208,7 @@ class LengthHidesStop(ReferenceChoice):
         return super().engine_wins(reason) or (reason == pb.FINISH_REASON_LENGTH and len(self.token_ids) == 2)
 
 
-@client_mutant("max_tokens_not_enforced", kills="CLI-08")
+@client_mutant("max_tokens_not_enforced", kills=("CLI-08", "CLI-38/max-tokens"))
 class MaxTokensNotEnforced(ReferenceChoice):
     def is_full(self) -> bool:
         return False
@@ -203,3 +219,9 @@ class UnknownIdsHaveText(ReferenceChoice):
     def bytes_of(self, token: int) -> bytes:
         known = token in self.vocabulary.bytes_of or token in self.vocabulary.special
         return super().bytes_of(token) if known else f"<{token}>".encode()
+
+
+@client_mutant("begins_without_the_prompt", kills="CLI-34")
+class BeginsWithoutThePrompt(ReferenceChoice):
+    def begin(self) -> None:
+        return

@@ -20,6 +20,7 @@ from enginewire import v1 as pb
 
 ATTEMPTS: Final = 5
 BACKOFF_SECONDS: Final = 0.02
+TRACEPARENT: Final = "traceparent"
 SERVICE: Final = "enginewire.v1.BackendService"
 BACKEND_FIELDS: Final = {
     "stop_conditions": ("stop",),
@@ -107,6 +108,7 @@ class ReferenceBackend:
         request = Request(asked.request, self._choices(asked.request))
         try:
             self.check_request(asked.request)
+            self.check_workers(asked.request.routing)
             async for item in self.answer(asked, request, context):
                 yield pb.BackendServiceGenerateResponse(annotated=item)
         except Failed as failure:
@@ -129,8 +131,8 @@ class ReferenceBackend:
         while not request.is_finished:
             call = self.call(asked, request, context)
             try:
-                async for output in self.outputs(call, request):
-                    yield pb.Annotated(data=output)
+                async for item in self.outputs(call, request):
+                    yield item
                 if not request.is_finished:
                     self.end_without_terminal(request)
             except Failed as failure:
@@ -149,19 +151,38 @@ class ReferenceBackend:
             client_revision=pb.CONTRACT_REVISION,
             request=self.engine_part(request),
         )
-        call: EngineCall = self._engine.Generate(generate, timeout=self.seconds_left(context))
+        trace = self.trace(context)
+        if request.attempt > 1 and trace:
+            generate.request.migration_link.CopyFrom(self.link(trace))
+        call: EngineCall = self._engine.Generate(
+            generate, timeout=self.seconds_left(context), metadata=((TRACEPARENT, trace),) if trace else None
+        )
         return call
+
+    def trace(self, context: CONTEXT) -> str:
+        """The caller's traceparent, "" without."""
+        return str(dict(context.invocation_metadata() or ()).get(TRACEPARENT, ""))
+
+    def link(self, trace: str) -> pb.TraceLink:
+        """What the attempt before was sent under."""
+        _, trace_id, span_id, _ = trace.split("-")
+        return pb.TraceLink(trace_id=trace_id, span_id=span_id)
 
     def engine_part(self, request: Request) -> pb.PreprocessedRequest:
         """The request as an engine may see it."""
         part = pb.PreprocessedRequest()
         part.CopyFrom(request.part)
-        for owner, names in BACKEND_FIELDS.items():
-            for name in names:
-                getattr(part, owner).ClearField(name)
+        if not self.engine_evaluates():
+            for owner, names in BACKEND_FIELDS.items():
+                for name in names:
+                    getattr(part, owner).ClearField(name)
         if request.has_delivered:
             part.resume.CopyFrom(self.resume(request))
         return part
+
+    def engine_evaluates(self) -> bool:
+        """True when the engine gets the fields about text, and its text is shown."""
+        return self.info.config.capabilities.stop_strings
 
     def resume(self, request: Request) -> pb.Resume:
         """Where the engine has to go on."""
@@ -177,18 +198,32 @@ class ReferenceBackend:
         """Of the caller's deadline."""
         return context.time_remaining()
 
-    async def outputs(self, call: EngineCall, request: Request) -> AsyncIterator[pb.BackendOutput]:
+    async def outputs(self, call: EngineCall, request: Request) -> AsyncIterator[pb.Annotated]:
         """What the caller gets of one call to the engine. Raises Failed."""
         try:
             async for response in call:
-                request.is_accepted = True
-                request.lifetime_id = response.engine_lifetime_id or request.lifetime_id
-                if output := self.take(response.output, request):
-                    yield output
+                if item := self.received(response, request):
+                    yield item
                 if request.is_finished:
                     return
         except grpc.aio.AioRpcError as error:
             raise self.failure_of(error) from error
+
+    def received(self, response: pb.GenerateResponse, request: Request) -> pb.Annotated | None:
+        """What the caller gets of one message of the engine."""
+        request.is_accepted = True
+        request.lifetime_id = response.engine_lifetime_id or request.lifetime_id
+        if response.HasField("engine_event"):
+            return self.event(response.engine_event)
+        output = self.take(response.output, request)
+        return pb.Annotated(data=output) if output else None
+
+    def event(self, event: pb.EngineEvent) -> pb.Annotated | None:
+        """An event of the engine as it is."""
+        item = pb.Annotated(event=event.event, comment=event.comment)
+        if event.HasField("id"):
+            item.id = event.id
+        return item
 
     def take(self, output: pb.LLMEngineOutput, request: Request) -> pb.BackendOutput | None:
         """One output of the engine; None when the caller wants nothing more of its choice."""
@@ -238,6 +273,9 @@ class ReferenceBackend:
         """True when the request may be sent again, from the start or from where it stands."""
         if not failure.retryable or request.attempt >= ATTEMPTS:
             return False
+        if any(choice.is_engine_text for choice in request.choices):
+            # Only the engine knows what it withheld.
+            return False
         return not request.has_delivered or self.info.config.capabilities.resume
 
     def leave(self, call: EngineCall, request: Request) -> None:
@@ -264,6 +302,15 @@ class ReferenceBackend:
         if stops.HasField("max_tokens") and stops.min_tokens > stops.max_tokens:
             raise self.invalid("stop_conditions.min_tokens", "above max_tokens")
 
+    def check_workers(self, routing: pb.RoutingHints) -> None:
+        """Raise Failed for workers that are not the engine."""
+        for name in ("backend_instance_id", "decode_worker_id", "prefill_worker_id"):
+            is_named = name in {field.name for field, _ in routing.ListFields()}
+            if is_named and (name == "prefill_worker_id" or getattr(routing, name) != self.info.worker_id):
+                raise self.invalid(f"routing.{name}", "nobody here")
+        if routing.allowed_worker_ids and self.info.worker_id not in routing.allowed_worker_ids:
+            raise self.invalid("routing.allowed_worker_ids", "nobody here")
+
     def invalid(self, field: str, message: str) -> Failed:
         """A refusal that names the field."""
         return Failed(
@@ -276,6 +323,6 @@ class ReferenceBackend:
     def _choices(self, part: pb.PreprocessedRequest) -> list[ReferenceChoice]:
         eos = frozenset(part.eos_token_ids or self.info.config.eos_token_ids)
         return [
-            self.choice_class(index, self.vocabulary, part, eos)
+            self.choice_class(index, self.vocabulary, part, eos, self.engine_evaluates())
             for index in range(max(1, part.sampling_options.n))
         ]

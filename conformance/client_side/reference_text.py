@@ -51,6 +51,8 @@ class ReferenceChoice:
     vocabulary: Vocabulary
     request: pb.PreprocessedRequest
     eos_token_ids: frozenset[int]
+    engine_evaluates: bool = False
+    """The engine was given the stop strings: its text is shown, if it sends any."""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     shown: int = 0
@@ -60,13 +62,24 @@ class ReferenceChoice:
     received: int = 0
     is_over: bool = False
     """The engine sent its terminal."""
+    is_engine_text: bool = False
 
     def __post_init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = self.request.stop_conditions
+        self.begin()
+
+    def begin(self) -> None:
+        """Go on behind the prompt: it has its complete characters, the answer what is left."""
+        for token in self.request.token_ids:
+            self.decode(self.vocabulary.bytes_of.get(token, b""))
 
     def take(self, output: pb.LLMEngineOutput) -> pb.BackendOutput:
         """The next output of the engine as the caller gets it."""
+        if not self.token_ids and self.engine_evaluates and output.HasField("text"):
+            self.is_engine_text = True
+        if self.is_engine_text:
+            return self.pass_on(output)
         before = len(self.token_ids)
         for token in output.token_ids:
             if not self.finish:
@@ -79,6 +92,21 @@ class ReferenceChoice:
         if output.HasField("logprobs"):
             answer.logprobs.CopyFrom(self.rows(output.logprobs, len(kept)))
         self.describe_finish(answer, output)
+        return answer
+
+    def pass_on(self, output: pb.LLMEngineOutput) -> pb.BackendOutput:
+        """Text and end of an engine that makes them itself."""
+        answer = pb.BackendOutput(
+            index=self.index,
+            first_output_position=len(self.token_ids),
+            token_ids=output.token_ids,
+            text=output.text,
+            finish_reason=output.finish_reason,
+        )
+        self.token_ids += output.token_ids
+        self.finish = output.finish_reason
+        if output.HasField("stop_match"):
+            answer.stop_reason.CopyFrom(output.stop_match)
         return answer
 
     def take_token(self, token: int) -> None:
@@ -108,10 +136,15 @@ class ReferenceChoice:
         if token in self.hidden_ids():
             return b""
         if token in self.vocabulary.special:
-            skips = not self.request.output_options.HasField("skip_special_tokens")
-            skips = skips or self.request.output_options.skip_special_tokens
-            return b"" if skips else self.vocabulary.special[token].encode()
+            text = self.vocabulary.special[token]
+            is_stop = text in self.stop_strings() and self.is_armed()
+            return b"" if self.skips() and not is_stop else text.encode()
         return self.vocabulary.bytes_of.get(token, b"")
+
+    def skips(self) -> bool:
+        """Special tokens are not shown, except for what ends the text as a stop string."""
+        options = self.request.output_options
+        return options.skip_special_tokens if options.HasField("skip_special_tokens") else True
 
     def hidden_ids(self) -> set[int]:
         """Ids whose text is never shown."""

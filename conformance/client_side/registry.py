@@ -47,6 +47,12 @@ def client_check(
 @cache
 def client_checks() -> tuple[ClientCheck, ...]:
     """Every check of backends, by key."""
-    from conformance.client_side import checks_engine, checks_failures, checks_text  # noqa: F401
+    from conformance.client_side import (  # noqa: F401
+        checks_engine,
+        checks_engine_text,
+        checks_failures,
+        checks_routing,
+        checks_text,
+    )
 
     return tuple(_checks[key] for key in sorted(_checks))

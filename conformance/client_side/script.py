@@ -23,7 +23,10 @@ CANCELLED = pb.FINISH_REASON_CANCELLED
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """One output. `finish` makes it terminal, `position` breaks the count, `row` has log-probabilities."""
+    """One output. `finish` makes it terminal, `position` breaks the count, `row` has log-probabilities.
+
+    `text` is what an engine says of it that detokenizes; `stop` is the stop string that it found.
+    """
 
     pieces: Sequence[Piece] = ()
     finish: int = 0
@@ -33,6 +36,8 @@ class Say:
     stop_token: int | None = None
     usage: pb.CompletionUsage | None = None
     error: str = ""
+    text: str | None = None
+    stop: str = ""
 
     @property
     def token_ids(self) -> list[int]:
@@ -77,7 +82,7 @@ class Fail:
         return status
 
 
-Step = Say | Hold | Stay | Fail
+Step = Say | Hold | Stay | Fail | pb.EngineEvent
 
 DIED = Fail(grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_ENGINE_DEAD, retryable=True)
 """The engine is lost in the middle of an answer."""
@@ -114,6 +119,7 @@ class Speaker:
             token_ids=step.token_ids,
             index=step.index,
             first_output_position=count if step.position is None else step.position,
+            text=step.text,
         )
         self.counts[step.index] = count + len(output.token_ids)
         if step.row:
@@ -128,6 +134,8 @@ class Speaker:
         self.finished.add(step.index)
         if step.stop_token is not None:
             output.stop_match.token_id = step.stop_token
+        if step.stop:
+            output.stop_match.text = step.stop
         if step.error:
             output.error_message = step.error
         if step.usage or self.is_finished:

@@ -117,17 +117,23 @@ class RunningStands:
         self._starter = starter
         self._scale = time_scale
         self._multiplexed = multiplexed
-        self._shared: dict[bool, asyncio.Task[RunningStand]] = {}
+        self._shared: dict[tuple[bool, bool], asyncio.Task[RunningStand]] = {}
 
-    def engine(self, *, resume: bool = True, revisions: tuple[int, int] = OWN) -> ScriptedEngine:
+    def engine(
+        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = OWN
+    ) -> ScriptedEngine:
         """See Stands."""
-        return ScriptedEngine(resume=resume, multiplexed=self._multiplexed, revisions=revisions)
+        return ScriptedEngine(
+            resume=resume, stop_strings=stop_strings, multiplexed=self._multiplexed, revisions=revisions
+        )
 
-    async def shared(self, *, resume: bool) -> RunningStand:
+    async def shared(self, *, resume: bool = True, stop_strings: bool = False) -> RunningStand:
         """See Stands. Raises Unreachable."""
-        if resume not in self._shared:
-            self._shared[resume] = asyncio.create_task(self.fresh(self.engine(resume=resume)))
-        return await asyncio.shield(self._shared[resume])
+        can = (resume, stop_strings)
+        if can not in self._shared:
+            engine = self.engine(resume=resume, stop_strings=stop_strings)
+            self._shared[can] = asyncio.create_task(self.fresh(engine))
+        return await asyncio.shield(self._shared[can])
 
     async def fresh(self, engine: ScriptedEngine) -> RunningStand:
         """See Stands."""

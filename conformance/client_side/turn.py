@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -31,6 +31,7 @@ class Turn:
     request: pb.GenerateRequest
     exchange: Exchange
     seconds_left: float | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
     lifetime_id: str = LIFE % 1
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The backend cancelled the call or aborted the request."""

@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from conformance.reference.choices import Choices
 from conformance.reference.job import Choice, Item, Job
@@ -47,7 +48,14 @@ class Engine(Choices):
             choice = job.choices[resumed.index]
             choice.tokens, choice.is_finished = list(resumed.generated_token_ids), resumed.finished
             choice.cum_log_probs = resumed.cum_log_probs
+        job.events = self.answers(request.annotations)
         return job
+
+    def answers(self, annotations: Iterable[str]) -> list[pb.EngineEvent]:
+        """The events that annotations get: those that are known, with what is behind their colons."""
+        asked = [annotation.partition(":") for annotation in annotations]
+        known = self.config.capabilities.annotations
+        return [pb.EngineEvent(event=key, comment=[value]) for key, _, value in asked if key in known]
 
     def admit(self, job: Job) -> None:
         """Put a job into the queue, or raise Refusal."""

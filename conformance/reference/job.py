@@ -38,6 +38,8 @@ class Job:
     blocks: int = 0
     cached_tokens: int = 0
     ready_at: float = 0.0
+    events: list[pb.EngineEvent] = field(default_factory=list)
+    """Answers to its annotations that nobody has sent yet."""
 
     @property
     def open_choices(self) -> list[Choice]:

@@ -17,6 +17,7 @@ from enginewire import v1 as pb
 Requests = AsyncIterator[pb.GenerateMultiplexedRequest]
 Frame = pb.GenerateMultiplexedResponse
 NAME = "EngineService.GenerateMultiplexed"
+ALL_CHOICES = -1
 
 
 @dataclass(eq=False)
@@ -123,6 +124,8 @@ class Multiplexed(Service):
         """Everything a job brings, as events."""
         try:
             async for output in self.outputs(job):
+                for event in self.due_events(job):
+                    stream.put(pb.HandleEvent(handle=handle, engine_event=event))
                 if not job.request.stop_conditions.stop:
                     # Text that nobody asked for would make an event of every token.
                     output.ClearField("text")
@@ -151,8 +154,8 @@ class Multiplexed(Service):
         """Plain tokens as rows, the rest as events; a row never comes behind an event of its choice."""
         frame, seen = Frame(step=self.counters.step), set[tuple[int, int]]()
         for event in events:
-            choice = (event.handle, event.output.index)
-            if is_row(event) and choice in seen:
+            choice, whole = (event.handle, event.output.index), (event.handle, ALL_CHOICES)
+            if is_row(event) and not seen.isdisjoint((choice, whole)):
                 yield frame
                 frame, seen = Frame(step=self.counters.step), set()
             if is_row(event):
@@ -161,6 +164,8 @@ class Multiplexed(Service):
                 frame.events.append(event)
                 if event.HasField("output"):
                     seen.add(choice)
+                elif event.HasField("engine_event"):
+                    seen.add(whole)
         if frame.handles or frame.events:
             yield frame
 

@@ -95,10 +95,14 @@ class Service(Signals):
         await call.accept()
 
     async def responses(self, job: Job) -> AsyncIterator[pb.GenerateResponse]:
-        """The outputs of a job as messages."""
-        lifetime_id = self.lifetime_id
+        """The outputs of a job as messages, before the first one its events."""
+        lifetime_id, request_id = self.lifetime_id, job.request_id
         async for output in self.outputs(job):
-            request_id = job.request_id
+            for event in self.due_events(job):
+                yield pb.GenerateResponse(
+                    engine_event=event, request_id=request_id, engine_lifetime_id=lifetime_id
+                )
+                lifetime_id = ""
             yield pb.GenerateResponse(output=output, request_id=request_id, engine_lifetime_id=lifetime_id)
             lifetime_id = ""
 
@@ -108,6 +112,11 @@ class Service(Signals):
             if isinstance(item, Refusal):
                 raise item
             yield item
+
+    def due_events(self, job: Job) -> list[pb.EngineEvent]:
+        """Its events, once."""
+        events, job.events = job.events, []
+        return events
 
     def ended(self, job: Job) -> None:
         """The call is over, whatever ended it: nothing of the job may stay."""

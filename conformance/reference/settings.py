@@ -32,6 +32,9 @@ CAPABILITIES = (
 """What the reference can do; a mutant may leave some out."""
 
 
+ANNOTATIONS = ("reference.note",)
+"""Annotations that are answered, with what is behind their colons."""
+
 GUIDED_MODES = (pb.GUIDED_MODE_JSON_SCHEMA, pb.GUIDED_MODE_REGEX, pb.GUIDED_MODE_CHOICE)
 
 
@@ -59,12 +62,14 @@ class Settings:
     shutdown_seconds: float = 30.0
     role: pb.EngineRole.ValueType = pb.ENGINE_ROLE_AGGREGATED
     guided_modes: tuple[pb.GuidedMode.ValueType, ...] = GUIDED_MODES
+    annotations: tuple[str, ...] = ANNOTATIONS
     limits: dict[str, int] = field(default_factory=dict)
 
     def config(self) -> pb.EngineConfig:
         """The EngineConfig of such a server."""
         capabilities = pb.Capabilities(**dict.fromkeys(self.capabilities, True))  # type: ignore[arg-type]  # flags
         capabilities.guided_modes.extend(self.guided_modes)
+        capabilities.annotations.extend(self.annotations)
         capabilities.default_sampling.MergeFrom(
             pb.SamplingDefaults(temperature=1.0, top_p=1.0, repetition_penalty=1.0)
         )

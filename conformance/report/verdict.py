@@ -37,6 +37,7 @@ AREAS: Final = {
     "BPR": "Back-pressure",
     "MDT": "Metadata",
     "VER": "Versions",
+    "EVT": "Events",
     "MUX": "Multiplexed",
     "RES": "Resume",
     "TOK": "Tokenizer",
@@ -48,6 +49,7 @@ AREAS: Final = {
     "LOR": "Adapters",
     "GDE": "Guided output",
     "CLI": "Backend",
+    "RTG": "Routing hints",
 }
 
 

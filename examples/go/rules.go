@@ -14,8 +14,9 @@ import (
 // is a capability this engine does not have.
 
 const (
-	model    = "hash"
-	revision = 2
+	model          = "hash"
+	revision       = 2
+	oldestRevision = 1
 )
 
 var (
@@ -75,7 +76,10 @@ func check(generate *pb.GenerateRequest) error {
 	case generate.ClientRevision > revision:
 		text := fmt.Sprintf("not served, got %d, allowed 0..%d", generate.ClientRevision, revision)
 		mismatch, served := failed("REVISION_MISMATCH", "client_revision", text), fmt.Sprint(revision)
-		mismatch.facts = map[string]string{"minimum_client_revision": served, "maximum_client_revision": served}
+		mismatch.facts = map[string]string{
+			"minimum_client_revision": fmt.Sprint(oldestRevision),
+			"maximum_client_revision": served,
+		}
 		return mismatch
 	case request == nil:
 		return invalid("request", "must be set")

@@ -17,7 +17,7 @@ import (
 // The RPCs: thin, each reads its message, asks the lifecycle, and answers.
 
 const (
-	schemaDigest    = "b3c9cccea5858ba180b82dbcab6166b7c4daad345979d2429c7b31c781a0983a"
+	schemaDigest    = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4"
 	shutdownTimeout = 30 * time.Second
 )
 
@@ -51,7 +51,7 @@ func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoReque
 		InstanceId:            d.engine.lifetimeID,
 		EngineLifetimeId:      d.engine.lifetimeID,
 		ContractRevision:      revision,
-		MinimumClientRevision: revision,
+		MinimumClientRevision: oldestRevision,
 		MaximumClientRevision: revision,
 		SchemaDigest:          schemaDigest,
 	}, nil

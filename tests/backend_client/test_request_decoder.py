@@ -356,6 +356,17 @@ def test_a_stop_string_across_a_resume_is_found() -> None:
     assert taken(decoder, output("cd", 2)).stop_reason == "abcd"
 
 
+def test_tokens_have_their_own_text_whether_it_is_shown_or_not() -> None:
+    decoder = request(stop=("bc",), with_tokens=True)
+    stopped = taken(decoder, output("abcd"))
+    assert (stopped.text, stopped.tokens) == ("a", ["a", "b", "c"])
+    end = pb.LLMEngineOutput(token_ids=[*spell("a"), EOS], finish_reason=pb.FINISH_REASON_EOS)
+    ended = taken(request(with_tokens=True), end)
+    special = BYTE_LEVEL.decode([EOS], skip_special_tokens=False)
+    assert (ended.text, ended.tokens) == ("a", ["a", special])
+    assert special
+
+
 def test_an_answer_goes_on_behind_its_prompt_in_every_choice() -> None:
     tokenizer = toy.byte_fallback()
     face = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "🙈".encode()]

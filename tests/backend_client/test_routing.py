@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from contextlib import asynccontextmanager
 
 import pytest
@@ -190,21 +189,19 @@ async def test_only_the_keys_of_an_engine_that_left_move(engine_server, vocabula
 
 
 async def test_the_requests_of_a_session_stay_together_whatever_the_load(engine_server, vocabulary) -> None:
-    async with backend_with(engine_server, vocabulary) as (backend, all_serving):
-        for session_id in ("one", "two", "three"):
-            before = await served(all_serving)
-            busy = asyncio.gather(*(hear(backend, ask(b"x" * 8, 8)) for _ in range(4)))
-            control = pb.SessionControl(session_id=session_id)
-            for number in range(4):
-                # Other prompts, so that nothing but the session keeps them together.
-                request = ask(bytes([65 + number]) * 64, 4, routing={"session_control": control})
-                request.bypass_prefix_cache = True
-                assert (await hear(backend, request)).failure is None
-            await busy
-            now = await served(all_serving)
-            counts = Counter(after - earlier for after, earlier in zip(now, before, strict=True))
-            assert sum(key * value for key, value in counts.items()) == 8
-            assert max(counts) >= 4
+    async with backend_with(engine_server, vocabulary, mocker_itl_ms=2.0) as (backend, all_serving):
+        session = {"session_control": pb.SessionControl(session_id="mine")}
+        home = await home_of(backend, all_serving, **session)
+        lasting = ask(max_tokens=4000, routing=pb.RoutingHints(backend_instance_id=IDS[home]))
+        lasting.stop_conditions.ignore_eos = True
+        busy = [asyncio.create_task(hear(backend, lasting)) for _ in range(4)]
+        await until_true(lambda: backend.engines.all[home].in_flight == len(busy))
+        assert await home_of(backend, all_serving) != home
+        for _ in range(3):
+            assert await home_of(backend, all_serving, **session) == home
+        for task in busy:
+            task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
 
 
 async def places(backend: Backend, *controls: pb.SessionControl) -> list[int]:

@@ -2,10 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from backend_client import tokenizer as tokenizer_module
-from backend_client.tokenizer import BackendTokenizer, InvalidTokenizer, TextTooLong
+from backend_client.tokenizer import BackendTokenizer, CannotEncode, InvalidTokenizer, TextTooLong
 from tests.backend_client import toy_tokenizers as toy
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -103,3 +103,9 @@ def test_sizes_are_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         BackendTokenizer.from_folder(tmp_path)
     with pytest.raises(TextTooLong, match="at most 3"):
         tokenizer.encode("abcd")
+
+
+def test_a_text_at_which_the_library_fails_is_refused_without_being_quoted() -> None:
+    tokenizer = BackendTokenizer(Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")))
+    with pytest.raises(CannotEncode, match=r"^the tokenizer cannot encode this text$"):
+        tokenizer.encode("secret")

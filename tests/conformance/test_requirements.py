@@ -57,6 +57,11 @@ def test_nobody_needs_a_check_that_runs_later() -> None:
     assert late == []
 
 
+def test_what_came_with_a_later_revision_is_not_demanded_of_earlier_ones() -> None:
+    by_revision = {requirement.id[:3] for requirement in requirements().values() if requirement.since > 1}
+    assert by_revision == {"EVT", "RTG"}
+
+
 def test_needs_are_free_of_circles() -> None:
     needs = {check.key: set(check.needs) for check in all_checks()}
     while free := [key for key, wanted in needs.items() if not wanted & needs.keys()]:

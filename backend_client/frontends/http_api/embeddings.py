@@ -18,7 +18,6 @@ from backend_client.embedding import Embeddings
 from backend_client.frontends.http_api.body import Body, InvalidBody, checked
 from backend_client.frontends.http_api.generation_fields import Neutral, refuse_unsupported
 
-MAX_INPUTS: Final = 2048
 MAX_TOKEN_ID: Final = 2**32 - 1
 ENCODINGS: Final = ("float", "base64")
 # What would change the vectors and cannot be done here: refused, unless the value changes nothing.
@@ -61,14 +60,14 @@ def read_inputs(body: Body) -> Sequence[str | Sequence[int]]:
     """A text, texts, token ids, or lists of token ids. Raises InvalidBody."""
     value = body.get("input")
     if isinstance(value, str):
-        return [_text("input", value)]
+        if not value:
+            raise InvalidBody("input", "must not be empty")
+        return [value]
     items = checked("input", value, list)
     if items and isinstance(items[0], int):
         return [_token_ids("input", items)]
-    if not 1 <= len(items) <= MAX_INPUTS:
-        raise InvalidBody("input", f"must be 1 to {MAX_INPUTS} inputs")
     return [
-        _text(f"input[{place}]", item)
+        item
         if isinstance(item, str)
         else _token_ids(f"input[{place}]", checked(f"input[{place}]", item, list))
         for place, item in enumerate(items)
@@ -94,21 +93,8 @@ def in_base64(vector: array[float]) -> str:
     return base64.b64encode(vector.tobytes()).decode()
 
 
-def param_of(field: str) -> str | None:
-    """The body's key for a path of the contract; None when no field is at fault."""
-    return field.replace("token_ids", "input", 1) or None
-
-
-def _text(field: str, text: str) -> str:
-    if not text:
-        raise InvalidBody(field, "must not be empty")
-    return text
-
-
 def _token_ids(field: str, items: Sequence[object]) -> Sequence[int]:
     token_ids = [checked(f"{field}[{place}]", item, int) for place, item in enumerate(items)]
-    if not token_ids:
-        raise InvalidBody(field, "must not be empty")
-    if not 0 <= min(token_ids) <= max(token_ids) <= MAX_TOKEN_ID:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= MAX_TOKEN_ID:
         raise InvalidBody(field, f"must hold token ids, 0 to {MAX_TOKEN_ID}")
     return token_ids

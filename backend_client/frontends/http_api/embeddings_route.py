@@ -9,12 +9,13 @@ from typing import Any
 from backend_client.embedding import Embeddings
 from backend_client.failure import RequestFailed
 from backend_client.frontends.http_api.body import Body
-from backend_client.frontends.http_api.embeddings import AskedVectors, answer_of, param_of, read_asked
+from backend_client.frontends.http_api.embeddings import AskedVectors, answer_of, read_asked
 from backend_client.frontends.http_api.generate_route import ServedBackend
 from backend_client.frontends.http_api.post_route import PostRoute
 from backend_client.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
 from backend_client.frontends.http_api.reply import Reply
 from backend_client.prompts import InvalidPrompt
+from enginewire import v1 as pb
 
 
 class EmbeddingsRoute(PostRoute):
@@ -46,8 +47,8 @@ class VectorWork:
         self._work = asyncio.create_task(
             served.backend.embed(
                 asked.inputs,
-                model=asked.model,
-                dimensions=asked.dimensions,
+                pb.PreprocessedEmbeddingRequest(model=asked.model, dimensions=asked.dimensions),
+                path="input",
                 request_id=answer_id,
                 timeout=served.timeout,
             ),
@@ -65,7 +66,7 @@ class VectorWork:
         except InvalidPrompt as error:
             raise Refused(invalid(str(error), error.field)) from error
         except RequestFailed as error:
-            raise Refused(refusal_of(error.failure, param_of)) from error
+            raise Refused(refusal_of(error.failure, str)) from error
 
     async def close(self) -> None:
         """End what still runs."""

@@ -6,6 +6,7 @@ are left to the engine, which knows them. Knows nothing about answers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
@@ -13,6 +14,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from backend_client.prompts import InvalidPrompt
 from enginewire import v1 as pb
 
+INPUT: Final = "tokenized.input_ids"
 STOP_FIELDS: Final = ("min_tokens", "ignore_eos")
 SAMPLING_FIELDS: Final = (
     "n",
@@ -46,7 +48,7 @@ UNSUPPORTED_SAMPLING: Final = ("prompt_logprobs", "truncate_prompt_tokens")
 def to_backend(asked: vllm.GenerateRequest) -> pb.BackendServiceGenerateRequest:
     """The same request for the backend. Raises InvalidPrompt, its field SMG's own."""
     refuse_unsupported(asked)
-    request = pb.PreprocessedRequest(token_ids=asked.tokenized.input_ids)
+    request = pb.PreprocessedRequest(token_ids=token_ids_of(asked.tokenized))
     params = asked.sampling_params
     try:
         fill_stops(request.stop_conditions, params)
@@ -61,10 +63,15 @@ def to_backend(asked: vllm.GenerateRequest) -> pb.BackendServiceGenerateRequest:
     return pb.BackendServiceGenerateRequest(request_id=asked.request_id, token_ids=True, request=request)
 
 
+def token_ids_of(tokenized: vllm.TokenizedInput) -> Sequence[int]:
+    """The prompt, or what is to be embedded. Raises InvalidPrompt."""
+    if not tokenized.input_ids:
+        raise InvalidPrompt(INPUT, "must not be empty: the gateway tokenizes")
+    return tokenized.input_ids
+
+
 def refuse_unsupported(asked: vllm.GenerateRequest) -> None:
     """Raise InvalidPrompt for what would be ignored although it changes the answer."""
-    if not asked.tokenized.input_ids:
-        raise InvalidPrompt("tokenized.input_ids", "must not be empty: the gateway tokenizes")
     given = {field.name for field, _ in asked.ListFields()}
     sampling = {field.name for field, _ in asked.sampling_params.ListFields()}
     for name in UNSUPPORTED:

@@ -19,13 +19,13 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
 
 from backend_client.annotated import BackendOutput
+from backend_client.embedding import renamed
 from backend_client.failure import RequestFailed, failed, internal_failure
-from backend_client.frontends.grpc_service import AnyCall, internal, invalid, refuse, write
+from backend_client.frontends.grpc_service import AnyCall, answered, refuse, write
 from backend_client.frontends.smg.answer import Answer
 from backend_client.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
-from backend_client.frontends.smg.request import to_backend
+from backend_client.frontends.smg.request import INPUT, to_backend, token_ids_of
 from backend_client.frontends.text_backend import TextBackend
-from backend_client.prompts import InvalidPrompt
 from backend_client.tokenizer import FILE_NAMES
 from enginewire import v1 as pb
 
@@ -34,6 +34,7 @@ FACTS_TIMEOUT_SECONDS: Final = 2.0
 
 Asked = TypeVar("Asked", bound=Message)
 Answered = TypeVar("Answered", bound=Message)
+Result = TypeVar("Result")
 
 
 class SmgServicer:
@@ -61,6 +62,7 @@ class SmgServicer:
             SERVICE,
             {
                 "Generate": streaming(self.Generate, vllm.GenerateRequest.FromString),
+                "Embed": unary(self.Embed, vllm.EmbedRequest.FromString),
                 "Abort": unary(self.Abort, vllm.AbortRequest.FromString),
                 "HealthCheck": unary(self.HealthCheck, vllm.HealthCheckRequest.FromString),
                 "GetModelInfo": unary(self.GetModelInfo, vllm.GetModelInfoRequest.FromString),
@@ -72,24 +74,42 @@ class SmgServicer:
 
     async def Generate(self, asked: vllm.GenerateRequest, call: AnyCall) -> None:
         """Stream what the choices become. Cancelling the call, or Abort, aborts the request."""
+        await answered(self._unless_aborted(asked.request_id, self._generate(asked, call)), call)
+
+    async def Embed(self, asked: vllm.EmbedRequest, call: AnyCall) -> vllm.EmbedResponse:
+        """The vector of one input. Cancelling the call, or Abort, ends the work."""
+        return await answered(self._unless_aborted(asked.request_id, self._embed(asked, call)), call)
+
+    async def _unless_aborted(self, request_id: str, work: Awaitable[Result]) -> Result:
+        """What `work` gives. Raises RequestFailed when Abort names the request first."""
+        running = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as running:
+            async with running:
                 # The first of two equal ids keeps its place; the engine refuses the other.
-                self._live.setdefault(asked.request_id, running)
-                await self._generate(asked, call)
-        except TimeoutError:
-            await refuse(call, aborted())
-        except InvalidPrompt as error:
-            await refuse(call, invalid(str(error), error.field))
-        except RequestFailed as error:
-            await refuse(call, error)
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
-            await refuse(call, internal(error))
+                self._live.setdefault(request_id, running)
+                return await work
+        except TimeoutError as error:
+            if not running.expired():
+                raise
+            raise aborted() from error
         finally:
-            if self._live.get(asked.request_id) is running:
-                del self._live[asked.request_id]
+            if self._live.get(request_id) is running:
+                del self._live[request_id]
+
+    async def _embed(self, asked: vllm.EmbedRequest, call: AnyCall) -> vllm.EmbedResponse:
+        """Raises InvalidPrompt and RequestFailed."""
+        inputs = [token_ids_of(asked.tokenized)]
+        rest, timeout = pb.PreprocessedEmbeddingRequest(), self._timeout(call)
+        try:
+            embeddings = await self._backend.embed(
+                inputs, rest, path=INPUT, request_id=asked.request_id, timeout=timeout
+            )
+        except RequestFailed as error:
+            raise renamed(error, f"{INPUT}[0]", INPUT) from error
+        (vector,) = embeddings.vectors
+        return vllm.EmbedResponse(
+            embedding=vector, prompt_tokens=embeddings.prompt_tokens, embedding_dim=len(vector)
+        )
 
     async def _generate(self, asked: vllm.GenerateRequest, call: AnyCall) -> None:
         """Raises InvalidPrompt and RequestFailed."""

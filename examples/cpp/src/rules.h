@@ -11,6 +11,7 @@
 
 inline const char* const kModel = "hash";
 constexpr uint32_t kRevision = 2;
+constexpr uint32_t kOldestRevision = 1;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using google::protobuf::FieldDescriptor;
@@ -153,7 +154,7 @@ inline void check(const ew::GenerateRequest& generate) {
     const std::string served = std::to_string(kRevision);
     throw Failure(ew::ERROR_REASON_REVISION_MISMATCH, "client_revision",
                   join("not served, got ", generate.client_revision(), ", allowed 0..", served),
-                  {{"minimum_client_revision", served}, {"maximum_client_revision", served}});
+                  {{"minimum_client_revision", std::to_string(kOldestRevision)}, {"maximum_client_revision", served}});
   }
   require(generate.has_request(), "request", "must be set");
   const auto& request = generate.request();

@@ -10,7 +10,7 @@
 #include "failure.h"
 #include "rules.h"
 
-inline const char* const kSchemaDigest = "b3c9cccea5858ba180b82dbcab6166b7c4daad345979d2429c7b31c781a0983a";
+inline const char* const kSchemaDigest = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
 
@@ -65,7 +65,7 @@ class DiscoveryRpcs final : public ew::DiscoveryService::Service {
     info->set_instance_id(engine_.lifetime_id);
     info->set_engine_lifetime_id(engine_.lifetime_id);
     info->set_contract_revision(kRevision);
-    info->set_minimum_client_revision(kRevision);
+    info->set_minimum_client_revision(kOldestRevision);
     info->set_maximum_client_revision(kRevision);
     info->set_schema_digest(kSchemaDigest);
     return grpc::Status::OK;

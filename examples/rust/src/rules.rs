@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 pub const MODEL: &str = "hash";
 pub const REVISION: u32 = 2;
+pub const OLDEST_REVISION: u32 = 1;
 const INFINITY: f64 = f64::INFINITY;
 
 /// Of a list, a text and bytes the length counts. Lists of numbers are token ids.
@@ -65,8 +66,8 @@ pub fn check(generate: &GenerateRequest) -> Result<(), Failure> {
     if generate.client_revision > REVISION {
         let text = format!("not served, got {}, allowed 0..{REVISION}", generate.client_revision);
         let mut failure = failed(ErrorReason::RevisionMismatch, "client_revision", text);
-        for name in ["minimum_client_revision", "maximum_client_revision"] {
-            failure.facts.insert(name.into(), REVISION.to_string());
+        for (name, revision) in [("minimum_client_revision", OLDEST_REVISION), ("maximum_client_revision", REVISION)] {
+            failure.facts.insert(name.into(), revision.to_string());
         }
         return Err(failure);
     }

@@ -5,14 +5,14 @@ use crate::failure::{failed, invalid, Failure};
 use crate::grpc::{frame, message, stream, timeout, unary, watch, Answer, Sender, MAX_REQUEST_BYTES};
 use crate::pb::stop_match::Match;
 use crate::pb::*;
-use crate::rules::{check, MODEL, REVISION};
+use crate::rules::{check, MODEL, OLDEST_REVISION, REVISION};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::Body;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const SCHEMA_DIGEST: &str = "b3c9cccea5858ba180b82dbcab6166b7c4daad345979d2429c7b31c781a0983a";
+const SCHEMA_DIGEST: &str = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TICK: Duration = Duration::from_millis(10);
@@ -90,7 +90,7 @@ fn info(engine: &Engine, _: GetEngineInfoRequest) -> GetEngineInfoResponse {
         instance_id: engine.lifetime_id.clone(),
         engine_lifetime_id: engine.lifetime_id.clone(),
         contract_revision: REVISION,
-        minimum_client_revision: REVISION,
+        minimum_client_revision: OLDEST_REVISION,
         maximum_client_revision: REVISION,
         schema_digest: SCHEMA_DIGEST.into(),
         ..Default::default()

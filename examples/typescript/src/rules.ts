@@ -8,6 +8,7 @@ import { Failure } from "./failure.js";
 
 export const MODEL = "hash";
 export const REVISION = 2;
+export const OLDEST_REVISION = 1;
 
 // Of a list, a text and bytes the length counts. Lists of numbers are token ids.
 const RANGES: { [path: string]: [low: number, high: number] } = {
@@ -60,7 +61,7 @@ const OTHER_ROLES = new Set(["prefill_result", "bootstrap_info"]);
 export function check({ request_id, client_revision, request }: GenerateRequest): PreprocessedRequest {
   require(/^[A-Za-z0-9._:-]{1,128}$/.test(request_id), "request_id", "not 1 to 128 of A-Z a-z 0-9 . _ : -");
   if (client_revision > REVISION) {
-    const range = { minimum_client_revision: `${REVISION}`, maximum_client_revision: `${REVISION}` };
+    const range = { minimum_client_revision: `${OLDEST_REVISION}`, maximum_client_revision: `${REVISION}` };
     const text = `not served, got ${client_revision}, allowed 0..${REVISION}`;
     throw new Failure("REVISION_MISMATCH", "client_revision", text, range);
   }

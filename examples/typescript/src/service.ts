@@ -9,9 +9,9 @@ import { CompletionUsage, LLMEngineOutput } from "../gen/enginewire/v1/output.js
 import { CONTEXT_LENGTH, EOS, MAX_RUNNING, MAX_WAITING, outputsOf, VOCAB_SIZE } from "./engine.js";
 import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
-import { check, MODEL, REVISION } from "./rules.js";
+import { check, MODEL, OLDEST_REVISION, REVISION } from "./rules.js";
 
-const SCHEMA_DIGEST = "b3c9cccea5858ba180b82dbcab6166b7c4daad345979d2429c7b31c781a0983a";
+const SCHEMA_DIGEST = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;
@@ -69,7 +69,7 @@ function info(lifetimeId: string): discovery.GetEngineInfoResponse {
     instance_id: lifetimeId,
     engine_lifetime_id: lifetimeId,
     contract_revision: REVISION,
-    minimum_client_revision: REVISION,
+    minimum_client_revision: OLDEST_REVISION,
     maximum_client_revision: REVISION,
     schema_digest: SCHEMA_DIGEST,
   });

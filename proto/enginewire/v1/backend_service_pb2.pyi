@@ -140,6 +140,98 @@ class BackendServiceGenerateResponse(_message.Message):
 Global___BackendServiceGenerateResponse: _TypeAlias = BackendServiceGenerateResponse  # noqa: Y015
 
 @_typing.final
+class BackendServiceEmbedRequest(_message.Message):
+    """What to embed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in EmbedRequest. Empty = the backend draws one."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbeddingInput]:
+        """The inputs, 1 to 2048 and no more than fit into one answer; INVALID_ARGUMENT for others."""
+
+    @_builtins.property
+    def request(self) -> _request_pb2.PreprocessedEmbeddingRequest:
+        """Everything else. token_ids are filled in by the backend and have to be empty."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___EmbeddingInput] | None = ...,
+        request: _request_pb2.PreprocessedEmbeddingRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "request", b"request", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackendServiceEmbedRequest: _TypeAlias = BackendServiceEmbedRequest  # noqa: Y015
+
+@_typing.final
+class EmbeddingInput(_message.Message):
+    """Something to embed, not empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text, tokenized by the backend."""
+    @_builtins.property
+    def token_ids(self) -> _request_pb2.TokenSequence:
+        """Token ids, used as they are."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _request_pb2.TokenSequence | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___EmbeddingInput: _TypeAlias = EmbeddingInput  # noqa: Y015
+
+@_typing.final
+class BackendServiceEmbedResponse(_message.Message):
+    """The vectors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id."""
+    @_builtins.property
+    def output(self) -> _output_pb2.EmbeddingsEngineOutput:
+        """The vectors, in the order of the inputs."""
+
+    def __init__(
+        self,
+        *,
+        output: _output_pb2.EmbeddingsEngineOutput | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackendServiceEmbedResponse: _TypeAlias = BackendServiceEmbedResponse  # noqa: Y015
+
+@_typing.final
 class Annotated(_message.Message):
     """An output with everything that may travel beside it. Items without data pass a backend untouched."""
 
@@ -230,7 +322,7 @@ class BackendOutput(_message.Message):
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Text of each token on its own, when it was asked for."""
+        """Text of each token on its own, whether it is shown or not; beside log-probabilities. Empty = not asked for."""
 
     @_builtins.property
     def logprobs(self) -> _output_pb2.Logprobs:

@@ -40,6 +40,11 @@ class BackendServiceStub(object):
                 request_serializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceGenerateRequest.SerializeToString,
                 response_deserializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceGenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/enginewire.v1.BackendService/Embed',
+                request_serializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceEmbedRequest.SerializeToString,
+                response_deserializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceEmbedResponse.FromString,
+                _registered_method=True)
 
 
 class BackendServiceServicer(object):
@@ -54,6 +59,14 @@ class BackendServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """One vector per input, in order. A bad input is INVALID_ARGUMENT with its index in the field path. UNIMPLEMENTED
+        in front of an engine without Capabilities.embeddings. Since revision 2.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BackendServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_BackendServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceGenerateRequest.FromString,
                     response_serializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceGenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceEmbedRequest.FromString,
+                    response_serializer=enginewire_dot_v1_dot_backend__service__pb2.BackendServiceEmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +109,33 @@ class BackendService(object):
             '/enginewire.v1.BackendService/Generate',
             enginewire_dot_v1_dot_backend__service__pb2.BackendServiceGenerateRequest.SerializeToString,
             enginewire_dot_v1_dot_backend__service__pb2.BackendServiceGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/enginewire.v1.BackendService/Embed',
+            enginewire_dot_v1_dot_backend__service__pb2.BackendServiceEmbedRequest.SerializeToString,
+            enginewire_dot_v1_dot_backend__service__pb2.BackendServiceEmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class BackendServiceStub:
     """Generates text. Every item is Annotated: data, an event without data, or an error. Failures after
     acceptance arrive as a last item with an error and status OK, so that callers of any language see them alike.
     """
+    Embed: _grpc.UnaryUnaryMultiCallable[_backend_service_pb2.BackendServiceEmbedRequest, _backend_service_pb2.BackendServiceEmbedResponse]
+    """One vector per input, in order. A bad input is INVALID_ARGUMENT with its index in the field path. UNIMPLEMENTED
+    in front of an engine without Capabilities.embeddings. Since revision 2.
+    """
 
 @_typing.type_check_only
 class BackendServiceAsyncStub(BackendServiceStub):
@@ -46,6 +50,10 @@ class BackendServiceAsyncStub(BackendServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_backend_service_pb2.BackendServiceGenerateRequest, _backend_service_pb2.BackendServiceGenerateResponse]  # type: ignore[assignment]
     """Generates text. Every item is Annotated: data, an event without data, or an error. Failures after
     acceptance arrive as a last item with an error and status OK, so that callers of any language see them alike.
+    """
+    Embed: _aio.UnaryUnaryMultiCallable[_backend_service_pb2.BackendServiceEmbedRequest, _backend_service_pb2.BackendServiceEmbedResponse]  # type: ignore[assignment]
+    """One vector per input, in order. A bad input is INVALID_ARGUMENT with its index in the field path. UNIMPLEMENTED
+    in front of an engine without Capabilities.embeddings. Since revision 2.
     """
 
 class BackendServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -59,6 +67,16 @@ class BackendServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_backend_service_pb2.BackendServiceGenerateResponse], _abc.AsyncIterator[_backend_service_pb2.BackendServiceGenerateResponse]]:
         """Generates text. Every item is Annotated: data, an event without data, or an error. Failures after
         acceptance arrive as a last item with an error and status OK, so that callers of any language see them alike.
+        """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _backend_service_pb2.BackendServiceEmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_backend_service_pb2.BackendServiceEmbedResponse, _abc.Awaitable[_backend_service_pb2.BackendServiceEmbedResponse]]:
+        """One vector per input, in order. A bad input is INVALID_ARGUMENT with its index in the field path. UNIMPLEMENTED
+        in front of an engine without Capabilities.embeddings. Since revision 2.
         """
 
 def add_BackendServiceServicer_to_server(servicer: BackendServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

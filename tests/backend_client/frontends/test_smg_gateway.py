@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -104,3 +105,12 @@ def test_logprobs_come_with_their_alternatives(sdk: OpenAI, stream: bool) -> Non
 
 def test_max_tokens_finishes_with_length(sdk: OpenAI) -> None:
     assert streamed(sdk, max_tokens=2) == ({0: "Enginewire is"}, {0: "length"})
+
+
+def test_embeddings_come_through_the_gateway(sdk: OpenAI) -> None:
+    one, same, other = (
+        sdk.embeddings.create(model=model_of(sdk), input=text, encoding_format="float").data[0].embedding
+        for text in ("What is Enginewire?", "What is Enginewire?", "another text")
+    )
+    assert one == same != other
+    assert math.hypot(*one) == pytest.approx(1.0, abs=1e-3)

@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc as stubs
 from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
 
 from backend_client.config import ServeOptions
+from backend_client.failure import failed
 from backend_client.frontends.address import AddressError
 from backend_client.frontends.smg.facts import CHUNK_BYTES, tokenizer_chunks
 from backend_client.frontends.smg.server import smg_face
@@ -205,7 +206,7 @@ async def test_media_is_refused(stub: stubs.VllmEngineStub) -> None:
 
 async def test_the_rest_of_the_service_is_unimplemented(stub: stubs.VllmEngineStub) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await stub.Embed(vllm.EmbedRequest())
+        await stub.FlushCache(common.FlushCacheRequest())
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -279,3 +280,51 @@ async def test_an_address_in_use_is_named(text_backend: TextBackend) -> None:
         with pytest.raises(AddressError, match=f"127.0.0.1:{port}"):
             async with smg_face(text_backend, ServeOptions(smg_port=port)):
                 pass
+
+
+def embedding(ids: Sequence[int], request_id: str = "e") -> vllm.EmbedRequest:
+    return vllm.EmbedRequest(request_id=request_id, tokenized=vllm.TokenizedInput(input_ids=ids))
+
+
+async def test_an_input_gets_its_vector(text_backend: TextBackend, stub: stubs.VllmEngineStub) -> None:
+    answer = await stub.Embed(embedding(PROMPT))
+    expected = await text_backend.embed([PROMPT], pb.PreprocessedEmbeddingRequest(), path="inputs")
+    assert list(answer.embedding) == expected.vectors[0].tolist()
+    assert (answer.prompt_tokens, answer.embedding_dim) == (len(PROMPT), len(answer.embedding))
+
+
+@pytest.mark.parametrize("ids", [[], [258], [1] * 4097])
+async def test_an_input_that_cannot_be_embedded_is_named(
+    stub: stubs.VllmEngineStub, ids: Sequence[int]
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await stub.Embed(embedding(ids))
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert failure.value.details().startswith("tokenized.input_ids")
+    assert "input_ids[0]: exceeds" not in failure.value.details()
+
+
+async def test_an_engine_without_embeddings_says_so(
+    text_backend: TextBackend, stub: stubs.VllmEngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*args: object, **kwargs: object) -> None:
+        raise failed(
+            grpc.StatusCode.UNIMPLEMENTED, pb.ERROR_REASON_UNSUPPORTED, "this engine has no embeddings"
+        )
+
+    monkeypatch.setattr(text_backend.backend, "embed", refuse)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await stub.Embed(embedding(PROMPT))
+    assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_an_embedding_is_aborted_by_id(start_backend: StartBackend) -> None:
+    backend, serving = await start_backend(mocker_ttft_ms=60_000.0)
+    async with smg(backend) as stub:
+        call = stub.Embed(embedding(PROMPT, "mine"))
+        await serving.until(lambda load: load.waiting == 1)
+        await stub.Abort(vllm.AbortRequest(request_ids=["mine"]))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call
+        assert failure.value.code() is grpc.StatusCode.CANCELLED
+        await serving.until_idle(5)

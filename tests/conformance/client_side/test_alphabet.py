@@ -9,9 +9,11 @@ from conformance.client_side import alphabet
 
 def test_a_tokenizer_library_reads_what_the_kit_means() -> None:
     tokenizer = Tokenizer.from_buffer(alphabet.files()["tokenizer.json"])
-    ids = alphabet.ids("hé ", "stream", b"\xf0\x9f\x99\x82", alphabet.EOS)
+    ids = alphabet.ids("hé ", "stream", b"\xf0\x9f\x99\x82", alphabet.TURN, alphabet.EOS)
     assert tokenizer.decode(ids) == "hé stream🙂"
-    assert tokenizer.decode(ids, skip_special_tokens=False) == f"hé stream🙂{alphabet.EOS_TEXT}"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == (
+        f"hé stream🙂{alphabet.TURN_TEXT}{alphabet.EOS_TEXT}"
+    )
     assert tokenizer.get_vocab_size() == alphabet.NUM_TOKENS < alphabet.UNKNOWN < alphabet.VOCAB_SIZE
 
 

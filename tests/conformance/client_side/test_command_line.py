@@ -47,7 +47,7 @@ def test_the_list_has_the_requirements_of_backends_only(capsys: pytest.CaptureFi
     assert main(["client", "--list"]) == ExitCode.CONFORMANT
     ids = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert "CLI-01" in ids
-    assert {name[:3] for name in ids} == {"CLI"}
+    assert {name[:3] for name in ids} == {"CLI", "EVT", "RTG"}
 
 
 def test_without_a_command_there_is_nothing_to_judge() -> None:

@@ -21,6 +21,9 @@ class Context:
     async def send_initial_metadata(self, metadata: object) -> None:
         """Nobody reads them."""
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     def time_remaining(self) -> float | None:
         """No deadline."""
         return None

@@ -18,6 +18,9 @@ from enginewire import v1 as pb
 class Context:
     """Of a call without a deadline."""
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     def time_remaining(self) -> float | None:
         """None: no deadline."""
         return None
