@@ -20,6 +20,7 @@ from backend_client.config import STANDARD_STREAM, JsonlOptions, load_serve
 from backend_client.frontends.generate_options import CommandLineOptions
 from enginewire import __version__
 from enginewire.options import load
+from enginewire.program import program
 
 PROG: Final = "enginewire-backend"
 MEANINGS: Final[Mapping[str, str]] = {
@@ -33,6 +34,7 @@ EXIT_FAILED: Final = 1
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE
 
 
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)

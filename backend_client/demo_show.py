@@ -78,7 +78,9 @@ async def show(options: DemoOptions, screen: Screen) -> int:
     screen.line("Starting an engine server and a backend …", DIM)
     with private_folder() as folder:
         engine_socket, backend_socket = folder / "engine.sock", folder / "backend.sock"
-        engine_arguments = (options.model, "--engine", options.engine, "--uds", str(engine_socket))
+        # Its lines are seen when it dies, by a person.
+        shown = ("--log-format", "pretty")
+        engine_arguments = (options.model, "--engine", options.engine, "--uds", str(engine_socket), *shown)
         backend_arguments = ("serve", "--target", f"unix:{engine_socket}", "--uds", str(backend_socket))
         async with (
             sidecar("engine_server", engine_arguments, name="the engine server", show=_hide) as engine,

@@ -310,3 +310,19 @@ def some(chunks: list[Chunk]) -> list[Chunk]:
             retryable=True,
         )
     return chunks
+
+
+def without_cancelled(chunks: list[Chunk]) -> list[Chunk]:
+    """The chunks without the ends that a drain put to choices which nobody asked to cancel.
+
+    Raises RequestFailed when nothing else is left: the request can go on elsewhere.
+    """
+    kept = [chunk for chunk in chunks if not chunk.is_cancelled]
+    if not kept:
+        raise failed(
+            grpc.StatusCode.UNAVAILABLE,
+            pb.ERROR_REASON_DRAINING,
+            "the engine was shut down before the request had ended",
+            retryable=True,
+        )
+    return kept

@@ -5,6 +5,7 @@ Sans-IO. Knows nothing about text; what an output has to be after those before i
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Final
 
 from enginewire import v1 as pb
@@ -29,6 +30,9 @@ def check_columns(message: pb.LLMEngineOutput) -> None:
             raise ProtocolViolation(f"{len(rows.token_logprobs)} logprobs for {num_tokens} tokens")
         if len(rows.top_token_ids) != wide or len(rows.top_logprobs) != wide:
             raise ProtocolViolation(f"alternatives that are not {num_tokens} rows of {rows.top_n}")
+    told = (*rows.token_logprobs, *rows.top_logprobs, message.cum_log_probs)
+    if not all(map(isfinite, told)):
+        raise ProtocolViolation("a log-probability that is not a finite number")
     if message.tokens and len(message.tokens) != num_tokens:
         raise ProtocolViolation(f"{len(message.tokens)} token texts for {num_tokens} tokens")
     if message.HasField("text") and not num_tokens and not message.finish_reason:

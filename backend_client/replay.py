@@ -18,7 +18,7 @@ import grpc
 from backend_client.annotations import without
 from backend_client.continuation import can_continue, cut_to_engine_part, goes_on_like, needs_seed
 from backend_client.endpoints import Endpoint, Endpoints
-from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some
+from backend_client.engine_stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
 from backend_client.failure import RequestFailed, failed
 from backend_client.interruption import Interruption
 from backend_client.prefill import Prefill, needs_prefill_worker
@@ -343,19 +343,3 @@ class Attempts:
 def has_delivered(decoder: RequestDecoder) -> bool:
     """The caller has seen something that must not be said again."""
     return any(choice.token_ids or choice.is_finished for choice in decoder.choices)
-
-
-def without_cancelled(chunks: list[Chunk]) -> list[Chunk]:
-    """The chunks without the ends that a drain put to choices which nobody asked to cancel.
-
-    Raises RequestFailed when nothing else is left: the request can go on elsewhere.
-    """
-    kept = [chunk for chunk in chunks if not chunk.is_cancelled]
-    if not kept:
-        raise failed(
-            grpc.StatusCode.UNAVAILABLE,
-            pb.ERROR_REASON_DRAINING,
-            "the engine was shut down before the request had ended",
-            retryable=True,
-        )
-    return kept

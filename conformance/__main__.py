@@ -13,8 +13,10 @@ from conformance.judging import judge_as_asked
 from conformance.outcome import ExitCode
 from conformance.report.listing import show
 from conformance.requirements import requirements
+from enginewire.program import program
 
 
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)

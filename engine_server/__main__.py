@@ -16,11 +16,13 @@ from importlib.util import find_spec
 
 from engine_server.config import load_options
 from enginewire import event_loop
+from enginewire.program import program
 
 EXIT_USAGE = 2
 LAST_SECONDS = 1.0
 
 
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sidecar; returns the exit code."""
     options = load_options(argv)

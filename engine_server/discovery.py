@@ -79,7 +79,9 @@ class DiscoveryServicer:
         self._lifecycle.engine_config()
         tokenizer = self._lifecycle.engine.tokenizer()
         if tokenizer is None:
-            raise ModelNotFound("this engine offers no tokenizer")
+            raise ModelNotFound(
+                "this engine offers no tokenizer; give the backend a folder with one (--tokenizer)"
+            )
         manifest = manifest_of(tokenizer.files)
         yield pb.GetTokenizerResponse(manifest=manifest)
         if request.if_none_match != manifest.digest:

@@ -30,7 +30,8 @@ def make_engine(options: ServerOptions) -> StepEngine:
     try:
         engine = _checked(options, OURS.get(options.engine, _custom)(options))
     except ModuleNotFoundError as error:
-        hint = ": pip install 'enginewire[engine]'" if options.engine in OURS else ""
+        extra = {"torch": "engine", "mocker": "server"}.get(options.engine)
+        hint = f": pip install 'enginewire[{extra}]'" if extra else ""
         raise EngineUnavailable(f"--engine {options.engine}: no module named {error.name}{hint}") from error
     except (OSError, ValueError) as error:
         raise EngineUnavailable(f"--engine {options.engine}: {error}") from error

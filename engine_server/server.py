@@ -27,6 +27,7 @@ from engine_server.embedding_service import EmbeddingServicer
 from engine_server.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from engine_server.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from engine_server.kv_service import KvServicer
+from engine_server.last_signal import ends_at_once
 from engine_server.lifecycle import DrainPlan, Lifecycle
 from engine_server.metrics.requests import RequestMetrics
 from engine_server.metrics.table import CountingTable
@@ -113,7 +114,8 @@ class EngineServer:
             try:
                 exit_code = await self._live(stop)
             finally:
-                await self.stop()
+                with ends_at_once():
+                    await self.stop()
         if exit_code == EXIT_OK and not self.lifecycle.is_released:
             return EXIT_ENGINE_DEAD
         return exit_code

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from enginewire import __version__
+from enginewire.program import program
 
 EXIT_USAGE: Final = 2
 OUR_PACKAGES: Final = frozenset({"enginewire", "engine_server", "backend_client", "conformance"})
@@ -39,6 +40,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
 }
 
 
+@program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program that the first argument names; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -58,15 +60,24 @@ def run(name: str, command: Command, argv: Sequence[str]) -> int:
     try:
         exit_code: int = importlib.import_module(command.module).main(argv)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in OUR_PACKAGES:
+        missing = error.name or ""
+        if missing.partition(".")[0] in OUR_PACKAGES:
             raise
-        print(
-            f"enginewire {name} needs the package {missing}: pip install 'enginewire[{command.extra}]'",
-            file=sys.stderr,
-        )
+        extra = extra_for(name, command, argv)
+        message = f"enginewire {name} needs the Python module {missing}: pip install 'enginewire[{extra}]'"
+        print(message, file=sys.stderr)
         return EXIT_USAGE
     return exit_code
+
+
+def extra_for(name: str, command: Command, argv: Sequence[str]) -> str:
+    """What installs all that these arguments need: without our own model a server needs no torch."""
+    if name != "engine":
+        return command.extra
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--engine", default="torch")
+    chosen: str = parser.parse_known_args(argv)[0].engine
+    return command.extra if chosen == "torch" else "server"
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:

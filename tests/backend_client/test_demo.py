@@ -23,6 +23,13 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, encoding="utf-8", timeout=60)
 
 
+def test_the_last_lines_of_an_engine_that_dies_are_for_people() -> None:
+    done = demo("--engine", "tests.end_to_end.slow_engine:FailsToStart")
+    assert done.returncode == 1
+    assert "no weights there" in done.stderr
+    assert '{"event"' not in done.stderr
+
+
 def expected_answers() -> list[str]:
     answers = {
         question: entry["answer"]

@@ -31,6 +31,14 @@ class BlocksAThread(StartsNever):
         return await MockerEngine.start(self, worker_id)
 
 
+class NeverCleansUp(StartsNever):
+    """Holds on to what it has."""
+
+    async def cleanup(self) -> None:
+        """Never returns."""
+        await asyncio.Event().wait()
+
+
 class FailsToStart(StartsNever):
     """Finds nothing to load."""
 

@@ -87,6 +87,17 @@ def test_a_signal_during_the_start_ends_it_within_seconds(launch, folder, kind):
     assert not (folder / "engine.sock").exists()
 
 
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_clean_up_that_does_not_end(launch, second):
+    server = launch(engine="tests.end_to_end.slow_engine:NeverCleansUp")
+    server.wait_for("listening on")
+    server.signal(signal.SIGTERM)
+    time.sleep(1)
+    server.signal(second)
+    # Behind the clean-up the signal's own action is the same to a shell.
+    assert server.exit_code(2) in (128 + second, -second)
+
+
 async def test_until_the_engine_has_started_requests_are_told_so(launch, connect):
     server = launch(engine=STARTS_NEVER)
     client = connect(server.wait_for("listening on").removeprefix("listening on "))

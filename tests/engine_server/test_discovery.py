@@ -126,6 +126,7 @@ async def test_no_tokenizer_is_not_found(engine_server):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read_tokenizer(serving)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "--tokenizer" in caught.value.details()
     detail_of(caught.value)
 
 

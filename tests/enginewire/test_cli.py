@@ -57,7 +57,29 @@ def test_a_missing_package_is_one_line_with_the_extra_to_install(
 
     program.main = main
     assert cli.main(["engine"]) == 2
-    expected = "enginewire engine needs the package torch: pip install 'enginewire[engine]'\n"
+    expected = "enginewire engine needs the Python module torch.nn: pip install 'enginewire[engine]'\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "extra"),
+    [
+        (["--engine", "mocker"], "server"),
+        (["--port", "0", "--engine=mocker"], "server"),
+        (["--engine", "my.module:MyEngine"], "server"),
+        (["--engine", "torch", "--port", "0"], "engine"),
+        (["./model"], "engine"),
+    ],
+)
+def test_the_extra_is_the_one_that_the_chosen_engine_needs(
+    program: SimpleNamespace, capsys: pytest.CaptureFixture[str], argv: list[str], extra: str
+) -> None:
+    def main(argv: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'google.rpc'", name="google.rpc")
+
+    program.main = main
+    assert cli.main(["engine", *argv]) == 2
+    expected = f"enginewire engine needs the Python module google.rpc: pip install 'enginewire[{extra}]'\n"
     assert capsys.readouterr().err == expected
 
 

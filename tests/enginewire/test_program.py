@@ -1,0 +1,61 @@
+"""What is around every command: standard streams and a quiet end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from enginewire.program import EXIT_INTERRUPTED, program
+
+
+def test_ctrl_c_before_a_command_listens_for_signals_is_no_traceback() -> None:
+    @program
+    def main(argv: object = None) -> int:
+        raise KeyboardInterrupt
+
+    assert main([]) == EXIT_INTERRUPTED == 130
+
+
+def test_ctrl_c_while_a_command_imports_is_no_traceback() -> None:
+    code = """
+import signal, sys, threading, types
+from importlib.abc import MetaPathFinder
+
+class Slow(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "engine_server.server":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Slow())
+from enginewire.cli import main
+sys.exit(main(["engine", "--engine", "mocker"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_a_null_device(closed: str) -> None:
+    code = """
+import os, socket, sys
+from enginewire.program import program
+
+@program
+def main(argv=None):
+    print("out"); print("err", file=sys.stderr); sys.stderr.isatty(); sys.stdin.read()
+    return 7 if socket.socket().fileno() > 2 else 8
+
+sys.exit(main())
+"""
+    shell = f'exec "{sys.executable}" -c "$0" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", shell, code], capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 7
+    assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"out\n")
+    assert done.stderr == (b"" if "2>&-" in closed else b"err\n")
