@@ -85,6 +85,8 @@ the best two logits are closer than 0.001, either token counts.
 
 `python -m tests.engine_server.torch_engine.models_sweep` asks every causal language model of the installed
 transformers, and compares those that start on prompts of up to 500 tokens, all in one crowd and in chunks.
+With transformers 5.23 it said of 189: 95 equal, none different, 53 refused with a reason, 41 not tried,
+since no tiny one could be built without a configuration of their own.
 
 | model_type | Architecture |
 |---|---|
