@@ -29,6 +29,7 @@ from tests.engine_server.serving import until_true
 PROMPT = b"the quick brown fox"
 MAX_TOKENS = 120
 NUM_KILLS_PER_WAY = 10
+SLOW_TO_GO_ON = ("--engine", "mocker", "--mocker-itl-ms", "200")
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +147,13 @@ async def test_an_engine_killed_again_and_again_gives_a_typed_error(
     request = requests()[0]
     request.stop_conditions.max_tokens = 4000
     heard = Heard()
-    async with engines(folder, 2) as slots, replaying([s.target for s in slots], vocabulary) as backend:
+    async with (
+        engines(folder, 2, SLOW_TO_GO_ON) as slots,
+        replaying([s.target for s in slots], vocabulary) as backend,
+    ):
         await backend.engines.all[1].client.wait_ready(20)
         task = asyncio.create_task(hear_slowly(backend, request, heard))
-        for count in (20, 60):
+        for count in (2, 4):  # so few tokens that the request may be the cause
             await until_true(lambda count=count: len(heard.items) >= count)
             talking = next(i for i, endpoint in enumerate(backend.engines.all) if endpoint.in_flight)
             await slots[talking].end(signal.SIGKILL)
