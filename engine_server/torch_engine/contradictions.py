@@ -13,9 +13,11 @@ from engine_server.torch_engine.sequence import Request
 
 def nothing_left(request: Request, what: str) -> EngineError:
     """The failure of a request that has no `what` left, such as "token"."""
+    if any(each.matcher is not None and each.matcher.is_too_slow for each in request.unfinished):
+        return StepFailed("the grammar is too slow to follow")
     field = _list_of(request.sampling)
     if field is None:
-        return StepFailed(f"the grammar leaves no {what} to choose, or is too slow to follow")
+        return StepFailed(f"the grammar leaves no {what} to choose")
     others = " with its grammar" if request.guide else ""
     return InvalidRequest(f"{field}: the lists of the request{others} leave no {what} to choose", field=field)
 

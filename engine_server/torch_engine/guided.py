@@ -47,6 +47,11 @@ class GuidedMatcher:
         """True when the grammar allows nothing more."""
         return self._matcher.is_over
 
+    @property
+    def is_too_slow(self) -> bool:
+        """True when it has used up its time."""
+        return self._seconds_left <= 0
+
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False when the grammar does not allow it, or is too slow to follow."""
         started = time.thread_time()
@@ -59,4 +64,4 @@ class GuidedMatcher:
 
     def _is_in_time(self, started: float) -> bool:
         self._seconds_left += SECONDS_PER_CALL - (time.thread_time() - started)
-        return self._seconds_left > 0
+        return not self.is_too_slow

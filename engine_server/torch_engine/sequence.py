@@ -40,6 +40,11 @@ class Matcher(Protocol):
         """True when the grammar allows nothing more."""
         ...
 
+    @property
+    def is_too_slow(self) -> bool:
+        """True when it has used up its time."""
+        ...
+
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False when the grammar does not allow it, or is too slow to follow."""
         ...

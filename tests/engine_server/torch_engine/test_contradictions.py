@@ -6,7 +6,7 @@ import pytest
 
 from engine_server.failures import InvalidRequest, StepFailed
 from engine_server.torch_engine.contradictions import nothing_left
-from engine_server.torch_engine.params import Guide
+from engine_server.torch_engine.params import Guide, SamplingParams
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.scheduling import make_request
 from tests.engine_server.torch_engine.tiny import VOCAB
@@ -84,4 +84,15 @@ def test_below_min_tokens_no_end_passes_while_something_is_left(engine):
 def test_a_grammar_alone_that_leaves_nothing_is_no_fault_of_the_callers_lists():
     request = make_request(3, 4)
     request.guide = Guide("regex", "a")
+    assert isinstance(nothing_left(request, "token"), StepFailed)
+
+
+def test_a_grammar_that_was_too_slow_is_not_blamed_on_the_lists_beside_it():
+    class Slow:
+        is_too_slow = True
+
+    request = make_request(3, 4)
+    request.sampling = SamplingParams(seed=0, allowed_token_ids=[5])
+    assert isinstance(nothing_left(request, "token"), InvalidRequest)
+    request.sequences[0].matcher = Slow()
     assert isinstance(nothing_left(request, "token"), StepFailed)
