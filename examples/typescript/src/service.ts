@@ -104,7 +104,8 @@ function sender(call: GenerateCall, lifetimeId: string, prompt_tokens: number): 
       const usage = { prompt_tokens, completion_tokens: sent, total_tokens: prompt_tokens + sent };
       output.completion_usage = CompletionUsage.fromPartial(usage);
     }
-    isWritable = call.write({ output, request_id: call.request.request_id, engine_lifetime_id });
+    const { request_id } = call.request;
+    isWritable = call.write({ output, request_id, engine_lifetime_id, engine_event: undefined });
     if (last.end) call.end();
   };
   call.on("drain", () => {
