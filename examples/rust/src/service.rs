@@ -144,7 +144,8 @@ async fn send_outputs(lifetime_id: &str, sequence: &Sequence, sender: &Sender) {
                 output.token_ids.last().map(|id| StopMatch { r#match: Some(Match::TokenId(*id)) });
         }
         let output = Some(output);
-        let response = GenerateResponse { output, request_id: sequence.id.clone(), engine_lifetime_id };
+        let request_id = sequence.id.clone();
+        let response = GenerateResponse { output, request_id, engine_lifetime_id, engine_event: None };
         if sender.send(Ok(frame(&response))).await.is_err() || is_last {
             return;
         }
