@@ -10,7 +10,6 @@ from conformance.client_side.context import ClientContext
 from conformance.client_side.registry import client_check
 from conformance.client_side.script import DIED, LENGTH, Fail, Say, Stay, say, spoken
 from conformance.client_side.turn import LIFE, Scene, Turn
-from conformance.session import Unreachable
 from conformance.violation import NotApplicable, expect, expect_equal
 from enginewire import v1 as pb
 
@@ -91,25 +90,6 @@ async def an_unknown_reason_is_an_error(ctx: ClientContext) -> None:
     """And the backend lives on."""
     await ctx.start(ctx.play(say("ab"), Say(finish=UNKNOWN_REASON))).failed()
     await _expect_alive(ctx)
-
-
-@client_check("CLI-16")
-async def an_engine_of_another_revision_is_refused(ctx: ClientContext) -> None:
-    """It may end, or never serve, or refuse every request; what it may not do is use the engine."""
-    newer = pb.CONTRACT_REVISION + 1
-    engine = ctx.stands.engine(revisions=(newer, newer + 1))
-    try:
-        stand = await ctx.stands.fresh(engine)
-    except Unreachable:
-        stand = None
-    try:
-        if stand:
-            other = await ctx.on(stand)
-            await other.start(other.play(say("ab", finish=LENGTH))).failed()
-        expect_equal(len(engine.turns), 0, "requests were sent to an engine of another revision")
-    finally:
-        if stand:
-            await stand.stop()
 
 
 @client_check("CLI-25", "repeated", hostile=True)

@@ -15,7 +15,7 @@ from conformance import requests
 from conformance.bounds import Bounds
 from conformance.client import Client
 from conformance.client_side.answer import Answer
-from conformance.client_side.engine import OWN, ScriptedEngine
+from conformance.client_side.engine import ACCEPTED, ScriptedEngine
 from conformance.client_side.script import Step
 from conformance.client_side.turn import Scene, Turn
 from conformance.exchange import Exchange, Metadata
@@ -43,7 +43,7 @@ class Stands(Protocol):
     """Where stands come from."""
 
     def engine(
-        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = OWN
+        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = ACCEPTED
     ) -> ScriptedEngine:
         """An engine as all of this run are, for a stand of one's own."""
 

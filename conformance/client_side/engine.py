@@ -26,8 +26,8 @@ from enginewire import v1 as pb
 from enginewire.v1 import revision
 
 MODEL: Final = "scripted"
-OWN: Final = (pb.CONTRACT_REVISION, pb.CONTRACT_REVISION)
-"""The revisions of this contract alone."""
+ACCEPTED: Final = (pb.MINIMUM_CLIENT_REVISION, pb.CONTRACT_REVISION)
+"""What every server of this contract accepts, older clients too."""
 WORKER_ID: Final = 7
 GENERATE: Final = "EngineService.Generate"
 UNKNOWN_PROMPT: Final = Fail(
@@ -53,7 +53,7 @@ class ScriptedEngine:
         resume: bool = True,
         stop_strings: bool = False,
         multiplexed: bool = False,
-        revisions: tuple[int, int] = OWN,
+        revisions: tuple[int, int] = ACCEPTED,
     ) -> None:
         self.target = ""
         self.turns: list[Turn] = []

@@ -48,6 +48,7 @@ def client_check(
 def client_checks() -> tuple[ClientCheck, ...]:
     """Every check of backends, by key."""
     from conformance.client_side import (  # noqa: F401
+        checks_connection,
         checks_embed,
         checks_engine,
         checks_engine_text,

@@ -16,7 +16,7 @@ import grpc
 
 from conformance.bounds import Bounds
 from conformance.client import Client
-from conformance.client_side.engine import OWN, ScriptedEngine
+from conformance.client_side.engine import ACCEPTED, ScriptedEngine
 from conformance.client_side.reference_failure import Failed
 from conformance.exchange import Exchange
 from conformance.in_process import InProcess, Served
@@ -120,7 +120,7 @@ class RunningStands:
         self._shared: dict[tuple[bool, bool], asyncio.Task[RunningStand]] = {}
 
     def engine(
-        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = OWN
+        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = ACCEPTED
     ) -> ScriptedEngine:
         """See Stands."""
         return ScriptedEngine(
