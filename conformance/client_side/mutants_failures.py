@@ -67,35 +67,6 @@ class UnknownReasonCrashes(ReferenceBackend):
         super().check_output(output, request)
 
 
-@client_mutant("revision_not_checked", kills="CLI-16")
-class RevisionNotChecked(ReferenceBackend):
-    def common_revision(self, info: pb.GetEngineInfoResponse) -> int:
-        return min(pb.CONTRACT_REVISION, info.maximum_client_revision)
-
-
-@client_mutant("own_revision_only", kills=("CLI-16/newer-server", "CLI-16/older-server"))
-class OwnRevisionOnly(ReferenceBackend):
-    def common_revision(self, info: pb.GetEngineInfoResponse) -> int:
-        if info.maximum_client_revision != pb.CONTRACT_REVISION:
-            code, reason = grpc.StatusCode.FAILED_PRECONDITION, pb.ERROR_REASON_REVISION_MISMATCH
-            raise Failed(code, reason, "another revision")
-        return pb.CONTRACT_REVISION
-
-
-@client_mutant("own_revision_to_everyone", kills="CLI-16/older-server")
-class OwnRevisionToEveryone(ReferenceBackend):
-    def common_revision(self, info: pb.GetEngineInfoResponse) -> int:
-        super().common_revision(info)
-        return pb.CONTRACT_REVISION
-
-
-@client_mutant("revision_of_the_server", kills="CLI-16/newer-server")
-class RevisionOfTheServer(ReferenceBackend):
-    def common_revision(self, info: pb.GetEngineInfoResponse) -> int:
-        super().common_revision(info)
-        return info.maximum_client_revision
-
-
 @client_mutant("takes_repeated_outputs", kills="CLI-25/repeated")
 class TakesRepeatedOutputs(ReferenceBackend):
     def check_output(self, output: pb.LLMEngineOutput, request: Request) -> None:

@@ -58,9 +58,10 @@ class ReferenceBackend:
     """The text side of one engine."""
 
     choice_class: type[ReferenceChoice] = ReferenceChoice
+    channel_options: tuple[tuple[str, int], ...] = (("grpc.use_local_subchannel_pool", 1),)
 
     def __init__(self, engine: str) -> None:
-        self._channel = grpc.aio.insecure_channel(engine, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = grpc.aio.insecure_channel(engine, options=self.channel_options)
         self._engine = pb.EngineServiceStub(self._channel)
         self._discovery = pb.DiscoveryServiceStub(self._channel)
         self._embedding = pb.EmbeddingServiceStub(self._channel)
