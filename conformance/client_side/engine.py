@@ -239,7 +239,7 @@ async def _watch(engine: ScriptedEngine, request: Message, context: CONTEXT) -> 
 async def _tokenizer(
     engine: ScriptedEngine, request: pb.GetTokenizerRequest, context: CONTEXT
 ) -> AsyncIterator[Message]:
-    for message in alphabet.answers(request.if_none_match):
+    for message in alphabet.answers(request.if_none_match, engine.facts.strips_first_space):
         yield message
 
 

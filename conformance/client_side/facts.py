@@ -22,6 +22,7 @@ class Facts:
 
     `stop_strings`: it says that it evaluates what is about text. `revisions`: the oldest and newest client
     revision that it says it accepts. `min_keepalive_ms`: the pings it bears, and it means it.
+    `strips_first_space`: its tokenizer does so with every text that it decodes.
     """
 
     resume: bool = True
@@ -29,6 +30,7 @@ class Facts:
     multiplexed: bool = False
     revisions: tuple[int, int] = ACCEPTED
     min_keepalive_ms: int | None = None
+    strips_first_space: bool = False
 
     def info(self) -> pb.GetEngineInfoResponse:
         """GetEngineInfo."""

@@ -114,9 +114,7 @@ class ReferenceBackend:
         common = min(pb.CONTRACT_REVISION, info.maximum_client_revision)
         if common >= max(info.minimum_client_revision, 1):
             return common
-        raise Failed(
-            grpc.StatusCode.FAILED_PRECONDITION, pb.ERROR_REASON_REVISION_MISMATCH, "another revision"
-        )
+        raise Failed(grpc.StatusCode.FAILED_PRECONDITION, pb.ERROR_REASON_REVISION_MISMATCH, "too new")
 
     async def _read_tokenizer(self) -> Vocabulary:
         content = bytearray()
