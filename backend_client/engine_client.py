@@ -21,6 +21,7 @@ from backend_client.engine_stream import PATIENCE, EngineStream, Patience
 from backend_client.failure import RequestFailed, failed, from_stream_error
 from backend_client.multiplexed import MultiplexedConnection
 from backend_client.offered_tokenizer import received
+from backend_client.revision import common_revision
 from enginewire import v1 as pb
 from enginewire.trusted_paths import UntrustedPath
 
@@ -103,14 +104,14 @@ class EngineClient:
     async def info(self, timeout: float | None = None) -> pb.GetEngineInfoResponse:
         """Who the engine is, asked again after a connection was lost.
 
-        Raises RequestFailed, also for an engine whose contract revision does not fit ours.
+        Raises RequestFailed, also for an engine with which we have no contract revision in common.
         """
         if self._connection is not None and self._connection.is_dead:
             self._connection = self._info = None
         if self._info is None:
             self._check_socket()
             info = await self._rpc.info(timeout)
-            _check_revision(info)
+            common_revision(info)
             await self._ping_as_borne(info.config.limits)
             self._info = info
         return self._info
@@ -181,8 +182,8 @@ class EngineClient:
 
         Raises RequestFailed for an engine that cannot be reached and a request that cannot be sent.
         """
-        request.client_revision = request.client_revision or pb.CONTRACT_REVISION
-        config = (await self.info(timeout)).config
+        info = await self.info(timeout)
+        request.client_revision, config = common_revision(info), info.config
         is_multiplexed = self._wants_multiplexed and config.capabilities.multiplexed
         submit = self._multiplexed(config.limits).submit if is_multiplexed else self._generate
         stream = submit(request, timeout, metadata or {})
@@ -199,8 +200,9 @@ class EngineClient:
         metadata: Mapping[str, str] | None = None,
     ) -> pb.EmbedResponse:
         """The engine's vectors, unchecked. Raises RequestFailed; cancelling it cancels the call."""
-        request.client_revision = request.client_revision or pb.CONTRACT_REVISION
-        if not (await self.info(timeout)).config.capabilities.embeddings:
+        info = await self.info(timeout)
+        request.client_revision = common_revision(info)
+        if not info.config.capabilities.embeddings:
             code, reason = grpc.StatusCode.UNIMPLEMENTED, pb.ERROR_REASON_UNSUPPORTED
             raise failed(code, reason, "this engine has no embeddings")
         try:
@@ -333,14 +335,3 @@ def _cancel(call: GenerateCall) -> None:
 
 def _cancelled() -> RequestFailed:
     return failed(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED, "the call was cancelled")
-
-
-def _check_revision(info: pb.GetEngineInfoResponse) -> None:
-    if info.minimum_client_revision <= pb.CONTRACT_REVISION <= info.maximum_client_revision:
-        return
-    raise failed(
-        grpc.StatusCode.FAILED_PRECONDITION,
-        pb.ERROR_REASON_REVISION_MISMATCH,
-        f"contract revision {pb.CONTRACT_REVISION}, the engine needs "
-        f"{info.minimum_client_revision}..{info.maximum_client_revision}",
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Final
 
@@ -26,6 +26,8 @@ NUM_TOKENS: Final = TURN + 1
 VOCAB_SIZE: Final = NUM_TOKENS + 8
 """Padded, as in many models: the last ids are below it and mean nothing."""
 UNKNOWN: Final = NUM_TOKENS + 3
+SPACE: Final = "\u2581"
+"""How vocabularies of SentencePiece spell a space."""
 
 Piece = str | bytes | int
 """A word of WORDS is one token, other text and bytes are one token per byte, an int is a token id."""
@@ -45,26 +47,28 @@ def _ids(piece: Piece) -> Iterable[int]:
 
 
 @cache
-def files() -> dict[str, bytes]:
-    """The files by name."""
+def files(strips_first_space: bool = False) -> dict[str, bytes]:
+    """The files by name. `strips_first_space`: decoding leaves out the space that a text begins with."""
+    spelling = _spaced() if strips_first_space else _byte_level()
     return {
-        "tokenizer.json": json.dumps(_tokenizer()).encode(),
+        "tokenizer.json": json.dumps(_tokenizer(spelling)).encode(),
         "tokenizer_config.json": json.dumps({"eos_token": EOS_TEXT}).encode(),
     }
 
 
-def answers(known_digest: str) -> Iterator[pb.GetTokenizerResponse]:
+def answers(known_digest: str, strips_first_space: bool = False) -> Iterator[pb.GetTokenizerResponse]:
     """What GetTokenizer sends to one who has a copy of that digest."""
-    manifest = _manifest()
+    contents = files(strips_first_space)
+    manifest = _manifest(contents)
     yield pb.GetTokenizerResponse(manifest=manifest)
-    for name, content in files().items() if known_digest != manifest.digest else ():
+    for name, content in contents.items() if known_digest != manifest.digest else ():
         yield pb.GetTokenizerResponse(chunk=pb.TokenizerChunk(name=name, data=content))
 
 
-def _manifest() -> pb.TokenizerManifest:
+def _manifest(contents: Mapping[str, bytes]) -> pb.TokenizerManifest:
     described = [
         pb.TokenizerFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
-        for name, content in files().items()
+        for name, content in contents.items()
     ]
     lines = [f"{file.name}\0{file.size}\0{file.sha256}\n" for file in sorted(described, key=_by_name)]
     return pb.TokenizerManifest(digest=hashlib.sha256("".join(lines).encode()).hexdigest(), files=described)
@@ -82,11 +86,37 @@ def printable(byte: int) -> str:
     return chr(0x100 + [other for other in range(NUM_BYTES) if other not in shown].index(byte))
 
 
-def _tokenizer() -> dict[str, object]:
-    """The format of the `tokenizers` library."""
+def _byte_level() -> dict[str, object]:
     tokens = [printable(byte) for byte in range(NUM_BYTES)]
     tokens += ["".join(map(printable, word.encode())) for word in WORDS]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {"normalizer": None, "pre_tokenizer": byte_level, "decoder": byte_level, "model": _model(tokens)}
+
+
+def _spaced() -> dict[str, object]:
+    """The same ids: bytes by their number, spaces as a character of their own."""
+    tokens = [f"<0x{byte:02X}>" for byte in range(NUM_BYTES)]
+    tokens += [word.replace(" ", SPACE) for word in WORDS]
+    steps = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    return {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": {**_model(tokens), "byte_fallback": True},
+    }
+
+
+def _model(tokens: Iterable[str]) -> dict[str, object]:
+    return {"type": "BPE", "vocab": {token: place for place, token in enumerate(tokens)}, "merges": []}
+
+
+def _tokenizer(spelling: Mapping[str, object]) -> dict[str, object]:
+    """The format of the `tokenizers` library."""
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
@@ -94,9 +124,6 @@ def _tokenizer() -> dict[str, object]:
             {"id": EOS, "content": EOS_TEXT, **special},
             {"id": TURN, "content": TURN_TEXT, **special},
         ],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
         "post_processor": None,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": {token: place for place, token in enumerate(tokens)}, "merges": []},
+        **spelling,
     }

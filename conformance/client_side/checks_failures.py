@@ -7,10 +7,10 @@ import grpc
 from conformance.client_side.alphabet import UNKNOWN, VOCAB_SIZE, ids
 from conformance.client_side.answer import DECODE_ERROR, Answer
 from conformance.client_side.context import ClientContext
+from conformance.client_side.facts import Facts
 from conformance.client_side.registry import client_check
 from conformance.client_side.script import DIED, LENGTH, Fail, Say, Stay, say, spoken
 from conformance.client_side.turn import LIFE, Scene, Turn
-from conformance.session import Unreachable
 from conformance.violation import NotApplicable, expect, expect_equal
 from enginewire import v1 as pb
 
@@ -47,7 +47,7 @@ async def undecodable_ids_are_a_decode_error(ctx: ClientContext) -> None:
 async def an_end_without_terminal_is_an_error(ctx: ClientContext) -> None:
     """The engine ends with OK in the middle, and nobody can resume there."""
     # On an engine of its own: where requests share a stream, all of them end with it.
-    stand = await ctx.stands.fresh(ctx.stands.engine(resume=False))
+    stand = await ctx.stands.fresh(ctx.stands.engine(Facts(resume=False)))
     try:
         other = await ctx.on(stand)
         answer = await other.start(other.play(say("ab"))).failed()
@@ -66,7 +66,7 @@ async def a_lost_answer_is_not_started_again(ctx: ClientContext) -> None:
 @client_check("CLI-13", "without-resume")
 async def without_resume_the_failure_is_reported(ctx: ClientContext) -> None:
     """The engine cannot continue, so there is nothing to be sent."""
-    other = await ctx.on(await ctx.stands.shared(resume=False))
+    other = await ctx.on(await ctx.stands.shared(Facts(resume=False)))
     scene = other.play(say("ab"), DIED, then=[[say("cd", finish=LENGTH)]])
     await _expect_no_restart(other, scene)
     expect_equal(len(scene.turns), 1, "the request was sent again")
@@ -91,25 +91,6 @@ async def an_unknown_reason_is_an_error(ctx: ClientContext) -> None:
     """And the backend lives on."""
     await ctx.start(ctx.play(say("ab"), Say(finish=UNKNOWN_REASON))).failed()
     await _expect_alive(ctx)
-
-
-@client_check("CLI-16")
-async def an_engine_of_another_revision_is_refused(ctx: ClientContext) -> None:
-    """It may end, or never serve, or refuse every request; what it may not do is use the engine."""
-    newer = pb.CONTRACT_REVISION + 1
-    engine = ctx.stands.engine(revisions=(newer, newer + 1))
-    try:
-        stand = await ctx.stands.fresh(engine)
-    except Unreachable:
-        stand = None
-    try:
-        if stand:
-            other = await ctx.on(stand)
-            await other.start(other.play(say("ab", finish=LENGTH))).failed()
-        expect_equal(len(engine.turns), 0, "requests were sent to an engine of another revision")
-    finally:
-        if stand:
-            await stand.stop()
 
 
 @client_check("CLI-25", "repeated", hostile=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 from conformance.client_side.checks_engine import expect_refusal
 from conformance.client_side.context import ClientContext
-from conformance.client_side.engine import WORKER_ID
+from conformance.client_side.facts import WORKER_ID
 from conformance.client_side.registry import client_check
 from conformance.client_side.script import DIED, LENGTH, Say, say
 from conformance.violation import NotApplicable, expect_equal

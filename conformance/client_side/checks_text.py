@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.client_side.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, ids
 from conformance.client_side.answer import Answer
 from conformance.client_side.context import ClientContext
+from conformance.client_side.facts import Facts
 from conformance.client_side.registry import client_check
 from conformance.client_side.script import EOS, LENGTH, STOP, Hold, Say, say, spoken
 from conformance.stream import reason_name
@@ -225,3 +226,15 @@ async def an_answer_goes_on_behind_its_prompt(ctx: ClientContext) -> None:
         scene = ctx.play(*messages, say("!"), Say(finish=LENGTH), ending=begun)
         answer = await ctx.start(scene).ok()
         expect_equal(answer.choice.text, f"{text}!", "the answer is not decoded behind its prompt")
+
+
+@client_check("CLI-34", "first-space")
+async def the_first_space_of_an_answer_is_shown(ctx: ClientContext) -> None:
+    """The tokenizer leaves out the space that a text begins with; an answer is no beginning."""
+    other = await ctx.on(await ctx.stands.shared(Facts(strips_first_space=True)))
+    for first, rest in ((" END and", "a"), (" ", "word")):
+        script = [part for index in (0, 1) for part in (say(first, index=index), say(rest, index=index))]
+        ends = [Say(finish=LENGTH, index=index) for index in (0, 1)]
+        answer = await other.start(other.play(*script, *ends), n=2).ok()
+        for choice in answer.choices.values():
+            expect_equal(choice.text, f"{first}{rest}", "the first space of the answer is lost")

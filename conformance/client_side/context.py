@@ -15,7 +15,8 @@ from conformance import requests
 from conformance.bounds import Bounds
 from conformance.client import Client
 from conformance.client_side.answer import Answer
-from conformance.client_side.engine import OWN, ScriptedEngine
+from conformance.client_side.engine import ScriptedEngine
+from conformance.client_side.facts import PLAIN, Facts
 from conformance.client_side.script import Step
 from conformance.client_side.turn import Scene, Turn
 from conformance.exchange import Exchange, Metadata
@@ -42,13 +43,11 @@ class Stand(Protocol):
 class Stands(Protocol):
     """Where stands come from."""
 
-    def engine(
-        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = OWN
-    ) -> ScriptedEngine:
-        """An engine as all of this run are, for a stand of one's own."""
+    def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
+        """Such an engine, with GenerateMultiplexed as all of this run have it, for a stand of one's own."""
 
-    async def shared(self, *, resume: bool = True, stop_strings: bool = False) -> Stand:
-        """The backend in front of an engine that can, or cannot, do this; the same for all checks."""
+    async def shared(self, facts: Facts = PLAIN) -> Stand:
+        """The backend in front of such an engine; the same for all checks."""
 
     async def fresh(self, engine: ScriptedEngine) -> Stand:
         """Another backend in front of this engine. Raises Unreachable when it does not serve."""

@@ -17,18 +17,14 @@ from google.protobuf.message import Message
 
 from conformance import health_types
 from conformance.client_side import alphabet
+from conformance.client_side.facts import PLAIN, Facts
 from conformance.client_side.multiplexed_engine import NAME as MULTIPLEXED, play_multiplexed
 from conformance.client_side.script import CANCELLED, Fail, Hold, Say, Speaker, Stay, Step
 from conformance.client_side.turn import LIFE, Scene, Scripted, Turn
 from conformance.exchange import DETAILS_KEY, Exchange
 from conformance.methods import methods
 from enginewire import v1 as pb
-from enginewire.v1 import revision
 
-MODEL: Final = "scripted"
-OWN: Final = (pb.CONTRACT_REVISION, pb.CONTRACT_REVISION)
-"""The revisions of this contract alone."""
-WORKER_ID: Final = 7
 GENERATE: Final = "EngineService.Generate"
 UNKNOWN_PROMPT: Final = Fail(
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -41,26 +37,12 @@ CONTEXT = grpc.aio.ServicerContext[Any, Any]
 
 
 class ScriptedEngine:
-    """A server for one backend. `revisions`: oldest and newest client revision it says it accepts.
+    """A server for one backend."""
 
-    `multiplexed`: it offers GenerateMultiplexed beside Generate, and plays the same scripts there.
-    `stop_strings`: it says that it evaluates what is about text.
-    """
-
-    def __init__(
-        self,
-        *,
-        resume: bool = True,
-        stop_strings: bool = False,
-        multiplexed: bool = False,
-        revisions: tuple[int, int] = OWN,
-    ) -> None:
+    def __init__(self, facts: Facts = PLAIN) -> None:
+        self.facts = facts
         self.target = ""
         self.turns: list[Turn] = []
-        self.multiplexed = multiplexed
-        self._resume = resume
-        self._stop_strings = stop_strings
-        self._revisions = revisions
         self._scenes: dict[tuple[int, ...], Scene] = {}
 
     def play(self, prompt: list[int], scripts: Sequence[Sequence[Step]]) -> Scene:
@@ -70,7 +52,7 @@ class ScriptedEngine:
 
     async def start(self, target: str) -> None:
         """Listen at `host:0` or `unix:/path`; `self.target` is where."""
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *_pings_borne(self.facts)])
         self._server.add_generic_rpc_handlers([_Methods(self)])
         port = self._server.add_insecure_port(target)
         self.target = target if target.startswith("unix:") else f"{target.rpartition(':')[0]}:{port}"
@@ -79,22 +61,6 @@ class ScriptedEngine:
     async def stop(self) -> None:
         """End every call and the server."""
         await self._server.stop(0)
-
-    async def info(self) -> pb.GetEngineInfoResponse:
-        """GetEngineInfo."""
-        oldest, newest = self._revisions
-        return pb.GetEngineInfoResponse(
-            config=self._config(),
-            engine_name="enginewire-conformance",
-            engine_version="1",
-            instance_id="scripted",
-            engine_lifetime_id=LIFE % 1,
-            contract_revision=newest,
-            minimum_client_revision=oldest,
-            maximum_client_revision=newest,
-            schema_digest=revision.schema_digest(),
-            worker_id=WORKER_ID,
-        )
 
     async def load(self) -> pb.Load:
         """GetLoad: always ready, with nothing to do."""
@@ -208,26 +174,15 @@ class ScriptedEngine:
             response.output.CopyFrom(item)
         return response
 
-    def _config(self) -> pb.EngineConfig:
-        return pb.EngineConfig(
-            model=MODEL,
-            context_length=4096,
-            vocab_size=alphabet.VOCAB_SIZE,
-            eos_token_ids=[alphabet.EOS],
-            role=pb.ENGINE_ROLE_AGGREGATED,
-            capabilities=pb.Capabilities(
-                seed=True,
-                multiple_choices=True,
-                logprobs=True,
-                embeddings=True,
-                resume=self._resume,
-                stop_strings=self._stop_strings,
-                multiplexed=self.multiplexed,
-                tokenizer=True,
-                default_sampling=pb.SamplingDefaults(temperature=1.0, top_p=1.0, repetition_penalty=1.0),
-            ),
-            limits=pb.Limits(max_n=8, max_logprobs=8),
-        )
+
+def _pings_borne(facts: Facts) -> list[tuple[str, int]]:
+    """What ends a connection with pings more often than advertised; timers are not that exact."""
+    if facts.min_keepalive_ms is None:
+        return []
+    return [
+        ("grpc.http2.min_ping_interval_without_data_ms", facts.min_keepalive_ms * 3 // 4),
+        ("grpc.http2.max_ping_strikes", 1),
+    ]
 
 
 def vector_of(token_ids: Sequence[int]) -> list[float]:
@@ -248,7 +203,7 @@ class _Methods(grpc.GenericRpcHandler):
         method = by_path.get(handler_call_details.method)
         if method is None:
             return None
-        if method.name == MULTIPLEXED and self._engine.multiplexed:
+        if method.name == MULTIPLEXED and self._engine.facts.multiplexed:
             return grpc.stream_stream_rpc_method_handler(
                 partial(play_multiplexed, self._engine),
                 request_deserializer=pb.GenerateMultiplexedRequest.FromString,
@@ -269,7 +224,7 @@ class _Methods(grpc.GenericRpcHandler):
 
 
 async def _info(engine: ScriptedEngine, request: Message, context: CONTEXT) -> AsyncIterator[Message]:
-    yield await engine.info()
+    yield engine.facts.info()
 
 
 async def _load(engine: ScriptedEngine, request: Message, context: CONTEXT) -> AsyncIterator[Message]:
@@ -284,7 +239,7 @@ async def _watch(engine: ScriptedEngine, request: Message, context: CONTEXT) -> 
 async def _tokenizer(
     engine: ScriptedEngine, request: pb.GetTokenizerRequest, context: CONTEXT
 ) -> AsyncIterator[Message]:
-    for message in alphabet.answers(request.if_none_match):
+    for message in alphabet.answers(request.if_none_match, engine.facts.strips_first_space):
         yield message
 
 

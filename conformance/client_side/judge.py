@@ -38,7 +38,7 @@ async def judge(
     started = time.monotonic()
     stands = RunningStands(starter, time_scale, multiplexed=multiplexed)
     try:
-        stand = await stands.shared(resume=True)
+        stand = await stands.shared()
         outcomes = await _Run(stands, selection).run()
         return Report(
             target=name,
@@ -64,13 +64,15 @@ class _Run:
         """Outcomes by key."""
         checks = {check.key: check for check in client_checks()}
         first = checks.pop(WAY_THROUGH)
-        stand = await self._stands.shared(resume=True)
+        stand = await self._stands.shared()
         outcome = await self._repeat(first)
         stand.measure(outcome.exchanges)
         blocked = outcome.status is not Status.PASS
         if not blocked and (reason := self._why_not(first)):
             outcome = verdict.outcome(first, Status.NOT_RUN, reason)
-        others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in checks.values()))
+        # Those that wait for long begin first, so that they wait beside the others.
+        queue = sorted(checks.values(), key=lambda check: not check.is_costly)
+        others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in queue))
         return {other.key: other for other in [outcome, *others]}
 
     async def _run(self, check: ClientCheck, *, blocked: bool) -> Outcome:
@@ -86,7 +88,7 @@ class _Run:
 
     async def _run_once(self, check: ClientCheck) -> Outcome:
         if not check.hostile:
-            return await self._judge(check, await self._stands.shared(resume=True))
+            return await self._judge(check, await self._stands.shared())
         try:
             stand = await self._stands.fresh(self._stands.engine())
         except Unreachable as reason:

@@ -53,6 +53,7 @@ def _backend(broken: type[ReferenceBackend] | type[ReferenceChoice]) -> type[Ref
 def client_mutants() -> tuple[ClientMutant, ...]:
     """Every broken backend, by name."""
     from conformance.client_side import (  # noqa: F401
+        mutants_connection,
         mutants_embed,
         mutants_engine,
         mutants_engine_text,

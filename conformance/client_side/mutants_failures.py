@@ -67,12 +67,6 @@ class UnknownReasonCrashes(ReferenceBackend):
         super().check_output(output, request)
 
 
-@client_mutant("revision_not_checked", kills="CLI-16")
-class RevisionNotChecked(ReferenceBackend):
-    def check_revision(self, info: pb.GetEngineInfoResponse) -> None:
-        pass
-
-
 @client_mutant("takes_repeated_outputs", kills="CLI-25/repeated")
 class TakesRepeatedOutputs(ReferenceBackend):
     def check_output(self, output: pb.LLMEngineOutput, request: Request) -> None:

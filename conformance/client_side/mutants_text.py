@@ -225,3 +225,10 @@ class UnknownIdsHaveText(ReferenceChoice):
 class BeginsWithoutThePrompt(ReferenceChoice):
     def begin(self) -> None:
         return
+
+
+@client_mutant("answers_are_texts_of_their_own", kills="CLI-34/first-space")
+class AnswersAreTextsOfTheirOwn(ReferenceChoice):
+    def decode(self, data: bytes) -> str:
+        begins = self.vocabulary.strips_first_space and len(self.token_ids) == 1
+        return super().decode(data).removeprefix(" " if begins else "")

@@ -58,9 +58,10 @@ class ReferenceBackend:
     """The text side of one engine."""
 
     choice_class: type[ReferenceChoice] = ReferenceChoice
+    channel_options: tuple[tuple[str, int], ...] = (("grpc.use_local_subchannel_pool", 1),)
 
     def __init__(self, engine: str) -> None:
-        self._channel = grpc.aio.insecure_channel(engine, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = grpc.aio.insecure_channel(engine, options=self.channel_options)
         self._engine = pb.EngineServiceStub(self._channel)
         self._discovery = pb.DiscoveryServiceStub(self._channel)
         self._embedding = pb.EmbeddingServiceStub(self._channel)
@@ -68,7 +69,7 @@ class ReferenceBackend:
     async def serve(self, target: str) -> grpc.aio.Server:
         """Listen; returns the running server. Raises Failed for an engine that does not fit."""
         self.info = await self._discovery.GetEngineInfo(pb.GetEngineInfoRequest())
-        self.check_revision(self.info)
+        self.revision = self.common_revision(self.info)
         self.vocabulary = await self._read_tokenizer()
         server = grpc.aio.server()
         handler = grpc.unary_stream_rpc_method_handler(
@@ -108,12 +109,12 @@ class ReferenceBackend:
             await server.stop(0)
         await self._channel.close()
 
-    def check_revision(self, info: pb.GetEngineInfoResponse) -> None:
-        """Raise Failed for an engine whose range does not include this contract."""
-        if not info.minimum_client_revision <= pb.CONTRACT_REVISION <= info.maximum_client_revision:
-            raise Failed(
-                grpc.StatusCode.FAILED_PRECONDITION, pb.ERROR_REASON_REVISION_MISMATCH, "another revision"
-            )
+    def common_revision(self, info: pb.GetEngineInfoResponse) -> int:
+        """The newest revision that both know. Raises Failed without one."""
+        common = min(pb.CONTRACT_REVISION, info.maximum_client_revision)
+        if common >= max(info.minimum_client_revision, 1):
+            return common
+        raise Failed(grpc.StatusCode.FAILED_PRECONDITION, pb.ERROR_REASON_REVISION_MISMATCH, "too new")
 
     async def _read_tokenizer(self) -> Vocabulary:
         content = bytearray()
@@ -168,7 +169,7 @@ class ReferenceBackend:
         suffix = f".{request.attempt}" if request.attempt > 1 else ""
         generate = pb.GenerateRequest(
             request_id=f"{asked.request_id}{suffix}",
-            client_revision=pb.CONTRACT_REVISION,
+            client_revision=self.revision,
             request=self.engine_part(request),
         )
         trace = self.trace(context)

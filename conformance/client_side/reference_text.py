@@ -9,8 +9,9 @@ import codecs
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from conformance.client_side.alphabet import NUM_BYTES, printable
+from conformance.client_side.alphabet import NUM_BYTES, SPACE, printable
 from enginewire import v1 as pb
 
 FINAL = (pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CANCELLED, pb.FINISH_REASON_CONTENT_FILTER)
@@ -19,19 +20,34 @@ FINAL = (pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CANCELLED, pb.FINISH_REASON_CO
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a byte-level `tokenizer.json` says: the bytes of each id, and which are special."""
+    """What a `tokenizer.json` of the kit says: the bytes of each id, and which are special."""
 
     bytes_of: Mapping[int, bytes]
     special: Mapping[int, str]
+    strips_first_space: bool = False
+    """Of a text, which an answer is only a part of."""
 
     @classmethod
     def parse(cls, content: bytes) -> Vocabulary:
         """Of the file's content."""
         described = json.loads(content)
-        byte_of = {printable(byte): byte for byte in range(NUM_BYTES)}
+        is_spaced = described["model"].get("byte_fallback", False)
+        spelled = _spaced_bytes if is_spaced else _byte_level_bytes
         words = described["model"]["vocab"].items()
         special = {token["id"]: token["content"] for token in described["added_tokens"]}
-        return cls({token: bytes(byte_of[character] for character in text) for text, token in words}, special)
+        return cls({token: spelled(text) for text, token in words}, special, is_spaced)
+
+
+BYTE_OF: Final = {printable(byte): byte for byte in range(NUM_BYTES)}
+
+
+def _byte_level_bytes(text: str) -> bytes:
+    return bytes(BYTE_OF[character] for character in text)
+
+
+def _spaced_bytes(text: str) -> bytes:
+    is_byte = text.startswith("<0x")
+    return bytes.fromhex(text[3:-1]) if is_byte else text.replace(SPACE, " ").encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ class ClientCheck(Judged):
     function: ClientCheckFunction
     hostile: bool = False
     """Plays what may break the backend for good: it gets one of its own."""
+    is_costly: bool = False
+    """It takes seconds: proofs of other checks leave it out."""
     phase: Phase = Phase.SAFE
 
 
@@ -30,12 +32,12 @@ _checks: dict[str, ClientCheck] = {}
 
 
 def client_check(
-    identifier: str, variant: str = "", *, hostile: bool = False
+    identifier: str, variant: str = "", *, hostile: bool = False, costly: bool = False
 ) -> Callable[[ClientCheckFunction], ClientCheckFunction]:
     """Register a check of one requirement; `variant` tells several checks of one id apart."""
 
     def register(function: ClientCheckFunction) -> ClientCheckFunction:
-        check = ClientCheck(identifier, function, variant, hostile)
+        check = ClientCheck(identifier, function, variant, hostile, costly)
         if check.key in _checks:
             raise ValueError(f"two checks are called {check.key}: give one of them a variant")
         _checks[check.key] = check
@@ -48,6 +50,7 @@ def client_check(
 def client_checks() -> tuple[ClientCheck, ...]:
     """Every check of backends, by key."""
     from conformance.client_side import (  # noqa: F401
+        checks_connection,
         checks_embed,
         checks_engine,
         checks_engine_text,

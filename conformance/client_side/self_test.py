@@ -11,6 +11,7 @@ from conformance.adversaries import Adversary
 from conformance.client_side.judge import judge
 from conformance.client_side.mutants import ClientMutant
 from conformance.client_side.reference_backend import ReferenceBackend
+from conformance.client_side.registry import client_checks
 from conformance.client_side.stands import InProcessStarter
 from conformance.outcome import Report, Status
 from conformance.selection import Selection
@@ -23,7 +24,8 @@ async def judge_reference(run: Sequence[str] = ()) -> Report:
 
 async def judge_mutant(mutant: ClientMutant) -> Report:
     """The kit against a broken backend."""
-    return await judge(InProcessStarter(mutant.backend), Selection())
+    spared = [check.key for check in client_checks() if check.is_costly and check.key not in mutant.kills]
+    return await judge(InProcessStarter(mutant.backend), Selection(skip=spared))
 
 
 async def passes_of(adversary: str, time_scale: float) -> int:

@@ -16,7 +16,8 @@ import grpc
 
 from conformance.bounds import Bounds
 from conformance.client import Client
-from conformance.client_side.engine import OWN, ScriptedEngine
+from conformance.client_side.engine import ScriptedEngine
+from conformance.client_side.facts import PLAIN, Facts
 from conformance.client_side.reference_failure import Failed
 from conformance.exchange import Exchange
 from conformance.in_process import InProcess, Served
@@ -117,23 +118,17 @@ class RunningStands:
         self._starter = starter
         self._scale = time_scale
         self._multiplexed = multiplexed
-        self._shared: dict[tuple[bool, bool], asyncio.Task[RunningStand]] = {}
+        self._shared: dict[Facts, asyncio.Task[RunningStand]] = {}
 
-    def engine(
-        self, *, resume: bool = True, stop_strings: bool = False, revisions: tuple[int, int] = OWN
-    ) -> ScriptedEngine:
+    def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
         """See Stands."""
-        return ScriptedEngine(
-            resume=resume, stop_strings=stop_strings, multiplexed=self._multiplexed, revisions=revisions
-        )
+        return ScriptedEngine(replace(facts, multiplexed=self._multiplexed))
 
-    async def shared(self, *, resume: bool = True, stop_strings: bool = False) -> RunningStand:
+    async def shared(self, facts: Facts = PLAIN) -> RunningStand:
         """See Stands. Raises Unreachable."""
-        can = (resume, stop_strings)
-        if can not in self._shared:
-            engine = self.engine(resume=resume, stop_strings=stop_strings)
-            self._shared[can] = asyncio.create_task(self.fresh(engine))
-        return await asyncio.shield(self._shared[can])
+        if facts not in self._shared:
+            self._shared[facts] = asyncio.create_task(self.fresh(self.engine(facts)))
+        return await asyncio.shield(self._shared[facts])
 
     async def fresh(self, engine: ScriptedEngine) -> RunningStand:
         """See Stands."""

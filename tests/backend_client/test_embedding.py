@@ -19,6 +19,7 @@ from backend_client.engine_client import EngineClient
 from backend_client.failure import RequestFailed
 from backend_client.retry import RetryPolicy
 from backend_client.tokenizer import BackendTokenizer
+from engine_server.discovery import DiscoveryServicer
 from engine_server.embedding_service import EmbeddingServicer
 from engine_server.failures import Draining
 from engine_server.interface import GenerateContext
@@ -245,6 +246,25 @@ async def test_the_callers_id_is_the_one_the_engine_knows(engine_server):
         with pytest.raises(RequestFailed) as caught:
             await call
     assert caught.value.reason == pb.ERROR_REASON_CANCELLED
+
+
+async def test_an_older_engine_is_asked_in_its_own_revision(engine_server, monkeypatch):
+    told, embed, named = DiscoveryServicer.GetEngineInfo, EmbeddingServicer.Embed, []
+
+    async def older(*asked: object) -> pb.GetEngineInfoResponse:
+        info = await told(*asked)
+        info.maximum_client_revision = 1
+        return info
+
+    async def watched(self: EmbeddingServicer, request: pb.EmbedRequest, call: object) -> pb.EmbedResponse:
+        named.append(request.client_revision)
+        return await embed(self, request, call)
+
+    monkeypatch.setattr(DiscoveryServicer, "GetEngineInfo", older)
+    monkeypatch.setattr(EmbeddingServicer, "Embed", watched)
+    async with backend_on(await engine_server()) as backend:
+        await backend.embed(asking(b"one"))
+    assert named == [1]
 
 
 async def test_no_engine_at_all_is_an_error(socket_folder: Path):

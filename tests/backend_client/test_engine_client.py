@@ -98,11 +98,17 @@ async def test_an_engine_that_keeps_its_load_to_itself_is_reported_in_time(hosti
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-@pytest.mark.parametrize("offset", [-1, 1])
-async def test_an_engine_of_another_revision_is_refused_at_once(hostile_engine, vocabulary, offset):
+NEWEST = pb.CONTRACT_REVISION
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest"), [(NEWEST + 1, NEWEST + 2), (NEWEST + 1, 1), (NEWEST, NEWEST - 1), (0, 0)]
+)
+async def test_an_engine_without_a_common_revision_is_refused_at_once(
+    hostile_engine, vocabulary, oldest, newest
+):
     info = engine_info()
-    info.minimum_client_revision += offset
-    info.maximum_client_revision += offset
+    info.minimum_client_revision, info.maximum_client_revision = oldest, newest
     engine = await hostile_engine(info=info)
     async with EngineClient(engine.target) as client:
         with pytest.raises(RequestFailed, match="contract revision") as caught:
@@ -112,6 +118,32 @@ async def test_an_engine_of_another_revision_is_refused_at_once(hostile_engine, 
         heard = await hear(Backend(client, vocabulary), ask())
         assert heard.failure.reason == pb.ERROR_REASON_REVISION_MISMATCH
     assert engine.received == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("oldest", "newest", "named"), [(1, 1, 1), (1, NEWEST + 1, NEWEST), (NEWEST, NEWEST, NEWEST)]
+)
+async def test_an_older_or_newer_engine_hears_the_newest_revision_that_both_know(
+    hostile_engine, vocabulary, multiplexed, oldest, newest, named
+):
+    info = engine_info()
+    info.minimum_client_revision, info.maximum_client_revision = oldest, newest
+    engine = await hostile_engine(info=info)
+    async with EngineClient(engine.target, multiplexed=multiplexed) as client:
+        await hear(Backend(client, vocabulary), ask())
+    assert [received.generate.client_revision for received in engine.received] == [named]
+
+
+async def test_a_request_that_is_sent_again_names_what_the_next_engine_knows(hostile_engine):
+    older = engine_info()
+    older.minimum_client_revision = older.maximum_client_revision = 1
+    request = pb.GenerateRequest(request_id="a", request=ask())
+    for info, named in ((engine_info(), NEWEST), (older, 1)):
+        engine = await hostile_engine(info=info)
+        async with EngineClient(engine.target) as client:
+            await client.submit(request)
+            assert request.client_revision == named
 
 
 async def test_facts_that_do_not_parse_are_a_violation(hostile_engine, vocabulary):

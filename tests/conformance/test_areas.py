@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from conformance.mutants.probe import TwoRanks
+from conformance.mutants.versioning import Told
 from conformance.outcome import Status
+from conformance.reference.refusal import Refusal
 from conformance.reference.server import Reference
 from conformance.reference.settings import CAPABILITIES, Settings
 from conformance.selection import Selection
@@ -112,3 +114,23 @@ async def test_each_of_two_ranks_can_be_probed() -> None:
 async def test_a_queue_is_filled_though_a_connection_takes_few_calls() -> None:
     report = await judged(FewCallsAtOnce, selection=Selection(run=["ERR-16"]))
     assert statuses(report)["ERR-16"] is Status.PASS
+
+
+class Older(Told):
+    """A server of the first revision: it serves nobody who names a newer one."""
+
+    def told(self, info: pb.GetEngineInfoResponse) -> None:
+        info.contract_revision = info.maximum_client_revision = 1
+
+    def check_revision(self, revision: int) -> None:
+        if revision > 1:
+            accepted = {"minimum_client_revision": "1", "maximum_client_revision": "1"}
+            reason, message = pb.ERROR_REASON_REVISION_MISMATCH, "client_revision: not accepted"
+            raise Refusal(reason, message, field="client_revision", metadata=accepted)
+
+
+async def test_a_server_of_an_older_revision_is_judged_in_its_own() -> None:
+    areas = ("INF-*", "STR-*", "EVT-*", "VER-*", "EMB-*")
+    report = await judged(Older, selection=Selection(run=areas))
+    assert not report.unexpected
+    assert statuses(report)["VER-02"] is statuses(report)["VER-03"] is Status.PASS

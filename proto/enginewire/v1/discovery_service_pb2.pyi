@@ -173,7 +173,7 @@ class GetEngineInfoResponse(_message.Message):
     minimum_client_revision: _builtins.int
     """Oldest client revision it accepts, from 1."""
     maximum_client_revision: _builtins.int
-    """Newest client revision it accepts. Unknown fields of newer minor revisions are ignored."""
+    """Newest client revision it accepts; a newer client names this one. Fields it does not know are ignored."""
     schema_digest: _builtins.str
     """SHA-256 over the contract's descriptors, hex; see docs/contract.md. Equal digests = same schema."""
     worker_id: _builtins.int

@@ -30,7 +30,7 @@ class EmbedRequest(_message.Message):
     request_id: _builtins.str
     """Chosen by the client, as in GenerateRequest."""
     client_revision: _builtins.int
-    """Contract revision of the client; 0 = not said."""
+    """Newest contract revision that client and server both know, as in GenerateRequest; 0 = not said."""
     @_builtins.property
     def request(self) -> _request_pb2.PreprocessedEmbeddingRequest:
         """The inputs."""

@@ -97,7 +97,8 @@ class GenerateRequest(_message.Message):
     A live duplicate is ALREADY_EXISTS; an id may be used again after its request ended.
     """
     client_revision: _builtins.int
-    """Contract revision the client was built with. 0 = not said. Outside the range that GetEngineInfo
+    """Newest contract revision that client and server both know: the client's own, or the server's
+    maximum_client_revision where that is older. 0 = not said. Outside the range that GetEngineInfo
     reports: FAILED_PRECONDITION.
     """
     @_builtins.property

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.client_side.facts import Facts
 from conformance.client_side.judge import judge
 from conformance.client_side.mutants import ClientMutant, client_mutants
 from conformance.client_side.reference_backend import ReferenceBackend, Request
@@ -46,9 +47,16 @@ async def test_a_backend_that_is_not_broken_stays_alive() -> None:
     assert (done.is_killed, done.failed) == (False, ())
 
 
+async def test_the_proof_of_a_mutant_leaves_out_what_takes_long_and_is_not_about_it() -> None:
+    mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/visible_stop_twice")
+    report = await judge_mutant(mutant)
+    costly = {check.key for check in client_checks() if check.is_costly}
+    assert {outcome.key for outcome in report.outcomes if outcome.status is Status.NOT_RUN} == costly
+
+
 async def test_without_a_way_through_nothing_else_is_judged() -> None:
     mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/every_end_is_stop")
-    report = await judge_mutant(mutant)
+    report = await judge(InProcessStarter(mutant.backend), Selection())
     assert report.counts == {Status.FAIL: 1, Status.BLOCKED: len(client_checks()) - 1}
 
 
@@ -69,9 +77,9 @@ async def test_a_failure_shows_the_calls_of_both_sides() -> None:
 async def test_stands_are_shared_by_kind_of_engine() -> None:
     stands = RunningStands(InProcessStarter(ReferenceBackend), 1.0)
     try:
-        first = await stands.shared(resume=True)
-        assert await stands.shared(resume=True) is first
-        assert await stands.shared(resume=False) is not first
+        first = await stands.shared()
+        assert await stands.shared() is first
+        assert await stands.shared(Facts(resume=False)) is not first
     finally:
         await stands.close()
 

@@ -10,6 +10,7 @@ import pytest
 
 from conformance.client import Client
 from conformance.client_side.engine import ScriptedEngine
+from conformance.client_side.facts import Facts
 from conformance.client_side.script import DIED, LENGTH, Stay, Step, say
 from conformance.client_side.stands import SCRIPTED
 from conformance.client_side.turn import Scene
@@ -37,7 +38,7 @@ class Caller:
 
 @pytest.fixture
 async def caller() -> AsyncIterator[Caller]:
-    engine = ScriptedEngine(multiplexed=True)
+    engine = ScriptedEngine(Facts(multiplexed=True))
     await engine.start(SCRIPTED)
     async with Connection(target=engine.target).channel() as channel:
         yield Caller(engine, channel)
