@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import grpc
 
@@ -22,10 +22,8 @@ from backend_client.load_fields import kv_use
 from backend_client.prefix_affinity import PrefixChain, PrefixMemory
 from backend_client.routing_hints import NO_HINTS, Hints, refused
 from backend_client.sessions import Sessions
+from backend_client.suspicion import Suspicion
 from enginewire import v1 as pb
-
-if TYPE_CHECKING:
-    from backend_client.suspicion import Suspicion
 
 WATCH_INTERVAL_MS: Final = 50
 # How soon to look again for an engine that is away.

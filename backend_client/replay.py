@@ -260,11 +260,11 @@ class Attempts:
         return True
 
     async def _pick(self) -> Endpoint:
-        left = self._asked.seconds_left
-        give_up = time.monotonic() + (self._patience if left is None else min(left, self._patience))
         try:
             while True:
-                patience = give_up - time.monotonic()
+                # Anew each time: to wait for another one's trial is not to wait for an engine.
+                left = self._asked.seconds_left
+                patience = self._patience if left is None else min(left, self._patience)
                 endpoint = await self._engines.pick(
                     patience, self._not_before, self._unfit, self._prefix, self._routing
                 )

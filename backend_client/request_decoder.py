@@ -17,6 +17,7 @@ from backend_client.detokenizer import DecodeError
 from backend_client.engine_check import EngineCheck
 from backend_client.finish_reason import finish_reason, is_known, stop_reason
 from backend_client.protocol_violation import MAX_UINT32, ProtocolViolation, check_columns, check_usage
+from backend_client.resumed_choices import go_on, resumed
 from backend_client.stop_conditions import InvalidStopConditions, StopConditions
 from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
@@ -200,32 +201,11 @@ class RequestDecoder:
 
         Raises InvalidStopConditions for a resume that no answer can have led to.
         """
-        seen: set[int] = set()
-        for place, resumed in enumerate(resume.choices):
-            path = f"resume.choices[{place}]"
-            if resumed.index >= len(self.choices) or resumed.index in seen:
-                raise InvalidStopConditions(f"{path}.index", "must be in [0, n), each at most once")
-            seen.add(resumed.index)
-            choice = self.choices[resumed.index]
-            choice.cum_log_probs = resumed.cum_log_probs if resumed.HasField("cum_log_probs") else None
-            choice.go_on(list(resumed.generated_token_ids), is_finished=resumed.finished, path=path)
-        if all(choice.is_finished for choice in self.choices):
-            raise InvalidStopConditions("resume.choices", "must leave a choice to generate")
+        go_on(self.choices, resume)
 
     def resume(self) -> list[pb.ResumedChoice]:
         """Where another engine has to continue; what the lost one sent beyond that is forgotten."""
-        for choice in self.choices:
-            choice.num_dropped = 0
-            choice.engine_finished = choice.is_finished
-        return [
-            pb.ResumedChoice(
-                index=index,
-                generated_token_ids=choice.token_ids,
-                finished=choice.is_finished,
-                cum_log_probs=choice.cum_log_probs,
-            )
-            for index, choice in enumerate(self.choices)
-        ]
+        return resumed(self.choices)
 
     def _receive(self, index: int, position: int, token_ids: Sequence[int]) -> ChoiceState:
         """The choice these tokens belong to, after the checks that hold for every output."""

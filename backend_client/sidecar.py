@@ -17,7 +17,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -26,6 +26,8 @@ STOP_SECONDS: Final = 15.0
 LAST_LINES: Final = 8
 LAST_CHARACTERS: Final = 8192
 CHUNK_BYTES: Final = 4096
+# How long to read what a dead process has printed, should somebody else hold its output.
+OUTPUT_SECONDS: Final = 1.0
 
 
 class SidecarDied(Exception):
@@ -49,13 +51,20 @@ class SidecarDied(Exception):
 class Sidecar:
     """A running `python -m MODULE`. Use `sidecar` to get one."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, show: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        output: asyncio.StreamReader,
+        show: Callable[[str], None],
+    ) -> None:
         self.name = name
         self.pid = process.pid
         self._process = process
         self._show = show
+        self._is_over = False
         self._last: deque[str] = deque(maxlen=LAST_CHARACTERS)
-        self._output = asyncio.create_task(self._pass_output(), name=f"output of {name}")
+        self._output = asyncio.create_task(self._pass(output), name=f"output of {name}")
 
     @property
     def is_running(self) -> bool:
@@ -70,7 +79,7 @@ class Sidecar:
             await asyncio.wait([working, ended], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            await self._output
+            await self._end_output()
             raise SidecarDied(self.name, ended.result(), "".join(self._last).splitlines()[-LAST_LINES:])
         finally:
             for task in (working, ended):
@@ -87,7 +96,7 @@ class Sidecar:
         finally:
             self._signal(signal.SIGKILL)
             exit_code = await self._process.wait()
-            await self._output
+            await self._end_output()
         return exit_code
 
     def _signal(self, number: signal.Signals) -> None:
@@ -95,10 +104,20 @@ class Sidecar:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    async def _pass_output(self) -> None:
-        assert self._process.stdout is not None, "started with a pipe"
+    async def _end_output(self) -> None:
+        """What it has printed, all of it. Children that outlive it go with it: they may hold what it held."""
+        # Once: later its number may be another process's.
+        if self._is_over:
+            return
+        self._is_over = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await asyncio.wait([self._output], timeout=OUTPUT_SECONDS)
+        self._output.cancel()
+
+    async def _pass(self, output: asyncio.StreamReader) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        while chunk := await self._process.stdout.read(CHUNK_BYTES):
+        while chunk := await output.read(CHUNK_BYTES):
             text = decoder.decode(chunk)
             self._last.extend(text)
             self._show(text)
@@ -125,19 +144,36 @@ async def sidecar(
     A session of its own keeps a terminal's Ctrl-C away from it, so that we can end our requests first.
     Start it on the main thread: the kernel kills it when the thread that started it ends.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "backend_client.tether", str(os.getpid()), module, *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
+    async with _pipe() as (output, write_end):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "backend_client.tether", str(os.getpid()), module, *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        write_end.close()
+        running = Sidecar(name, process, output, show)
+        try:
+            yield running
+        finally:
+            await running.stop(stop_timeout)
+
+
+@contextlib.asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, BinaryIO]]:
+    """Of our own: asyncio takes a process for alive as long as anybody holds a pipe of asyncio's to it."""
+    reader = asyncio.StreamReader()
+    read_end, write_end = os.pipe()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
     )
-    running = Sidecar(name, process, show)
     try:
-        yield running
+        with os.fdopen(write_end, "wb") as to_write:
+            yield reader, to_write
     finally:
-        await running.stop(stop_timeout)
+        transport.close()
 
 
 @contextlib.contextmanager

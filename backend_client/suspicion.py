@@ -8,61 +8,90 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
-
-from backend_client.endpoints import Endpoint, Endpoints
+from typing import Final, Protocol
 
 # More than what is lost on its way when an engine dies: an answer that has gone on so far is not its cause.
 PROGRESS_TOKENS: Final = 16
+# Nor is a request that has been in an engine for so long: who waits behind it shall not wait for ever.
+PROGRESS_SECONDS: Final = 300.0
 # All that were in an engine hear of its death within this time.
 SAME_DEATH_SECONDS: Final = 1.0
+
+
+class Engine(Protocol):
+    """What is remembered of an engine here.
+
+    `casualties`: of the last death there the life, when that was first asked, and how many were in it.
+    """
+
+    in_flight: int
+    suspects: set[Suspicion]
+    casualties: tuple[str, float, int]
+
+
+class Engines(Protocol):
+    """Those whose deaths are counted."""
+
+    def is_alive(self, lifetime_id: str) -> bool:
+        """That life of one of them has not ended."""
 
 
 class Suspicion:
     """One request's. Of several that deaths concern nobody is blamed: then they are tried one by one."""
 
-    __slots__ = ("_is_on_trial", "_lives", "_max_deaths", "_num_tokens", "_num_tokens_then", "_was_alone")
+    __slots__ = (
+        "_entered_at",
+        "_is_on_trial",
+        "_lives",
+        "_max_deaths",
+        "_num_tokens",
+        "_num_tokens_then",
+        "_was_alone",
+    )
 
     def __init__(self, max_deaths: int, num_tokens: Callable[[], int]) -> None:
         """`num_tokens` counts what was passed on of the answer; `max_deaths` in a row are suspect."""
         self._max_deaths = max_deaths
         self._num_tokens = num_tokens
         self._num_tokens_then = 0
-        self._lives: list[tuple[Endpoints, str]] = []
+        self._entered_at = 0.0
+        self._lives: list[tuple[Engines, str]] = []
         self._is_on_trial = False
         self._was_alone = True
 
     @property
     def is_open(self) -> bool:
         """An engine has died with it inside, and its answer has not gone on since."""
-        return bool(self._lives) and self._num_tokens() - self._num_tokens_then < PROGRESS_TOKENS
+        if not self._lives or time.monotonic() - self._entered_at >= PROGRESS_SECONDS:
+            return False
+        return self._num_tokens() - self._num_tokens_then < PROGRESS_TOKENS
 
-    def must_wait_for(self, endpoint: Endpoint) -> bool:
+    def must_wait_for(self, engine: Engine) -> bool:
         """It is to be tried, and another one is being tried there."""
         return self._is_on_trial and any(
-            other._is_on_trial and other.is_open for other in endpoint.suspects - {self}
+            other._is_on_trial and other.is_open for other in engine.suspects - {self}
         )
 
-    def enter(self, endpoint: Endpoint) -> None:
+    def enter(self, engine: Engine) -> None:
         """The request is sent there."""
-        self._num_tokens_then = self._num_tokens()
+        self._num_tokens_then, self._entered_at = self._num_tokens(), time.monotonic()
         if self._lives:
-            endpoint.suspects.add(self)
+            engine.suspects.add(self)
 
-    def leave(self, endpoint: Endpoint) -> None:
+    def leave(self, engine: Engine) -> None:
         """It is not there any more."""
-        endpoint.suspects.discard(self)
+        engine.suspects.discard(self)
 
-    def is_alone(self, endpoint: Endpoint, life: str) -> bool:
+    def is_alone(self, engine: Engine, life: str) -> bool:
         """No other request was in that life when it ended. Ask before any of them leaves."""
         now = time.monotonic()
-        known, asked_at, count = endpoint.casualties
+        known, asked_at, count = engine.casualties
         if known != life or now - asked_at > SAME_DEATH_SECONDS:
-            count = endpoint.in_flight
-            endpoint.casualties = life, now, count
+            count = engine.in_flight
+            engine.casualties = life, now, count
         return count <= 1
 
-    def blame(self, engines: Endpoints, life: str, *, is_alone: bool) -> int:
+    def blame(self, engines: Engines, life: str, *, is_alone: bool) -> int:
         """That life has ended with it inside: 0, or how many did in a row if it has to be their cause."""
         if not self.is_open:
             self._lives.clear()

@@ -1,11 +1,12 @@
 """The mocker's vectors: unit vectors that depend on the tokens of their input and on nothing else.
 
-Texts that share tokens are similar: a vector is the sum of one random direction per token. Knows nothing
-about requests, steps or queues.
+Texts that share tokens are similar: a vector is the sum of one random direction per token. Holds how many
+wait for theirs. Knows nothing about steps or generation.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -15,6 +16,25 @@ from enginewire import v1 as pb
 
 SIZE = 64
 MAX_UINT32 = 2**32 - 1
+
+
+class MockerEmbeddings:
+    """Vectors that take their time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.num_waiting = 0
+        self._seconds = seconds
+
+    async def embed(
+        self, request: pb.PreprocessedEmbeddingRequest, adapter: str
+    ) -> pb.EmbeddingsEngineOutput:
+        """The vectors, after a while."""
+        self.num_waiting += 1
+        try:
+            await asyncio.sleep(self._seconds)
+            return embeddings_of(request, adapter)
+        finally:
+            self.num_waiting -= 1
 
 
 def embeddings_of(request: pb.PreprocessedEmbeddingRequest, adapter: str = "") -> pb.EmbeddingsEngineOutput:

@@ -7,7 +7,6 @@ nor any file; knows nothing about gRPC.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections import deque
@@ -34,7 +33,7 @@ from engine_server.interface import (
     Tokenizer,
 )
 from engine_server.mocker_adapters import MockerAdapters
-from engine_server.mocker_embeddings import SIZE as EMBEDDING_SIZE, embeddings_of
+from engine_server.mocker_embeddings import SIZE as EMBEDDING_SIZE, MockerEmbeddings
 from engine_server.mocker_options import Fault, MockerOptions
 from engine_server.mocker_requests import RequestReader, engine_config
 from engine_server.mocker_sequence import Request, Sequence
@@ -63,7 +62,7 @@ class MockerEngine:
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._cancelled: list[GenerateContext] = []
-        self._num_embedding = 0
+        self._embeddings = MockerEmbeddings(self._options.ttft_ms / 1000)
         self.embedding_size = EMBEDDING_SIZE
         self.only_embeds = False
         self._load = pb.Load(kv_blocks_total=self._options.num_kv_blocks)
@@ -114,12 +113,9 @@ class MockerEngine:
     ) -> pb.EmbeddingsEngineOutput:
         """The vectors, after the time to a first token."""
         self._adapters.digest(context.routing.lora_name)
-        self._num_embedding += 1
         try:
-            await asyncio.sleep(self._options.ttft_ms / 1000)
-            return embeddings_of(request, context.routing.lora_name)
+            return await self._embeddings.embed(request, context.routing.lora_name)
         finally:
-            self._num_embedding -= 1
             self._load.requests_finished += 1
 
     async def abort(self, context: GenerateContext) -> None:
@@ -174,7 +170,7 @@ class MockerEngine:
         load = pb.Load()
         load.CopyFrom(self._load)
         load.running = len(self._prefilling) + len(self._decoding)
-        load.waiting += self._num_embedding
+        load.waiting += self._embeddings.num_waiting
         load.pending_transfers = self._transfers.num_pending if self._transfers else 0
         return load
 

@@ -110,5 +110,10 @@ async def _parsed(frames: AsyncIterator[bytes], parse: Callable[[bytes], Message
 async def _fail(call: Call, error: Exception) -> NoReturn:
     if isinstance(error, (grpc.aio.AbortError, asyncio.CancelledError)):
         raise error
-    failure = status.as_failure(error)
-    await call.abort(status.code_of(failure.reason), status.message_of(failure), status.trailers(failure))
+    if not isinstance(error, grpc.aio.InternalError):
+        failure = status.as_failure(error)
+        details = status.code_of(failure.reason), status.message_of(failure), status.trailers(failure)
+        with contextlib.suppress(grpc.aio.InternalError):
+            await call.abort(*details)
+    # gRPC could not send: the caller has left, and the cancellation only comes behind that.
+    raise asyncio.CancelledError("the caller has left")

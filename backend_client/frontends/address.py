@@ -18,6 +18,7 @@ from typing import Final
 import grpc
 
 from backend_client.config import ServeOptions
+from enginewire.trusted_paths import UntrustedPath, check_folder
 
 # sizeof(sockaddr_un.sun_path) - 1 on Linux.
 MAX_PATH_BYTES: Final = 107
@@ -70,10 +71,11 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the lock file beside the socket: of two servers that start together, one gets it."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.parent.stat().st_uid not in (os.getuid(), 0):
-            raise AddressError(f"{path.parent}: belongs to another user")
+        check_folder(path.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(f"{path}.lock", flags, 0o600)
+    except UntrustedPath as error:
+        raise AddressError(str(error)) from error
     except OSError as error:
         raise AddressError(f"{path}: {error.strerror}") from error
     try:

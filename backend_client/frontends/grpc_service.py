@@ -7,6 +7,7 @@ whatever fails later is a last item and status OK, as the contract says. Knows n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
@@ -197,6 +198,8 @@ async def answered(work: Awaitable[T], call: AnyCall) -> T:
         await refuse(call, error)
     except (grpc.aio.AbortError, asyncio.CancelledError):
         raise
+    except grpc.aio.InternalError as unsent:
+        raise left() from unsent
     except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
         await refuse(call, internal(error))
 
@@ -225,4 +228,11 @@ def internal(error: Exception) -> RequestFailed:
 async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:
     """End a call with the refusal's status and details."""
     message = str(refusal)[:MAX_MESSAGE_CHARACTERS]
-    await call.abort(refusal.code, message, ((DETAILS_KEY, refusal.status.SerializeToString()),))
+    with contextlib.suppress(grpc.aio.InternalError):
+        await call.abort(refusal.code, message, ((DETAILS_KEY, refusal.status.SerializeToString()),))
+    raise left()
+
+
+def left() -> asyncio.CancelledError:
+    """gRPC could not send: the caller has left, and the cancellation only comes behind that."""
+    return asyncio.CancelledError("the caller has left")

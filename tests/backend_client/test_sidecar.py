@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -88,6 +90,31 @@ async def test_a_death_by_signal_is_named() -> None:
     async with sidecar(*program("import os", "os.kill(os.getpid(), 11)"), name="it", show=Shown()) as it:
         with pytest.raises(SidecarDied, match="it ended with signal SIGSEGV"):
             await it.unless_it_dies(asyncio.sleep(60))
+
+
+@pytest.mark.parametrize("has_session", [False, True])
+async def test_a_death_is_noticed_although_a_child_holds_the_output(
+    tmp_path: Path, has_session: bool
+) -> None:
+    child = tmp_path / "child"
+    statements = (
+        "import os, subprocess, sys",
+        f"held = subprocess.Popen(['sleep', '60'], start_new_session={has_session})",
+        f"open({str(child)!r}, 'w').write(str(held.pid))",
+        "print('last words', flush=True)",
+        "os.kill(os.getpid(), 9)",
+    )
+    try:
+        async with asyncio.timeout(20), sidecar(*program(*statements), name="it", show=Shown()) as it:
+            with pytest.raises(
+                SidecarDied, match=r"it ended with signal SIGKILL, its last lines:\n  last words"
+            ):
+                await it.unless_it_dies(asyncio.sleep(60))
+        pid = int(child.read_text())
+        until(lambda: is_alive(pid) == has_session, within=5.0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child.read_text()), signal.SIGKILL)
 
 
 async def test_work_that_fails_fails_as_itself() -> None:

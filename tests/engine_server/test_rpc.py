@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
+from engine_server.failures import InvalidRequest
 from engine_server.health import SERVICE as HEALTH
+from engine_server.rpc import handlers
 from engine_server.server import DISCOVERY_SERVICE, ENGINE_SERVICE
 from enginewire import v1 as pb
 from tests.engine_server.serving import Serving, ask, detail_of, submit
@@ -122,3 +127,40 @@ async def test_metadata_over_the_limit_is_refused_and_the_server_lives(engine_se
         await call.read()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await serving.generate(ask())).usage() == (5, 8)
+
+
+class LeftCall:
+    """A call whose caller has left, which gRPC has not noticed yet: whatever is sent fails."""
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        raise grpc.aio.InternalError("Failed execute_batch")
+
+    async def abort(self, code: grpc.StatusCode, message: str, trailers: object) -> None:
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+
+class Accepts:
+    """Accepts a request, or refuses one without an id."""
+
+    async def Generate(  # noqa: N802  # the name in the contract
+        self, request: pb.GenerateRequest, call: LeftCall
+    ) -> AsyncIterator[Message]:
+        if not request.request_id:
+            raise InvalidRequest("request_id: must be set")
+        await call.send_initial_metadata(())
+        yield pb.GenerateResponse()
+
+
+class Details(NamedTuple):
+    """What gRPC asks for a handler with."""
+
+    method: str = "/enginewire.v1.EngineService/Generate"
+
+
+@pytest.mark.parametrize("request_id", ["accepted", ""])
+async def test_a_caller_that_leaves_before_it_is_answered_is_no_failure_of_ours(caplog, request_id):
+    handler = handlers(ENGINE_SERVICE, Accepts()).service(Details())
+    answer = handler.unary_stream(pb.GenerateRequest(request_id=request_id).SerializeToString(), LeftCall())
+    with pytest.raises(asyncio.CancelledError):
+        await anext(answer)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

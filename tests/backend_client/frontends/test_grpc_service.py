@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from backend_client.failure import DETAILS_KEY
-from backend_client.frontends.grpc_service import BackendServicer
+from backend_client.frontends.grpc_service import BackendServicer, answered, invalid
 from backend_client.frontends.text_backend import TextBackend
 from enginewire import v1 as pb
 from tests.backend_client.frontends.conftest import StartBackend
@@ -254,3 +254,20 @@ async def test_many_callers_at_once_get_their_own_text(text_backend: TextBackend
     prompts = [f"caller {i} says {'x' * i}" for i in range(48)]
     answers = await asyncio.gather(*(items_of(channel, ask(prompt)) for prompt in prompts))
     assert [text_of(items) for items in answers] == prompts
+
+
+class LeftCall:
+    """A call whose caller has left, which gRPC has not noticed yet: whatever is sent fails."""
+
+    async def abort(self, code: grpc.StatusCode, message: str, trailers: object) -> None:
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+
+@pytest.mark.parametrize("error", [grpc.aio.InternalError("Failed execute_batch"), invalid("no")])
+async def test_a_caller_that_leaves_before_it_is_answered_is_no_failure_of_ours(caplog, error) -> None:
+    async def work() -> None:
+        raise error
+
+    with pytest.raises(asyncio.CancelledError):
+        await answered(work(), LeftCall())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
