@@ -20,6 +20,7 @@ import grpc
 from engine_server.adapters import AdapterTable
 from engine_server.admin_service import AdminServicer
 from engine_server.admission import RequestTable
+from engine_server.channel import MIN_KEEPALIVE_MS, channel_options
 from engine_server.config import ServerOptions
 from engine_server.delivery import BufferLimits
 from engine_server.discovery import DiscoveryServicer, Identity
@@ -68,7 +69,6 @@ EXIT_ADDRESS: Final = 98
 STOP_GRACE_SECONDS: Final = 0.5
 START_GRACE_SECONDS: Final = 5.0
 SLOW_CHECK_SECONDS: Final = 1.0
-MIN_KEEPALIVE_MS: Final = 1_000
 
 
 class EngineServer:
@@ -136,7 +136,7 @@ class EngineServer:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
         if self.metrics is not None and self.options.metrics_port is not None:
             await self.metrics.open(self.options.host, self.options.metrics_port)
-        self._server = grpc.aio.server(options=_channel_options(self.options))
+        self._server = grpc.aio.server(options=channel_options(self.options))
         self._server.add_generic_rpc_handlers(self._handlers())
         if self.options.reflection:
             _add_reflection(self._server)
@@ -324,26 +324,6 @@ def _ranks_of(config: pb.EngineConfig) -> range:
     """The data-parallel ranks that an engine serves: one, unless it says otherwise."""
     start = config.data_parallel_start_rank
     return range(start, start + max(config.data_parallel_size, 1))
-
-
-def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
-    return [
-        # Two servers on one port would share its connections without any error.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", options.max_message_bytes),
-        ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.max_metadata_size", 16 * 1024),
-        ("grpc.max_concurrent_streams", options.max_concurrent_streams),
-        # A wedged client is noticed within 15 s; without ping_timeout it would take a minute.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.http2.ping_timeout_ms", 5_000),
-        # A client's own keepalive must never cut a long prefill.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", MIN_KEEPALIVE_MS),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.server_handshake_timeout_ms", 10_000),
-    ]
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:
