@@ -8,10 +8,10 @@ cancelled after a few tokens: while it waits, while its prompt is computed, or w
 few thousand the server has nothing to do, and its resident memory is written down.
 
 Three figures are written down. `resident`: memory of the process itself, which grows while KV blocks are
-touched for the first time, and for long after that a little, as malloc's free space is scattered. `malloc`:
-what of it is in use by C and C++. `blocks`: what is in use by Python. The last two tell: a leak of one
-object per request shows as 5,000 blocks in each line. The types of which there are more objects than
-halfway are listed at the end.
+touched for the first time, and for long after that a little. `malloc`: what of it is in use by C and C++,
+kernels for new numbers of rows among it; with `-- --batch-invariant` there is one number. `blocks`: what is
+in use by Python; a leak of one object per request shows as 5,000 blocks in each line. The types of which
+there are more objects than halfway are listed at the end.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from engine_server.torch_engine.host_copies import send_index
 
 Reading = Literal["groups", "ragged", "rows", "varlen"]
 """How layers read the cache: padded groups; a kernel that gives each single token its own length, for the
-single tokens of decodes (ragged) or for every token (rows); one kernel for all sequences of any length."""
+tokens of decodes (ragged) or for every token (rows); one kernel for all sequences of any length."""
 
 MAX_PADDING = 1.5
 """A decode group reads its longest context for every row: at most this times what a row needs."""
@@ -29,11 +29,15 @@ MAX_PADDING = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence in the flat batch: `num_new` tokens at the end of `context` tokens."""
+    """One sequence in the flat batch: `num_new` tokens at the end of `context` tokens.
+
+    With `as_decodes` the tokens have been decoded before, one by one, and their bits should come out again.
+    """
 
     num_new: int
     context: int
     block_table: list[int]
+    as_decodes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +130,16 @@ def plan_attention(
     like: Tensor,
     reading: Reading = "groups",
 ) -> AttentionPlan:
-    """Plan one step. `spans` come in batch order, single-token ones first and by context."""
+    """Plan one step. `spans` come in batch order: single tokens by context, those as decodes, the others."""
     assert reading != "varlen", "that plan travels to the device with the other inputs of the step"
     slots = send_index(token_slots(spans, block_size), like.device)
     if reading == "rows":
         return AttentionPlan(slots, [], _ragged(spans))
-    row = sum(span.num_new == 1 for span in spans) if reading == "ragged" else 0
-    rows = _ragged(spans[:row]) if row else None
+    decodes = [span for span in spans if span.num_new == 1 or span.as_decodes] if reading == "ragged" else []
+    rows = _ragged(decodes) if decodes else None
     groups: list[AttentionGroup] = []
-    for members in _group(spans[row:]):
+    row = sum(span.num_new for span in decodes)
+    for members in _group(spans[len(decodes) :]):
         groups.append(_build_group(members, row, block_size, windows, like))
         row += sum(span.num_new for span in members)
     return AttentionPlan(slots, groups, rows)

@@ -68,9 +68,10 @@ class LaunchedBatch:
         self.batch = [grant for grant in self.batch if grant.sequence.block_table]
 
 
-def batch_order(grant: Scheduled) -> tuple[bool, int]:
-    """Sort key of a batch: decodes first, by context length, so that they can be grouped."""
-    return grant.num_tokens > 1, grant.sequence.num_computed_tokens
+def batch_order(grant: Scheduled) -> tuple[bool, bool, int]:
+    """Sort key of a batch: decodes first, by context length, to be grouped; repeated ones next."""
+    several = grant.num_tokens > 1
+    return several, several and not grant.repeats_decodes, grant.sequence.num_computed_tokens
 
 
 def launch(

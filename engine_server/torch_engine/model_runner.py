@@ -187,7 +187,7 @@ def _sampled_rows(batch: Seq[Scheduled], spans: Seq[Span]) -> list[int]:
 def _span(grant: Scheduled) -> Span:
     sequence = grant.sequence
     context = sequence.num_computed_tokens + grant.num_tokens
-    return Span(grant.num_tokens, context, sequence.block_table)
+    return Span(grant.num_tokens, context, sequence.block_table, grant.repeats_decodes)
 
 
 def pieces_of(batch: Seq[Scheduled]) -> Iterator[Piece]:

@@ -26,6 +26,11 @@ class Scheduled:
         return range(max(begin, len(scores)), end)
 
     @property
+    def repeats_decodes(self) -> bool:
+        """True when all its tokens are output: decoded before a preemption, or by another engine."""
+        return self.sequence.num_computed_tokens >= len(self.sequence.request.prompt_token_ids)
+
+    @property
     def samples(self) -> bool:
         """True when this step reaches the last token, so that a next one can be sampled."""
         return self.sequence.request.pooling is None and self.num_tokens == self.sequence.num_pending_tokens

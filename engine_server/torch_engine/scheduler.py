@@ -309,7 +309,7 @@ class Scheduler:
         # What a window has left behind makes room, step by step, for a text longer than the pool.
         num_blocks = self.pool.num_blocks + sequence.num_released_blocks
         room = num_blocks * self.pool.block_size - sequence.num_computed_tokens
-        return min(sequence.num_pending_tokens, budget, room, self._scored_budget if is_scored else budget)
+        return min(_uniform_tokens(sequence), budget, room, self._scored_budget if is_scored else budget)
 
     def _grant(self, sequence: Sequence, num_tokens: int) -> Scheduled:
         new_blocks = self.pool.allocate(self._blocks_missing(sequence, num_tokens))
@@ -332,6 +332,12 @@ class Scheduler:
         sequence.num_cached_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.first_copied_token = None
+
+
+def _uniform_tokens(sequence: Sequence) -> int:
+    """Pending tokens up to the end of the prompt, or all of the output: the two are computed differently."""
+    prompt = len(sequence.request.prompt_token_ids) - sequence.num_computed_tokens
+    return min(prompt, sequence.num_pending_tokens) if prompt > 0 else sequence.num_pending_tokens
 
 
 def _block(sequence: Sequence, index: int, size: int) -> list[int]:

@@ -66,12 +66,9 @@ def load(model_folder: Callable[[str], Path]) -> Callable[..., CoreUnderTest]:
 
     def make(family: str = "llama", **options: object) -> CoreUnderTest:
         defaults = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "num_threads": 1}
-        return CoreUnderTest(
-            load_engine(
-                TorchEngineOptions(model=str(model_folder(family)), **{**defaults, **options}),
-                lambda phase, done: None,
-            )
-        )
+        chosen = TorchEngineOptions(model=str(model_folder(family)), **{**defaults, **options})
+        loaded = load_engine(chosen, lambda phase, done: None)
+        return CoreUnderTest(loaded, prefix_caching=chosen.enable_prefix_caching)
 
     return make
 

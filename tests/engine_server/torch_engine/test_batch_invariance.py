@@ -42,7 +42,8 @@ def load_wide(folder: Path) -> Load:
     def make(dtype: str, **options: object) -> CoreUnderTest:
         given = {"device": "cpu", "num_threads": 1, "max_num_seqs": 16, "batch_invariant": True, **options}
         chosen = TorchEngineOptions(model=str(folder), dtype=dtype, **given)
-        return CoreUnderTest(load_engine(chosen, lambda phase, done: None))
+        loaded = load_engine(chosen, lambda phase, done: None)
+        return CoreUnderTest(loaded, prefix_caching=chosen.enable_prefix_caching)
 
     return make
 

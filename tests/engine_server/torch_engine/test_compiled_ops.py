@@ -124,6 +124,15 @@ def test_single_tokens_are_left_to_the_kernel_and_chunks_are_grouped():
     assert [group.rows for group in plan.groups] == [slice(2, 6)]
 
 
+def test_repeated_decodes_are_left_to_the_kernel_too():
+    spans = [Span(1, 6, [7, 2]), Span(3, 5, [9, 4], as_decodes=True), Span(4, 4, [1])]
+    plan = plan_attention(spans, BLOCK, frozenset({None}), torch.zeros(1), "ragged")
+    assert plan.ragged
+    assert plan.ragged.contexts.tolist() == [6, 3, 4, 5]
+    assert plan.ragged.blocks.tolist() == [[7, 2], [9, 4], [9, 4], [9, 4]]
+    assert [group.rows for group in plan.groups] == [slice(4, 8)]
+
+
 def test_plain_torch_gives_the_same_tokens(load, expected):
     engine = load("qwen3", compile_kernels=False)
     contexts = [engine.add(greedy(prompt, 12 + i)) for i, prompt in enumerate(prompts())]

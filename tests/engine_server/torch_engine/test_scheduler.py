@@ -115,9 +115,24 @@ def test_a_preempted_sequence_finds_its_own_blocks_again():
     before = list(sequence.block_table)
     scheduler._preempt(sequence)
     assert (sequence.num_computed_tokens, scheduler.pool.num_used) == (0, 0)
-    assert lengths(scheduler.schedule()) == [4]
+    again = scheduler.schedule()
+    assert lengths(again) == [2]
     assert sequence.block_table[:2] == before[:2]
     assert request.num_cached_tokens == 0, "what it computed itself is no saving"
+
+
+def test_output_that_is_computed_again_has_a_step_without_the_prompt():
+    scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=32)
+    scheduler.add(make_request(10, 8))
+    compute(scheduler, scheduler.schedule())
+    for _ in range(3):
+        compute(scheduler, scheduler.schedule())
+    scheduler._preempt(scheduler.running[0])
+    prompt = scheduler.schedule()
+    assert (lengths(prompt), prompt[0].repeats_decodes, prompt[0].samples) == ([10], False, False)
+    compute(scheduler, prompt)
+    output = scheduler.schedule()
+    assert (lengths(output), output[0].repeats_decodes, output[0].samples) == ([4], True, True)
 
 
 def test_what_was_built_on_a_broken_block_is_forgotten_with_it():

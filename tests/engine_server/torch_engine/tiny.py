@@ -73,7 +73,7 @@ class Answer:
 class CoreUnderTest:
     """A loaded engine driven step by step in this thread."""
 
-    def __init__(self, loaded: LoadedEngine, seed: int = 0) -> None:
+    def __init__(self, loaded: LoadedEngine, seed: int = 0, *, prefix_caching: bool = True) -> None:
         self.loaded = loaded
         self.core: EngineCore = loaded.core
         capacity = loaded.core.scheduler.pool.capacity
@@ -84,6 +84,7 @@ class CoreUnderTest:
             takes_any_length=loaded.core.scheduler.takes_any_length,
             thinking=loaded.thinking,
             embedding_width=loaded.embedding_width,
+            prefix_caching=prefix_caching,
         )
         self.reader = RequestReader(limits, loaded.defaults, seed)
         self.answers: dict[GenerateContext, Answer] = {}
