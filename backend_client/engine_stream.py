@@ -75,12 +75,13 @@ class EngineStream:
 
     __slots__ = (
         "_chunks",
+        "_has_begun",
         "_heard_at",
+        "_is_heard",
         "_last",
         "_listener",
         "_max_waiting_tokens",
         "_num_events",
-        "_num_heard",
         "_on_abort",
         "_take",
         "_timer",
@@ -122,7 +123,8 @@ class EngineStream:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._listener: asyncio.TimerHandle | None = None
-        self._num_heard = 0
+        # Something came since the last look, and ever.
+        self._is_heard = self._has_begun = False
         self._heard_at = 0.0
         self._on_abort = on_abort
         self._max_waiting_tokens = max_waiting_tokens
@@ -134,7 +136,7 @@ class EngineStream:
 
         With `arrived_at`, what can be taken without waking the consumer does not wait.
         """
-        self._num_heard += 1
+        self._is_heard = True
         # As long as the consumer waits, chunks weigh something.
         if arrived_at is not None and self._take is not None and not self._waiting_tokens:
             if self._take(index, position, token_ids, arrived_at):
@@ -161,7 +163,7 @@ class EngineStream:
     def output(self, output: pb.LLMEngineOutput) -> None:
         """An output that is more than token ids."""
         self._last = None
-        self._num_heard += 1
+        self._is_heard = True
         self.has_cancelled |= output.finish_reason == pb.FINISH_REASON_CANCELLED
         token_ids = list(output.token_ids)
         self._chunks.append(Chunk(output.index, output.first_output_position, token_ids, output))
@@ -199,19 +201,19 @@ class EngineStream:
         limits = [limit for limit in (patience.first_token, patience.token) if limit]
         if limits:
             self._heard_at = time.monotonic()
-            self._listen(patience, min(limits) / LOOKS, self._num_heard)
+            self._listen(patience, min(limits) / LOOKS)
 
-    def _listen(self, patience: Patience, pause: float, num_heard: int) -> None:
-        # Looking now and then costs tokens no more than to be counted.
+    def _listen(self, patience: Patience, pause: float) -> None:
+        # Looking now and then costs tokens no more than to be noted.
         now = time.monotonic()
-        if self._num_heard != num_heard:
-            self._heard_at = now
-        limit = patience.token if self._num_heard else patience.first_token
+        if self._is_heard:
+            self._heard_at, self._has_begun, self._is_heard = now, True, False
+        limit = patience.token if self._has_begun else patience.first_token
         if limit and now - self._heard_at >= limit:
             self._forgotten(limit)
             return
         loop = asyncio.get_running_loop()
-        self._listener = loop.call_later(pause, self._listen, patience, pause, self._num_heard)
+        self._listener = loop.call_later(pause, self._listen, patience, pause)
 
     def _forgotten(self, seconds: float) -> None:
         code, reason = grpc.StatusCode.UNAVAILABLE.value[0], pb.ERROR_REASON_STREAM_INCOMPLETE
