@@ -28,7 +28,8 @@ async def test_a_snapshot_tells_what_runs_what_waits_and_what_has_happened(load)
     engine.step()
     assert len(engine.answers[first].tokens[0]) == 3
     thread._publish(engine.core)
-    # Preempted, the second one began again beside the first one, which has ended since.
+    # Preempted, the second one began again beside the first one, which has ended since. It began with its
+    # prompt alone: the token it had gets a step of its own.
     assert thread.snapshot == LoadSnapshot(
         running=1,
         waiting=2,
@@ -40,7 +41,7 @@ async def test_a_snapshot_tells_what_runs_what_waits_and_what_has_happened(load)
         preemptions=1,
         requests_added=4,
         requests_finished=1,
-        tokens_generated=3 + 2,
+        tokens_generated=3 + 1,
         max_total_tokens=9 + 5,
         concats=(2, 0),
         prefix_cache_queries=9 + 9,
