@@ -69,9 +69,10 @@ def _apply_token_rules(logits: Tensor, sequence: Sequence) -> None:
         kept = logits[allowed]
         logits.fill_(BANNED)
         logits[allowed] = kept
-    _ban(logits, _ends_of_bad_words(sequence))
+    bad_ends = _ends_of_bad_words(sequence)
+    _ban(logits, bad_ends)
     if sequence.must_not_end:
-        _ban(logits, _ends_that_are_too_early(sequence, logits))
+        _ban(logits, _ends_that_are_too_early(sequence, logits, bad_ends))
     if sampling.logit_bias:
         places = send_index([token_id for token_id, _ in sampling.logit_bias], logits.device)
         logits[places] += send_column([value for _, value in sampling.logit_bias], logits)[:, 0]
@@ -82,14 +83,14 @@ def _ban(logits: Tensor, ids: list[int]) -> None:
         logits.index_fill_(0, send_index(ids, logits.device), BANNED)
 
 
-def _ends_that_are_too_early(sequence: Sequence, logits: Tensor) -> list[int]:
+def _ends_that_are_too_early(sequence: Sequence, logits: Tensor, bad_ends: list[int]) -> list[int]:
     """Ids that would end the choice below `min_tokens`, unless nothing else is left: then they only pass."""
     ending = list(sequence.request.stop.ending_ids)
     if sequence.matcher is not None:
         # What a grammar has left, such as nothing but an end, only its mask says.
         return [] if logits.isfinite().sum() == logits[ending].isfinite().sum() else ending
     # Without one the lists say it, and the device need not be waited for.
-    banned = {*ending, *_ends_of_bad_words(sequence)}
+    banned = {*ending, *bad_ends}
     allowed = sequence.request.sampling.allowed_token_ids or range(logits.shape[-1])
     return ending if any(token_id not in banned for token_id in allowed) else []
 
