@@ -40,10 +40,13 @@ class ChoiceState:
         "engine_text",
         "is_finished",
         "num_dropped",
+        "token_ids",
     )
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
+        # What was passed on: the decoder's own list, or that of `engine_text`.
+        self.token_ids = decoder.token_ids
         # While it is set the decoder has had nothing.
         self.engine_text: EngineText | None = None
         # What a lost engine withheld and we would have shown; it comes before what is decoded next.
@@ -54,11 +57,6 @@ class ChoiceState:
         # Output tokens the engine sent that were not passed on, because of a local stop.
         self.num_dropped = 0
         self.cum_log_probs: float | None = None
-
-    @property
-    def token_ids(self) -> list[int]:
-        """What was passed on."""
-        return self.decoder.token_ids if self.engine_text is None else self.engine_text.token_ids
 
     @property
     def num_received(self) -> int:
@@ -84,6 +82,7 @@ class ChoiceState:
     def begin_engine_text(self) -> None:
         """The engine makes the text, until `take_over`."""
         self.engine_text = EngineText()
+        self.token_ids = self.engine_text.token_ids
         self.decoder.rest()
 
     def take_over(self) -> bool:
@@ -94,6 +93,7 @@ class ChoiceState:
         if rest is None or self.decoder.is_finished:
             return False
         self.engine_text, self.due = None, rest.text
+        self.token_ids = self.decoder.token_ids
         return True
 
     def decode_behind(self, token_ids: Sequence[int]) -> DecodeResult | None:

@@ -19,7 +19,6 @@ a stop string found there wins, because it ended before the token that brought t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,11 +86,12 @@ class Decoder:
         skip_special_tokens: bool = True,
         with_tokens: bool = False,
         vocab_size: int | None = None,
-        behind: Detokenizer | None = None,
+        stream: Detokenizer | None = None,
     ) -> None:
         """`with_tokens`: fill DecodeResult.tokens. No id from `vocab_size` on may come.
 
-        The text goes on from a copy of `behind`, which skips special tokens or not; None: it begins.
+        The text goes on from `stream`, which skips special tokens or not and becomes the decoder's own;
+        None: it begins.
         """
         # After a stop or `finish`: further ids are dropped.
         self.is_finished = False
@@ -99,9 +99,7 @@ class Decoder:
         self.token_ids: list[int] = []
         self.stop_trigger: StopTrigger | None = None
         self._include_stop = conditions.include_stop_str_in_output
-        self._detokenizer = (
-            copy(behind) if behind else vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
-        )
+        self._detokenizer = stream or vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
         self._max_tokens = conditions.max_tokens or NO_LIMIT
         self._min_tokens = conditions.min_tokens
         self._token_text = vocabulary.token_text if with_tokens else None

@@ -195,6 +195,8 @@ class EngineStream:
             for timer in (self._timer, self._listener):
                 if timer is not None:
                     timer.cancel()
+            # They hold this stream: without that its tokens would wait for the garbage collector.
+            self._timer = self._listener = None
 
     def listen(self, patience: Patience) -> None:
         """Give up on an engine that has forgotten the request: its keepalive is answered all the same."""

@@ -91,7 +91,7 @@ class Attempts:
         self._answered: frozenset[str] = frozenset()
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
-        self._suspicion = Suspicion(policy.max_deaths if policy else 0, lambda: self.num_passed_on)
+        self._suspicion = Suspicion(policy.max_deaths if policy else 0)
         self._interruption = Interruption()
 
     @property
@@ -236,7 +236,7 @@ class Attempts:
 
     def _begin(self, info: pb.GetEngineInfoResponse) -> None:
         self._origin = info
-        self._decoder = self._make_decoder(info.config)
+        self._decoder = self._suspicion.answer = self._make_decoder(info.config)
         if self._policy is not None and needs_seed(self._part, info.config.capabilities):
             self._part.sampling_options.seed = secrets.randbits(SEED_BITS)
 

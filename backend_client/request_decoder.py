@@ -8,6 +8,7 @@ when `needs_abort`, and ends it with an error on ProtocolViolation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 
 from backend_client.annotated import BackendOutput, keep_rows, matched_stop, passed_through
@@ -86,17 +87,17 @@ class RequestDecoder:
         self.is_finished = False
         self.choices: list[ChoiceState] = []
         try:
-            behind = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens, prompt=prompt)
+            first = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens, prompt=prompt)
         except DecodeError as error:
             raise InvalidStopConditions("token_ids", str(error)) from error
-        for _ in range(num_choices):
+        for stream in (first, *(copy(first) for _ in range(1, num_choices))):
             decoder = Decoder(
                 vocabulary,
                 conditions,
                 skip_special_tokens=skip_special_tokens,
                 with_tokens=with_tokens,
                 vocab_size=vocab_size,
-                behind=behind,
+                stream=stream,
             )
             self.choices.append(ChoiceState(decoder))
 
@@ -131,7 +132,7 @@ class RequestDecoder:
             self._vocabulary,
             self.conditions if is_told else replace(self.conditions, stop=()),
             skip_special_tokens=skips,
-            behind=self._vocabulary.detokenizer(skip_special_tokens=skips, prompt=self._prompt),
+            stream=self._vocabulary.detokenizer(skip_special_tokens=skips, prompt=self._prompt),
         )
 
     def process_tokens(self, index: int, position: int, token_ids: Sequence[int]) -> BackendOutput | None:
@@ -261,12 +262,13 @@ class RequestDecoder:
         reason: pb.FinishReason.ValueType,
     ) -> None:
         decoder, num_before = choice.decoder, len(choice.token_ids)
-        due, choice.due = choice.due, ""
+        due = choice.due
         try:
             text = decoder.take_one(token_ids[0]) if len(token_ids) == 1 else None
             if text is not None and not reason and not decoder.is_finished:
                 # One id more, and nothing beside its text.
                 output.text, output.token_ids = due + text, token_ids
+                choice.due = ""
                 return
             result = decoder.process(token_ids) if text is None else decoder.result(text, token_ids)
             if reason and not decoder.is_finished:
@@ -277,8 +279,11 @@ class RequestDecoder:
             output.error_message = str(error)
             result, reason = DecodeResult("", token_ids), pb.FINISH_REASON_ERROR
             choice.token_ids[num_before:] = token_ids
-        result.text = due + result.text
-        self._emit(choice, result, output, self._drop(choice, token_ids, result, reason))
+        if due:
+            result.text, choice.due = due + result.text, ""
+        if len(result.token_ids) < len(token_ids):
+            reason = self._drop(choice, token_ids, result, reason)
+        self._emit(choice, result, output, reason)
 
     def _drop(
         self,

@@ -71,6 +71,8 @@ NO_HINTS: Final = Hints()
 
 def read_hints(routing: pb.RoutingHints, metadata: Mapping[str, str] | None = None) -> Hints:
     """The hints of a request. Raises RequestFailed."""
+    if not metadata and not routing.ByteSize():
+        return NO_HINTS
     return Hints(
         _named(routing, ("backend_instance_id", "decode_worker_id")),
         frozenset(routing.allowed_worker_ids),

@@ -7,7 +7,6 @@ and nothing about when a request is sent again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Final, Protocol
 
 # More than what is lost on its way when an engine dies: an answer that has gone on so far is not its cause.
@@ -36,6 +35,14 @@ class Engines(Protocol):
         """That life of one of them has not ended."""
 
 
+class Answer(Protocol):
+    """What the request has led to so far."""
+
+    @property
+    def num_passed_on(self) -> int:
+        """Tokens of all choices."""
+
+
 class Suspicion:
     """One request's. Of several that deaths concern nobody is blamed: then they are tried one by one."""
 
@@ -44,15 +51,15 @@ class Suspicion:
         "_is_on_trial",
         "_lives",
         "_max_deaths",
-        "_num_tokens",
         "_num_tokens_then",
         "_was_alone",
+        "answer",
     )
 
-    def __init__(self, max_deaths: int, num_tokens: Callable[[], int]) -> None:
-        """`num_tokens` counts what was passed on of the answer; `max_deaths` in a row are suspect."""
+    def __init__(self, max_deaths: int) -> None:
+        """`max_deaths` in a row are suspect. `answer` is to be set once there is one."""
+        self.answer: Answer | None = None
         self._max_deaths = max_deaths
-        self._num_tokens = num_tokens
         self._num_tokens_then = 0
         self._entered_at = 0.0
         self._lives: list[tuple[Engines, str]] = []
@@ -60,11 +67,15 @@ class Suspicion:
         self._was_alone = True
 
     @property
+    def _num_tokens(self) -> int:
+        return 0 if self.answer is None else self.answer.num_passed_on
+
+    @property
     def is_open(self) -> bool:
         """An engine has died with it inside, and its answer has not gone on since."""
         if not self._lives or time.monotonic() - self._entered_at >= PROGRESS_SECONDS:
             return False
-        return self._num_tokens() - self._num_tokens_then < PROGRESS_TOKENS
+        return self._num_tokens - self._num_tokens_then < PROGRESS_TOKENS
 
     def must_wait_for(self, engine: Engine) -> bool:
         """It is to be tried, and another one is being tried there."""
@@ -74,7 +85,7 @@ class Suspicion:
 
     def enter(self, engine: Engine) -> None:
         """The request is sent there."""
-        self._num_tokens_then, self._entered_at = self._num_tokens(), time.monotonic()
+        self._num_tokens_then, self._entered_at = self._num_tokens, time.monotonic()
         if self._lives:
             engine.suspects.add(self)
 

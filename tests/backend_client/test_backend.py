@@ -16,6 +16,7 @@ from backend_client.backend import Backend, decode
 from backend_client.engine_client import EngineClient
 from backend_client.engine_stream import Chunk, EngineStream
 from backend_client.inline_decoder import RequestTracker
+from backend_client.replay import Attempts
 from backend_client.request_decoder import RequestDecoder
 from backend_client.stop_conditions import StopConditions
 from backend_client.vocabulary import Vocabulary
@@ -70,6 +71,25 @@ async def test_a_tracker_learns_what_the_request_cost(engine_server, connect, is
     assert tracker.num_tokens == 4
     assert tracker.detokenize_ns > 0
     assert tracker.engine_lifetime_id == (await backend.client.info()).engine_lifetime_id
+
+
+@BOTH
+async def test_a_request_that_has_ended_does_not_wait_for_the_garbage_collector(
+    engine_server, connect, is_multiplexed
+):
+    backend = await connect(await engine_server(), is_multiplexed)
+    gc.collect()
+    gc.disable()
+    try:
+        await hear(backend, ask(b"hello", 4))
+        # The pump of a Generate call ends a moment after its stream.
+        await asyncio.sleep(0.05)
+        left = [
+            each for each in gc.get_objects() if isinstance(each, (Attempts, EngineStream, RequestDecoder))
+        ]
+        assert left == []
+    finally:
+        gc.enable()
 
 
 @BOTH

@@ -1,4 +1,5 @@
 import itertools
+from copy import copy
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -148,7 +149,7 @@ def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> Non
             include_stop_str_in_output=data.draw(st.booleans()),
         )
         subject, singles, looking_up = (
-            Decoder(vocabulary, conditions, skip_special_tokens=skip, behind=behind) for _ in range(3)
+            Decoder(vocabulary, conditions, skip_special_tokens=skip, stream=copy(behind)) for _ in range(3)
         )
         shown, kept, trigger = run(subject, split(ids, sizes))
         assert (shown, trigger) == offline(tokenizer, prompt, ids, conditions, skip)

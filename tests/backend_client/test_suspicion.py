@@ -14,8 +14,9 @@ class Asker:
     """A request that is sent to engines which die."""
 
     def __init__(self) -> None:
-        self.num_tokens = 0
-        self.suspicion = Suspicion(2, lambda: self.num_tokens)
+        self.num_passed_on = 0
+        self.suspicion = Suspicion(2)
+        self.suspicion.answer = self
 
     def go_to(self, endpoint: Endpoint) -> None:
         self.suspicion.enter(endpoint)
@@ -75,7 +76,7 @@ async def test_they_are_tried_one_by_one_and_the_cause_is_found(engines) -> None
     assert not first.suspicion.must_wait_for(endpoint)
     first.go_to(endpoint)
     assert second.suspicion.must_wait_for(endpoint)
-    first.num_tokens += PROGRESS_TOKENS
+    first.num_passed_on += PROGRESS_TOKENS
     assert not second.suspicion.must_wait_for(endpoint)
     second.go_to(endpoint)
     # Whose answer goes on beside the one that is tried has proved what it had to.
@@ -87,7 +88,7 @@ async def test_an_answer_that_goes_on_between_deaths_is_not_their_cause(engines)
     [endpoint] = engines.all
     for life in "abcd":
         one.go_to(endpoint)
-        one.num_tokens += PROGRESS_TOKENS
+        one.num_passed_on += PROGRESS_TOKENS
         assert one.suspicion.blame(engines, life, is_alone=True) == 0
 
 
