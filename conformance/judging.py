@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformance import baseline as known_failures, options as command_line
+from conformance.checks import all_checks
 from conformance.connection import Connection, Tls
 from conformance.exchange import Metadata
 from conformance.given import given
 from conformance.launch import CommandLauncher
 from conformance.outcome import Report
-from conformance.registry import Phase, all_checks
+from conformance.registry import Phase
 from conformance.report.progress import Progress
 from conformance.runner import Runner
 from conformance.selection import Selection

@@ -5,12 +5,9 @@ Knows nothing about how checks are run.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from typing import TYPE_CHECKING
 
 from conformance.judged import Judged
@@ -92,13 +89,8 @@ def negative(gate: str, *, alone: bool = False) -> Callable[[CheckFunction], Che
     return register
 
 
-@cache
-def all_checks() -> tuple[Check, ...]:
-    """Every check of the kit, ordered by phase and key."""
-    from conformance import checks
-
-    for module in pkgutil.iter_modules(checks.__path__):
-        importlib.import_module(f"{checks.__name__}.{module.name}")
+def registered() -> tuple[Check, ...]:
+    """What was registered so far, ordered by phase and key. `checks` registers all that there are."""
     return tuple(sorted(_checks.values(), key=lambda check: (check.phase, check.key)))
 
 

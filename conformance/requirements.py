@@ -57,9 +57,3 @@ def requirements() -> dict[str, Requirement]:
     lines = FILE.read_text(encoding="utf-8").splitlines()
     found = [parse(line) for line in lines if line.startswith(PREFIX)]
     return {requirement.id: requirement for requirement in found}
-
-
-if __name__ == "__main__":
-    from conformance.requirements_writer import main
-
-    main()

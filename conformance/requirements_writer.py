@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from conformance.checks import all_checks
 from conformance.client_side.mutants import client_mutants
 from conformance.client_side.registry import client_checks
 from conformance.mutants import mutants
-from conformance.registry import all_checks
 from conformance.requirements import FILE, Requirement, requirements
 
 DOCS = Path(__file__).parents[1] / "docs"
-HEAD = "# Generated: python -m conformance.requirements --write. Only `excluded` is written by hand.\n"
+HEAD = "# Generated: python -m conformance.requirements_writer --write. Only `excluded` is written by hand.\n"
 
 PROFILES = {
     "seed": "sampling",
@@ -77,12 +77,12 @@ def text() -> str:
 
 def main() -> None:
     """Write the file, or say whether it is current."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.requirements")
+    parser = argparse.ArgumentParser(prog="python -m conformance.requirements_writer")
     parser.add_argument("--write", action="store_true", help="bring the file up to date")
     if parser.parse_args().write:
         FILE.write_text(text(), encoding="utf-8")
     elif FILE.read_text(encoding="utf-8") != text():
-        parser.exit(1, "requirements.yaml is stale: run python -m conformance.requirements --write\n")
+        parser.exit(1, "requirements.yaml is stale: run python -m conformance.requirements_writer --write\n")
 
 
 def _with_names(requirement: Requirement) -> Requirement:

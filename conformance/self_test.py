@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from conformance.adversaries import ADVERSARIES, Adversary
+from conformance.checks import all_checks
 from conformance.client_side import self_test as client_side
 from conformance.client_side.mutants import ClientMutant, client_mutants
 from conformance.client_side.registry import client_checks
@@ -29,7 +30,7 @@ from conformance.outcome import FAILED, ExitCode, Outcome, Report, Status
 from conformance.reference.adapters import SOURCES
 from conformance.reference.handoffs import Decode
 from conformance.reference.server import Reference
-from conformance.registry import SHAPE, Phase, all_checks
+from conformance.registry import SHAPE, Phase
 from conformance.report.text import visible
 from conformance.report.verdict import tally
 from conformance.runner import Runner
@@ -104,8 +105,8 @@ async def judge(
     skip: Sequence[str] = (),
 ) -> Report:
     """The kit against a server in this process; `name`: of the mutant, for checks that start processes."""
-    program = f"{sys.executable} -m conformance.reference unix:{{socket}} --load-seconds {LOAD_SECONDS}"
-    command = f"{program} --mutant {name}" if name else program
+    program = f"conformance.mutants {name}" if name else "conformance.reference"
+    command = f"{sys.executable} -m {program} unix:{{socket}} --load-seconds {LOAD_SECONDS}"
     launcher = InProcessLauncher(make, command)
     served = make()
     server = await InProcess(served).start()

@@ -46,5 +46,6 @@ def mutant(name: str, *, kills: str | tuple[str, ...]) -> Callable[[R], R]:
 def mutants() -> tuple[Mutant, ...]:
     """Every mutant of the kit, by name."""
     for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+        if module.name != "__main__":
+            importlib.import_module(f"{__name__}.{module.name}")
     return tuple(_mutants[name] for name in sorted(_mutants))

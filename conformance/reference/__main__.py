@@ -1,9 +1,10 @@
-"""The reference, or one of its mutants, as a program: for checks that start and signal processes."""
+"""The reference as a program: for checks that start and signal processes. `mutants` makes one of theirs."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,33 +33,27 @@ async def serve(server: Reference, target: str) -> int:
 
 def main() -> int:
     """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="python -m conformance.reference")
+    return run(argparse.ArgumentParser(prog="python -m conformance.reference"), lambda _: Reference())
+
+
+def run(parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Reference]) -> int:
+    """Serve what `make` gives for the options of `parser` and those of every server here."""
     parser.add_argument("target", help="host:port or unix:/path")
-    parser.add_argument("--mutant", default="", help="the broken server to be instead")
     parser.add_argument("--load-seconds", type=float, default=0.2, metavar="S", help="to pretend to load")
     parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="speak TLS with this certificate")
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its key")
     options = parser.parse_args()
     if bool(options.tls_cert) != bool(options.tls_key):
         parser.error("--tls-cert and --tls-key belong together")
-    return asyncio.run(_serve(options))
+    return asyncio.run(_serve(make(options), options))
 
 
-async def _serve(options: argparse.Namespace) -> int:
-    server = _server(options.mutant)
+async def _serve(server: Reference, options: argparse.Namespace) -> int:
     server.settings = replace(server.settings, start_seconds=options.load_seconds)
     if options.tls_cert:
         pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())
         server.credentials = grpc.ssl_server_credentials([pair])
     return await serve(server, options.target)
-
-
-def _server(mutant: str) -> Reference:
-    if not mutant:
-        return Reference()
-    from conformance.mutants import mutants
-
-    return next(known for known in mutants() if known.name == mutant).server()
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from conformance.checks import all_checks
 from conformance.connection import Connection
 from conformance.in_process import InProcess, Served
 from conformance.outcome import Report, Status
 from conformance.reference.server import Reference
-from conformance.registry import Check, all_checks
+from conformance.registry import Check
 from conformance.runner import Runner
 from conformance.selection import Selection
 from conformance.session import Session

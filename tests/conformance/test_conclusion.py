@@ -11,7 +11,7 @@ from conformance.conclusion import FORMATS
 from conformance.outcome import ExitCode
 from conformance.report.as_json import SCHEMA
 
-LAUNCH = ["--launch", f"{sys.executable} -m conformance.reference unix:{{socket}} --mutant one_too_many"]
+LAUNCH = ["--launch", f"{sys.executable} -m conformance.mutants one_too_many unix:{{socket}}"]
 RUN = ["--run", "LIM-0[12]"]
 
 

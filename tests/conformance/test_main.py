@@ -10,6 +10,7 @@ from conformance.outcome import ExitCode
 from conformance.requirements import requirements
 
 REFERENCE = f"{shlex.quote(sys.executable)} -m conformance.reference"
+MUTANT = f"{shlex.quote(sys.executable)} -m conformance.mutants one_too_many"
 
 
 def test_a_launched_server_is_judged_over_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,7 +19,7 @@ def test_a_launched_server_is_judged_over_a_socket(capsys: pytest.CaptureFixture
 
 
 def test_a_broken_server_is_told_what_it_breaks(capsys: pytest.CaptureFixture[str]) -> None:
-    command = f"{REFERENCE} 127.0.0.1:{{port}} --mutant one_too_many"
+    command = f"{MUTANT} 127.0.0.1:{{port}}"
     assert main(["--launch", command, "--run", "LIM-0[12]"]) == ExitCode.VIOLATION
     shown = capsys.readouterr().out
     assert "FAIL LIM-01" in shown

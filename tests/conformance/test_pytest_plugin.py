@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-LAUNCH = f"{sys.executable} -m conformance.reference unix:{{socket}} --mutant one_too_many"
+LAUNCH = f"{sys.executable} -m conformance.mutants one_too_many unix:{{socket}}"
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,13 +5,14 @@ import asyncio
 import pytest
 
 from conformance.adversaries import ADVERSARIES, Adversary
+from conformance.checks import all_checks
 from conformance.connection import Connection
 from conformance.context import REFUSALS, Context
 from conformance.mutants.cancellation import LeakOnCancel
 from conformance.mutants.discovery import InfoUnimplemented
 from conformance.outcome import ExitCode, Status
 from conformance.reference.server import Reference
-from conformance.registry import Phase, all_checks
+from conformance.registry import Phase
 from conformance.runner import Runner
 from conformance.selection import Selection
 from conformance.self_test import judge
