@@ -7,21 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from enginewire.options import load, option
+from backend_client.frontends.generate_options import DemoOptions
+from enginewire.options import load
 
 EXIT_FAILED: Final = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """Options of `enginewire demo`."""
-
-    model: str = option("builtin:demo", "model to talk to: a folder, or builtin:demo", positional=True)
-    engine: str = option("torch", "engine to run: torch, mocker, or module:Class of your own")
-    ready_timeout: float = option(60.0, "how long the processes may take to start", unit="s", at_least=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from typing import Final, TextIO
 import grpc
 
 from backend_client.annotated import Annotated, BackendOutput, annotated_from_proto
-from backend_client.demo import DemoOptions
+from backend_client.frontends.generate_options import DemoOptions
 from backend_client.sidecar import Sidecar, private_folder, sidecar
 from enginewire import v1 as pb
 

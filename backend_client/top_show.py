@@ -21,8 +21,8 @@ from rich.text import Text
 from backend_client.endpoints import Endpoint, Endpoints
 from backend_client.engine_client import EngineClient
 from backend_client.failure import RequestFailed
+from backend_client.frontends.generate_options import TopOptions
 from backend_client.load_fields import kv_use, load_fields, state_name
-from backend_client.top import TopOptions
 from enginewire import v1 as pb
 from enginewire.trusted_paths import user_id
 

@@ -15,7 +15,7 @@ from engine_server.torch_engine.step_thread import LoadSnapshot
 from enginewire import v1 as pb
 
 if TYPE_CHECKING:
-    from engine_server.torch_engine.loading import LoadedEngine
+    from engine_server.torch_engine.warm_up import LoadedEngine
 
 GUIDED_MODES = {
     "json_schema": pb.GUIDED_MODE_JSON_SCHEMA,

@@ -15,11 +15,11 @@ from engine_server.torch_engine.encoder import Encoder
 from engine_server.torch_engine.encoder_loading import load_encoder
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.kv_cache import BlockPool
-from engine_server.torch_engine.loading import LoadedEngine, Progress, medium_of, warm_up
 from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.options import TorchEngineOptions
 from engine_server.torch_engine.pooling import Embedding
 from engine_server.torch_engine.scheduler import Scheduler
+from engine_server.torch_engine.warm_up import LoadedEngine, Progress, medium_of, warm_up
 
 
 def load_encoder_engine(

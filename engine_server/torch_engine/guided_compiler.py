@@ -18,7 +18,8 @@ from pathlib import Path
 
 from engine_server.failures import EngineDead, InvalidRequest, QueueFull, StepFailed
 from engine_server.torch_engine.guided import CompiledGuide
-from engine_server.torch_engine.guided_library import Vocabulary, open_library
+from engine_server.torch_engine.guided_library import Vocabulary
+from engine_server.torch_engine.guided_open_library import open_library
 from engine_server.torch_engine.params import Guide
 
 WORKER = "engine_server.torch_engine.guided_worker"

@@ -89,14 +89,3 @@ KINDS = {
     "llguidance": ("json_schema", "json_object", "regex", "choice", "ebnf_grammar"),
 }
 """The kinds of guide that each library can follow. The first one that is installed is the default."""
-
-
-def open_library(name: str, vocabulary: Vocabulary) -> Library:
-    """The library of that name; raises ImportError when it is not installed."""
-    if name == "xgrammar":
-        from engine_server.torch_engine.guided_xgrammar import XGrammar
-
-        return XGrammar(vocabulary)
-    from engine_server.torch_engine.guided_llguidance import LLGuidance
-
-    return LLGuidance(vocabulary)

@@ -16,7 +16,8 @@ import socket
 import sys
 from contextlib import suppress
 
-from engine_server.torch_engine.guided_library import InvalidGuide, Library, Vocabulary, open_library
+from engine_server.torch_engine.guided_library import InvalidGuide, Library, Vocabulary
+from engine_server.torch_engine.guided_open_library import open_library
 from engine_server.torch_engine.guided_pace import check_pace
 from engine_server.torch_engine.guided_size import check_size
 

@@ -7,18 +7,14 @@ loops or protobuf.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from engine_server.handoff.file_format import KvLayout
-from engine_server.interface import GenerateContext, Tokenizer
+from engine_server.interface import Tokenizer
 from engine_server.torch_engine.adapted import AdaptedProjections
 from engine_server.torch_engine.admission_rules import AdmissionRules
-from engine_server.torch_engine.arithmetic import choose_arithmetic
 from engine_server.torch_engine.attention import KvTensors
 from engine_server.torch_engine.capacity import (
     choose_block_size,
@@ -34,6 +30,7 @@ from engine_server.torch_engine.guided_backends import GuidedBackends, open_back
 from engine_server.torch_engine.guided_vocabulary import read_vocabulary
 from engine_server.torch_engine.host_copies import is_far
 from engine_server.torch_engine.kernel_caches import limit_kernel_caches
+from engine_server.torch_engine.kernel_choice import choose_arithmetic
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.kv_copies import kv_layout
 from engine_server.torch_engine.model import Model, build_model
@@ -48,47 +45,17 @@ from engine_server.torch_engine.model_folder import ModelFolder, ModelLoadError
 from engine_server.torch_engine.model_runner import ModelRunner
 from engine_server.torch_engine.model_source import resolve_model
 from engine_server.torch_engine.options import TorchEngineOptions
-from engine_server.torch_engine.params import SamplingParams, StopRules
-from engine_server.torch_engine.pooling import Embedding, Pooling
+from engine_server.torch_engine.pooling import Embedding
 from engine_server.torch_engine.processors import num_cores
 from engine_server.torch_engine.recorded_graphs import record_decodes, record_fixed_shape
 from engine_server.torch_engine.scheduler import Scheduler
-from engine_server.torch_engine.sequence import Request, Sequence
 from engine_server.torch_engine.thinking import ThinkingTokens, find_thinking_tokens
+from engine_server.torch_engine.warm_up import WARM_UP_TOKENS, LoadedEngine, Progress, medium_of, warm_up
 
 if TYPE_CHECKING:
     from engine_server.torch_engine.generic_model import GenericModel
 
 log = logging.getLogger(__name__)
-
-WARM_UP_TOKENS = 64
-
-Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """Everything that is known once the model is warm.
-
-    `slowest_step` is an estimate in seconds, `medium` where the KV cache is: "cpu" or "gpu". `like` has the
-    dtype and the device of the weights. `kv_layout` is there when the engine has to hand KV over. Without an
-    `embedding_width` the model reads nothing but token ids.
-    """
-
-    core: EngineCore
-    config: ServedConfig
-    defaults: GenerationDefaults
-    tokenizer: Tokenizer | None
-    context_length: int
-    slowest_step: float
-    medium: str
-    like: torch.Tensor
-    grammars: GuidedBackends | None = None
-    adapted: AdaptedProjections | None = None
-    embedding: Embedding | None = None
-    kv_layout: KvLayout | None = None
-    thinking: ThinkingTokens | None = None
-    embedding_width: int | None = None
 
 
 def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine:
@@ -192,11 +159,6 @@ def choose_dtype(options: TorchEngineOptions, stored: str, device: torch.device)
     return dtype
 
 
-def medium_of(device: torch.device) -> str:
-    """Where the cache is, in the words of KV events."""
-    return "gpu" if device.type == "cuda" else "cpu"
-
-
 def _scheduler(
     options: TorchEngineOptions, pool: BlockPool, device: torch.device, config: ServedConfig
 ) -> Scheduler:
@@ -277,25 +239,3 @@ def _grammars(
         log.warning("no guided decoding: the tokens of this tokenizer cannot be read as bytes")
         return None
     return open_backends(vocabulary, options.guided_backend)
-
-
-def warm_up(
-    core: EngineCore, context_length: int, num_tokens: int = WARM_UP_TOKENS, pooling: Pooling | None = None
-) -> float:
-    """Run one real request of up to `num_tokens` to its end; returns the estimated seconds of a full step."""
-    capacity = core.scheduler.pool.capacity
-    length = max(min(num_tokens, context_length, capacity) - 2, 1)
-    stop = StopRules(max_total_tokens=min(length + 2, capacity + 1))
-    sampling = SamplingParams(seed=0, top_k=2)
-    context = GenerateContext("warm-up")
-    request = Request(context, [0] * length, sampling, stop, urgency=(0, 0.0, 0), pooling=pooling)
-    request.sequences = [Sequence(request, 0)]
-    core.add(request)
-    started = time.monotonic()
-    while core.has_work:
-        core.step()
-        if core.take_outputs().failures:
-            made = "logits" if pooling is None else "vectors"
-            raise ModelLoadError(f"the model computes no usable {made} on this device and dtype")
-    core.reset_counters()
-    return (time.monotonic() - started) / length * core.scheduler.max_num_batched_tokens

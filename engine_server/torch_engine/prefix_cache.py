@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from engine_server.torch_engine.cache_chain import DIGEST_BYTES
 from engine_server.torch_engine.kv_cache import BlockPool
 from engine_server.torch_engine.sequence import Sequence
-
-DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +48,6 @@ CacheChange = BlocksStored | BlocksRemoved | CacheCleared
 class _Entry:
     digest: bytes
     parent: bytes
-
-
-def chain_root(cache_salt: str, adapter: str = "") -> bytes:
-    """Where a chain of hashes begins; only sequences of equal roots share blocks.
-
-    `adapter` is the `identity` of one: a name alone may come back with another content.
-    The model is no part of it: a cache never outlives its model, and servers of one model should agree on
-    the hashes however its folder is called.
-    """
-    salt, name = cache_salt.encode(), adapter.encode()
-    lengths = struct.pack("<2Q", len(salt), len(name))
-    return blake2b(lengths + salt + name, digest_size=DIGEST_BYTES, person=b"root").digest()
 
 
 def public_hash(digest: bytes) -> int:

@@ -16,12 +16,12 @@ from engine_server.handoff.requests import hands_over, is_handed_over, prompt_di
 from engine_server.interface import GenerateContext
 from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.beam import Beam
+from engine_server.torch_engine.cache_chain import chain_root
 from engine_server.torch_engine.field_checks import check, number_in
 from engine_server.torch_engine.generation_config import GenerationDefaults
 from engine_server.torch_engine.hypotheses import read_beams, read_best_of
 from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
 from engine_server.torch_engine.pooling import Pooling
-from engine_server.torch_engine.prefix_cache import chain_root
 from engine_server.torch_engine.prompt_embeds import PromptEmbeds, read_prompt_embeds
 from engine_server.torch_engine.request_limits import RequestLimits
 from engine_server.torch_engine.scores import LogprobsWanted, PromptScores

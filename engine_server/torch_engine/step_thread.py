@@ -24,7 +24,7 @@ from engine_server.torch_engine.sequence import Request
 
 if TYPE_CHECKING:
     from engine_server.torch_engine.core import EngineCore
-    from engine_server.torch_engine.loading import LoadedEngine
+    from engine_server.torch_engine.warm_up import LoadedEngine
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
 
-from backend_client.top import TopOptions
+from backend_client.frontends.generate_options import TopOptions
 from backend_client.top_show import (
     BARS,
     METER_CELLS,

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_server.torch_engine.adapter import Adapter
-from engine_server.torch_engine.loading import LoadedEngine
 from engine_server.torch_engine.lora_config import read_files, read_lora_config
 from engine_server.torch_engine.lora_weights import read_low_ranks
+from engine_server.torch_engine.warm_up import LoadedEngine
 
 
 @contextmanager

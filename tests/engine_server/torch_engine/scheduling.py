@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 from engine_server.interface import GenerateContext
+from engine_server.torch_engine.cache_chain import chain_root
 from engine_server.torch_engine.params import SamplingParams, StopRules
-from engine_server.torch_engine.prefix_cache import chain_root
 from engine_server.torch_engine.scheduled import Scheduled
 from engine_server.torch_engine.scheduler import Scheduler
 from engine_server.torch_engine.sequence import Request, Sequence

@@ -18,13 +18,8 @@ import numpy
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
-from engine_server.torch_engine.guided_library import (
-    InvalidGuide,
-    Library,
-    LibraryGrammar,
-    Vocabulary,
-    open_library,
-)
+from engine_server.torch_engine.guided_library import InvalidGuide, Library, LibraryGrammar, Vocabulary
+from engine_server.torch_engine.guided_open_library import open_library
 from tests.engine_server.torch_engine.random_expressions import random_grammar, random_regex
 from tests.engine_server.torch_engine.random_schemas import SchemaWriter, text_of_value
 

@@ -6,7 +6,8 @@ import pytest
 
 from engine_server.torch_engine import guided_pace
 from engine_server.torch_engine.guided import GuidedMatcher
-from engine_server.torch_engine.guided_library import InvalidGuide, Library, Vocabulary, open_library
+from engine_server.torch_engine.guided_library import InvalidGuide, Library, Vocabulary
+from engine_server.torch_engine.guided_open_library import open_library
 from engine_server.torch_engine.guided_pace import check_pace
 from engine_server.torch_engine.guided_worker import COMPILED, REFUSED, answer
 

@@ -10,13 +10,8 @@ import numpy
 import pytest
 
 from engine_server.torch_engine import guided_llguidance, guided_size, guided_worker
-from engine_server.torch_engine.guided_library import (
-    InvalidGuide,
-    Library,
-    LibraryMatcher,
-    Vocabulary,
-    open_library,
-)
+from engine_server.torch_engine.guided_library import InvalidGuide, Library, LibraryMatcher, Vocabulary
+from engine_server.torch_engine.guided_open_library import open_library
 from engine_server.torch_engine.guided_worker import (
     COMPILED,
     CPU_SECONDS,
@@ -38,7 +33,8 @@ print(json.dumps([*timers, resource.getrlimit(resource.RLIMIT_AS)[0]]))
 """
 LOADED = """
 import sys
-from engine_server.torch_engine.guided_library import Vocabulary, open_library
+from engine_server.torch_engine.guided_library import Vocabulary
+from engine_server.torch_engine.guided_open_library import open_library
 from engine_server.torch_engine.guided_worker import answer
 library = open_library(sys.argv[1], Vocabulary((b"a", b"")))
 assert answer(library, "regex", "a+").startswith(b"+")

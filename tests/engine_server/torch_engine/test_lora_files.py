@@ -14,8 +14,8 @@ import torch
 from engine_server.failures import AdapterLimit, InvalidRequest
 from engine_server.torch_engine import lora_weights
 from engine_server.torch_engine.adapter import Adapter
-from engine_server.torch_engine.loading import LoadedEngine
 from engine_server.torch_engine.lora_config import MAX_CONFIG_BYTES, read_files, read_lora_config
+from engine_server.torch_engine.warm_up import LoadedEngine
 from tests.engine_server.torch_engine.lora_folders import (
     edit_config,
     edit_weights,

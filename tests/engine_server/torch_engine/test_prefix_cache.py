@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from engine_server.failures import StepFailed
-from engine_server.torch_engine.prefix_cache import chain_root, public_hash
+from engine_server.torch_engine.cache_chain import chain_root
+from engine_server.torch_engine.prefix_cache import public_hash
 from enginewire import v1 as pb
 from tests.engine_server.torch_engine.replica import Replica
 from tests.engine_server.torch_engine.tiny import FAMILIES, VOCAB, CoreUnderTest, greedy

@@ -15,9 +15,9 @@ from engine_server.failures import EngineError
 from engine_server.interface import GenerateContext, StepOutputs
 from engine_server.torch_engine.adapter import Adapter
 from engine_server.torch_engine.core import EngineCore
-from engine_server.torch_engine.loading import LoadedEngine
 from engine_server.torch_engine.request_limits import RequestLimits
 from engine_server.torch_engine.request_reader import RequestReader
+from engine_server.torch_engine.warm_up import LoadedEngine
 from enginewire import v1 as pb
 
 VOCAB = 199
