@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine_server import demo_model
+from enginewire.server import demo_model
 
 RANK = 4
 SPREAD = 0.2

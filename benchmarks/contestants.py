@@ -35,9 +35,9 @@ def block_size(settings: Settings) -> int:
 
 
 async def run_in_process(model: str, settings: Settings, invariant: bool = False) -> AsyncIterator[Times]:
-    from engine_server.interface import GenerateContext, StepOutputs
-    from engine_server.torch_engine.engine import TorchEngine
-    from engine_server.torch_engine.options import TorchEngineOptions
+    from enginewire.server.interface import GenerateContext, StepOutputs
+    from enginewire.torch_engine.engine import TorchEngine
+    from enginewire.torch_engine.options import TorchEngineOptions
 
     chosen = TorchEngineOptions(
         model=model,
@@ -88,9 +88,9 @@ async def run_invariant(model: str, settings: Settings) -> AsyncIterator[Times]:
 
 
 async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
-    from backend_client.channel import open_channel
-    from backend_client.engine_client import EngineClient
     from enginewire import v1 as pb
+    from enginewire.backend.channel import open_channel
+    from enginewire.backend.engine_client import EngineClient
 
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -102,7 +102,7 @@ async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
         arguments += ["--no-enable-prefix-caching"]
         arguments += [part for name, value in settings.items() if value for part in (f"--{name}", value)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine_server", model, *arguments, stdout=asyncio.subprocess.DEVNULL
+            sys.executable, "-m", "enginewire.server", model, *arguments, stdout=asyncio.subprocess.DEVNULL
         )
         async with EngineClient(target) as client:
             await client.wait_ready(120)

@@ -54,4 +54,4 @@ def _write(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _write)
-    runpy.run_module("engine_server", run_name="__main__", alter_sys=True)
+    runpy.run_module("enginewire.server", run_name="__main__", alter_sys=True)

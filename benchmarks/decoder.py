@@ -25,10 +25,10 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transport import end_to_end, inline, measure as tokens_per_second, server_process
 
-from backend_client.decoder import Decoder
-from backend_client.stop_conditions import StopConditions
-from backend_client.vocabulary import Vocabulary
 from enginewire import event_loop
+from enginewire.backend.decoder import Decoder
+from enginewire.backend.stop_conditions import StopConditions
+from enginewire.backend.vocabulary import Vocabulary
 
 NUM_TOKENS = 20_000
 ROUNDS = 7

@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 import torch
 
-from engine_server.interface import GenerateContext
-from engine_server.torch_engine.guided import CompiledGuide
-from engine_server.torch_engine.guided_compiler import GrammarCompiler
-from engine_server.torch_engine.guided_library import KINDS, Vocabulary
-from engine_server.torch_engine.params import Guide, SamplingParams, StopRules
-from engine_server.torch_engine.sampler import sample
-from engine_server.torch_engine.sequence import Request, Sequence
+from enginewire.server.interface import GenerateContext
+from enginewire.torch_engine.guided import CompiledGuide
+from enginewire.torch_engine.guided_compiler import GrammarCompiler
+from enginewire.torch_engine.guided_library import KINDS, Vocabulary
+from enginewire.torch_engine.params import Guide, SamplingParams, StopRules
+from enginewire.torch_engine.sampler import sample
+from enginewire.torch_engine.sequence import Request, Sequence
 
 VOCAB_SIZE = 151_936
 EOS = 0

@@ -30,11 +30,11 @@ from pathlib import Path
 from stamping import STAMPS_VARIABLE, STEP_VARIABLE
 from tokenizers import Tokenizer
 
-from backend_client.annotated import Annotated, BackendOutput
-from backend_client.backend import Backend
-from backend_client.engine_client import EngineClient
-from backend_client.vocabulary import Vocabulary
 from enginewire import event_loop, v1 as pb
+from enginewire.backend.annotated import Annotated, BackendOutput
+from enginewire.backend.backend import Backend
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.vocabulary import Vocabulary
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]
@@ -50,7 +50,7 @@ async def engine_process(folder: Path, streams: int, hz: float) -> AsyncIterator
     """The target of an engine server that leaves its notes in `folder` when it ends."""
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "engine_server", "--engine", "stamping:StampingMocker",
+        sys.executable, "-m", "enginewire.server", "--engine", "stamping:StampingMocker",
         "--uds", f"{folder}/engine.sock", "--max-num-seqs", str(streams),
         "--max-num-queued-reqs", str(streams), "--log-level", "error",
         env={

@@ -59,7 +59,7 @@ class Answer:
 @contextmanager
 def enginewire(folder: Path, itl_ms: float) -> Iterator[Side]:
     """An HTTP face over a mocker."""
-    command = f"-m backend_client serve --uds {folder}/b --http-port 0 --launch".split()
+    command = f"-m enginewire.backend serve --uds {folder}/b --http-port 0 --launch".split()
     engine = f"--engine mocker --mocker-itl-ms {itl_ms} --served-model-name {MODEL}"
     engine += " --max-num-seqs 1024 --log-level error"
     process = subprocess.Popen([sys.executable, *command, engine], stderr=subprocess.PIPE, text=True)

@@ -33,8 +33,8 @@ from typing import Any
 
 from counted_server import COUNTS_VARIABLE
 
-from backend_client.engine_client import EngineClient
 from enginewire import event_loop, v1 as pb
+from enginewire.backend.engine_client import EngineClient
 
 SEED = 7
 PROMPT_TOKENS = (1, 200)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine_server.config import ServerOptions
-from engine_server.interface import GenerateContext, StepListener, StepOutputs
-from engine_server.mocker_engine import MockerEngine
-from engine_server.mocker_options import MockerOptions
+from enginewire.server.config import ServerOptions
+from enginewire.server.interface import GenerateContext, StepListener, StepOutputs
+from enginewire.server.mocker_engine import MockerEngine
+from enginewire.server.mocker_options import MockerOptions
 
 # An engine from outside has no options of its own.
 STAMPS_VARIABLE = "ENGINEWIRE_BENCHMARK_STAMPS"

@@ -27,12 +27,12 @@ from pathlib import Path
 import grpc
 from tokenizers import Tokenizer
 
-from backend_client.annotated import Annotated, BackendOutput
-from backend_client.backend import Backend
-from backend_client.channel import open_channel
-from backend_client.engine_client import EngineClient
-from backend_client.vocabulary import Vocabulary
 from enginewire import event_loop, v1 as pb
+from enginewire.backend.annotated import Annotated, BackendOutput
+from enginewire.backend.backend import Backend
+from enginewire.backend.channel import open_channel
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.vocabulary import Vocabulary
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]
@@ -159,7 +159,7 @@ async def server_process(folder: Path, streams: int, *metrics: str) -> AsyncIter
     floor_socket = folder / "floor.sock"
     processes = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engine_server", "--engine", "mocker", "--uds", str(engine),
+            sys.executable, "-m", "enginewire.server", "--engine", "mocker", "--uds", str(engine),
             "--max-num-seqs", str(streams), "--max-num-queued-reqs", "4096", "--log-level", "error",
             *metrics,
         ),

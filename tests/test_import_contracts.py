@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,24 +10,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {
-    "enginewire": ROOT / "proto/enginewire",
-    "engine_server": ROOT / "engine_server",
-    "backend_client": ROOT / "backend_client",
-    "conformance": ROOT / "conformance",
-}
+PLACES = ("proto", "engine_server", "backend_client", "conformance")
+
+
+LINT = """
+import sys
+from importlinter.cli import lint_imports_command
+copy, *installed = sys.argv[1:]
+sys.path[:] = [copy, *(path for path in sys.path if path not in installed)]
+lint_imports_command(["--config", ".ci/importlinter.toml", "--no-cache"])
+"""
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Judge the copy, and nothing of the namespace that is installed beside it."""
+    installed = [str(ROOT / place) for place in PLACES]
     return subprocess.run(
-        [
-            Path(sys.executable).parent / "lint-imports",
-            "--config",
-            ROOT / ".ci/importlinter.toml",
-            "--no-cache",
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        [sys.executable, "-P", "-c", LINT, str(folder), *installed],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -37,9 +36,10 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for name, source in PACKAGES.items():
+    ignored = shutil.ignore_patterns("__pycache__", "weights", "*.pyi")
+    for place in PLACES:
         shutil.copytree(
-            source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "weights", "*.pyi")
+            ROOT / place / "enginewire", tmp_path / "enginewire", ignore=ignored, dirs_exist_ok=True
         )
     return tmp_path
 
@@ -47,12 +47,12 @@ def copy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "planted"),
     [
-        ("conformance/__main__.py", "import engine_server.servicer"),
-        ("backend_client/decoder.py", "import asyncio"),
-        ("backend_client/backend.py", "import torch"),
-        ("engine_server/torch_engine/engine.py", "import grpc"),
-        ("engine_server/torch_engine/scheduler.py", "import torch"),
-        ("engine_server/admission.py", "import torch"),
+        ("enginewire/conformance/__main__.py", "import enginewire.server.servicer"),
+        ("enginewire/backend/decoder.py", "import asyncio"),
+        ("enginewire/backend/backend.py", "import torch"),
+        ("enginewire/torch_engine/engine.py", "import grpc"),
+        ("enginewire/torch_engine/scheduler.py", "import torch"),
+        ("enginewire/server/admission.py", "import torch"),
     ],
 )
 def test_a_planted_import_breaks_a_contract(copy: Path, file: str, planted: str) -> None:

@@ -10,11 +10,13 @@ import sys
 
 import pytest
 
+SERVER, BACKEND = "enginewire.server", "enginewire.backend"
 HEAVY = {"torch", "transformers", "safetensors", "numpy"}
 
 
 def loaded_by(statement: str) -> set[str]:
-    code = f"{statement}\nimport sys; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    names = "{'.'.join(name.split('.')[:depth]) for name in sys.modules for depth in (1, 2)}"
+    code = f"{statement}\nimport sys; print(' '.join({names}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -22,17 +24,20 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     ("statement", "forbidden"),
     [
-        ("import enginewire.v1", HEAVY | {"tokenizers", "jinja2", "engine_server", "backend_client"}),
-        ("import backend_client, backend_client.backend, backend_client.__main__", HEAVY | {"engine_server"}),
+        ("import enginewire.v1", HEAVY | {"tokenizers", "jinja2", SERVER, BACKEND}),
         (
-            "import conformance, conformance.__main__",
-            HEAVY | {"tokenizers", "engine_server", "backend_client"},
+            "import enginewire.backend.backend, enginewire.backend.__main__",
+            HEAVY | {SERVER},
         ),
         (
-            "from engine_server import engines, logs, mocker_engine, server",
+            "import enginewire.conformance, enginewire.conformance.__main__",
+            HEAVY | {"tokenizers", SERVER, BACKEND},
+        ),
+        (
+            "from enginewire.server import engines, logs, mocker_engine, server",
             HEAVY | {"rich"},
         ),
-        ("import engine_server.torch_engine.engine", {"torch", "transformers", "backend_client"}),
+        ("import enginewire.torch_engine.engine", {"torch", "transformers", BACKEND}),
     ],
 )
 def test_importing_a_package_loads_nothing_it_must_not(statement: str, forbidden: set[str]) -> None:

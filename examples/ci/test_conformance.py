@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from conformance import engine_conformance, render
-from engine_server.config import ServerOptions
-from engine_server.mocker_engine import MockerEngine
-from engine_server.server import EngineServer
+from enginewire.conformance import engine_conformance, render
+from enginewire.server.config import ServerOptions
+from enginewire.server.mocker_engine import MockerEngine
+from enginewire.server.server import EngineServer
 
 
 @asynccontextmanager

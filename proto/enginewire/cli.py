@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from enginewire import __version__
 from enginewire.program import program
+from enginewire.version import __version__
 
 EXIT_USAGE: Final = 2
-OUR_PACKAGES: Final = frozenset({"enginewire", "engine_server", "backend_client", "conformance"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +30,16 @@ class Command:
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "demo": Command("backend_client.demo", "engine,backend", "talk to the built-in model, without a network"),
-    "engine": Command("engine_server.__main__", "engine", "serve a model on the engine contract"),
-    "backend": Command("backend_client.__main__", "backend", "turn an engine's tokens into text"),
-    "bench": Command("backend_client.bench.__main__", "bench", "send a load and measure the answers"),
-    "top": Command("backend_client.top", "top", "watch how busy engines are"),
-    "conformance": Command("conformance.__main__", "conformance", "check that an engine keeps the contract"),
+    "demo": Command(
+        "enginewire.backend.demo", "engine,backend", "talk to the built-in model, without a network"
+    ),
+    "engine": Command("enginewire.server.__main__", "engine", "serve a model on the engine contract"),
+    "backend": Command("enginewire.backend.__main__", "backend", "turn an engine's tokens into text"),
+    "bench": Command("enginewire.backend.bench.__main__", "bench", "send a load and measure the answers"),
+    "top": Command("enginewire.backend.top", "top", "watch how busy engines are"),
+    "conformance": Command(
+        "enginewire.conformance.__main__", "conformance", "check that an engine keeps the contract"
+    ),
 }
 
 
@@ -61,7 +64,7 @@ def run(name: str, command: Command, argv: Sequence[str]) -> int:
         exit_code: int = importlib.import_module(command.module).main(argv)
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if missing.partition(".")[0] in OUR_PACKAGES:
+        if missing.partition(".")[0] == "enginewire":
             raise
         extra = extra_for(name, command, argv)
         message = f"enginewire {name} needs the Python module {missing}: pip install 'enginewire[{extra}]'"

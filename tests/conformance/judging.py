@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from conformance.checks import all_checks
-from conformance.connection import Connection
-from conformance.in_process import InProcess, Served
-from conformance.outcome import Report, Status
-from conformance.reference.server import Reference
-from conformance.registry import Check
-from conformance.runner import Runner
-from conformance.selection import Selection
-from conformance.session import Session
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.connection import Connection
+from enginewire.conformance.in_process import InProcess, Served
+from enginewire.conformance.outcome import Report, Status
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.registry import Check
+from enginewire.conformance.runner import Runner
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.session import Session
 
 
 async def judged(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import grpc
 
-from conformance.exchange import Arrived, Exchange
-from conformance.outcome import Outcome, Report, Status
-from conformance.requirements import requirements
 from enginewire import v1 as pb
+from enginewire.conformance.exchange import Arrived, Exchange
+from enginewire.conformance.outcome import Outcome, Report, Status
+from enginewire.conformance.requirements import requirements
 
 HOSTILE = (
     "\x1b[2J\x00<script>alert(1)</script>\"'><img src=x onerror=alert(1)>`]]>|# SKIP\nok 1\u202eevil\ud800--"

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.mutants.probe import TwoRanks
-from conformance.mutants.versioning import Told
-from conformance.outcome import Status
-from conformance.reference.refusal import Refusal
-from conformance.reference.server import Reference
-from conformance.reference.settings import CAPABILITIES, Settings
-from conformance.selection import Selection
 from enginewire import v1 as pb
+from enginewire.conformance.mutants.probe import TwoRanks
+from enginewire.conformance.mutants.versioning import Told
+from enginewire.conformance.outcome import Status
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.selection import Selection
 from tests.conformance.judging import judged, statuses
 
 

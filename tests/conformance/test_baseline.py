@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import baseline
-from conformance.baseline import Entry
-from conformance.outcome import ExitCode, Report, Status
+from enginewire.conformance import baseline
+from enginewire.conformance.baseline import Entry
+from enginewire.conformance.outcome import ExitCode, Report, Status
 from tests.conformance.judging import statuses
 from tests.conformance.reports import outcome, report
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from conformance.bounds import Bounds
+from enginewire.conformance.bounds import Bounds
 
 
 def test_a_request_lasts_however_fast_the_target_turns_out_to_be() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.__main__ import main
-from conformance.conclusion import FORMATS
-from conformance.outcome import ExitCode
-from conformance.report.as_json import SCHEMA
+from enginewire.conformance.__main__ import main
+from enginewire.conformance.conclusion import FORMATS
+from enginewire.conformance.outcome import ExitCode
+from enginewire.conformance.report.as_json import SCHEMA
 
-LAUNCH = ["--launch", f"{sys.executable} -m conformance.mutants one_too_many unix:{{socket}}"]
+LAUNCH = ["--launch", f"{sys.executable} -m enginewire.conformance.mutants one_too_many unix:{{socket}}"]
 RUN = ["--run", "LIM-0[12]"]
 
 

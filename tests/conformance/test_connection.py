@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.client import Client
-from conformance.connection import Connection
 from enginewire import v1 as pb
+from enginewire.conformance.client import Client
+from enginewire.conformance.connection import Connection
 
 
 @pytest.mark.parametrize("unix", [False, True])

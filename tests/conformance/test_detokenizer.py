@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conformance.detokenizer import parse
-from conformance.reference.server import Reference
 from enginewire import v1 as pb
+from enginewire.conformance.detokenizer import parse
+from enginewire.conformance.reference.server import Reference
 
 
 def test_byte_level_names_become_their_bytes() -> None:

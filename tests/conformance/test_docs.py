@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance import docs, options
-from conformance.conclusion import FORMATS
-from conformance.in_process import InProcess
-from conformance.outcome import ExitCode, Status
-from conformance.reference.server import Reference
-from conformance.report import as_json
-from conformance.requirements import requirements
+from enginewire.conformance import docs, options
+from enginewire.conformance.conclusion import FORMATS
+from enginewire.conformance.in_process import InProcess
+from enginewire.conformance.outcome import ExitCode, Status
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.report import as_json
+from enginewire.conformance.requirements import requirements
 from tests.conformance.reports import outcome, report
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -33,7 +33,7 @@ SUMMARY = {
 
 def test_the_page_has_the_requirements_as_they_are() -> None:
     page = PAGE.read_text()
-    assert docs.filled(page) == page, "run python -m conformance.docs docs/conformance.md"
+    assert docs.filled(page) == page, "run python -m enginewire.conformance.docs docs/conformance.md"
 
 
 def test_every_requirement_has_a_row() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from conformance import options
+from enginewire.conformance import options
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from conformance.exporter import GENERATED, RUNNING, WAITING, parse
-from conformance.violation import NotApplicable
+from enginewire.conformance.exporter import GENERATED, RUNNING, WAITING, parse
+from enginewire.conformance.violation import NotApplicable
 
 TEXT = """\
 # HELP vllm:num_requests_running Number of requests.

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conformance.bounds import Bounds
-from conformance.checks.concurrency import BEHAVED
-from conformance.methods import GENERATE
-from conformance.outcome import Outcome, Status
-from conformance.reference.job import Job
-from conformance.reference.server import Reference
-from conformance.reference.settings import Settings
-from conformance.registry import Phase
-from conformance.selection import Selection
-from conformance.self_test import judge
+from enginewire.conformance.bounds import Bounds
+from enginewire.conformance.checks.concurrency import BEHAVED
+from enginewire.conformance.methods import GENERATE
+from enginewire.conformance.outcome import Outcome, Status
+from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.registry import Phase
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.self_test import judge
 from tests.conformance.judging import judged
 
 

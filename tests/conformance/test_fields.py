@@ -5,7 +5,8 @@ import math
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from conformance.fields import (
+from enginewire import v1 as pb
+from enginewire.conformance.fields import (
     ENUMS,
     FLOATS,
     FieldPath,
@@ -16,7 +17,6 @@ from conformance.fields import (
     varint,
     without_indexes,
 )
-from enginewire import v1 as pb
 
 
 def path(name: str, types: tuple[int, ...] = FLOATS) -> FieldPath:

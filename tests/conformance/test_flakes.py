@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import flakes
-from conformance.__main__ import main
-from conformance.flakes import SPEEDS, at_speed, busy, judge_once
-from conformance.mutants.limits import OneTooMany
-from conformance.outcome import ExitCode
-from conformance.reference.handoffs import Decode
-from conformance.reference.settings import Settings
 from enginewire import v1 as pb
+from enginewire.conformance import flakes
+from enginewire.conformance.__main__ import main
+from enginewire.conformance.flakes import SPEEDS, at_speed, busy, judge_once
+from enginewire.conformance.mutants.limits import OneTooMany
+from enginewire.conformance.outcome import ExitCode
+from enginewire.conformance.reference.handoffs import Decode
+from enginewire.conformance.reference.settings import Settings
 
 
 def test_a_reference_at_another_speed_is_else_the_same() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from conformance.reference import grammar
+from enginewire.conformance.reference import grammar
 
 
 def test_a_choice_may_end_where_another_goes_on() -> None:

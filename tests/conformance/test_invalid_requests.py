@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from conformance.bounds import Bounds
-from conformance.context import Context
-from conformance.invalid_requests import Invalid, invalid_requests, refusals, send
-from conformance.outcome import Outcome, Status
-from conformance.reference.server import Reference
-from conformance.reference.service import Call
-from conformance.violation import expect, expect_equal
 from enginewire import v1 as pb
+from enginewire.conformance.bounds import Bounds
+from enginewire.conformance.context import Context
+from enginewire.conformance.invalid_requests import Invalid, invalid_requests, refusals, send
+from enginewire.conformance.outcome import Outcome, Status
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
+from enginewire.conformance.violation import expect, expect_equal
 from tests.conformance.judging import judged, made_up
 
 

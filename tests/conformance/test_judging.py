@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance import engine_conformance, judge, judging, render
-from conformance.in_process import InProcess
-from conformance.mutants.limits import OneTooMany
-from conformance.outcome import Status
-from conformance.reference.server import Reference
-from conformance.registry import Check, Phase
-from conformance.session import Unreachable
 from enginewire import v1 as pb
+from enginewire.conformance import engine_conformance, judge, judging, render
+from enginewire.conformance.in_process import InProcess
+from enginewire.conformance.mutants.limits import OneTooMany
+from enginewire.conformance.outcome import Status
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.registry import Check, Phase
+from enginewire.conformance.session import Unreachable
 from tests.conformance.judging import made_up, statuses
 
 

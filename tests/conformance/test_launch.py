@@ -9,25 +9,25 @@ from pathlib import Path
 import grpc
 import pytest
 
-from conformance.__main__ import main
-from conformance.connection import Connection
-from conformance.context import Context
-from conformance.in_process import InProcess, InProcessLauncher
-from conformance.outcome import Status
-from conformance.reference.__main__ import serve
-from conformance.reference.job import Job
-from conformance.reference.server import Reference
-from conformance.registry import Phase
-from conformance.runner import Runner
-from conformance.selection import Selection
-from conformance.session import Session, Unreachable
 from enginewire import v1 as pb
+from enginewire.conformance.__main__ import main
+from enginewire.conformance.connection import Connection
+from enginewire.conformance.context import Context
+from enginewire.conformance.in_process import InProcess, InProcessLauncher
+from enginewire.conformance.outcome import Status
+from enginewire.conformance.reference.__main__ import serve
+from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.registry import Phase
+from enginewire.conformance.runner import Runner
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.session import Session, Unreachable
 from tests.conformance.judging import made_up, statuses
 
 CERTIFICATE = Path(__file__).with_name("certificate")
 """Of 127.0.0.1, signed by itself; nothing but this test trusts it."""
 
-COMMAND = f"{sys.executable} -m conformance.reference unix:{{socket}}"
+COMMAND = f"{sys.executable} -m enginewire.conformance.reference unix:{{socket}}"
 
 MANY = 64
 """Output tokens that nobody sends before the event loop has gone round a few times."""
@@ -126,7 +126,7 @@ class SlowToSend(Reference):
 async def test_a_reference_that_was_signalled_sends_what_it_generated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("conformance.reference.server.STOP_SECONDS", 0.0)
+    monkeypatch.setattr("enginewire.conformance.reference.server.STOP_SECONDS", 0.0)
     server, target = SlowToSend(), f"unix:{tmp_path / 'server.sock'}"
     serving = asyncio.ensure_future(serve(server, target))
     session = Session(connection=Connection(target=target))
@@ -141,7 +141,7 @@ async def test_a_reference_that_was_signalled_sends_what_it_generated(
 
 
 def test_a_server_that_speaks_tls_is_launched_and_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    serve = f"{sys.executable} -m conformance.reference 127.0.0.1:{{port}}"
+    serve = f"{sys.executable} -m enginewire.conformance.reference 127.0.0.1:{{port}}"
     command = f"{serve} --tls-cert {CERTIFICATE}/server.pem --tls-key {CERTIFICATE}/server.key"
     asked = ["--launch", command, "--tls-ca", f"{CERTIFICATE}/server.pem", "--run", "STR-01,DRN-04"]
     assert main([*asked, "--ready-timeout", "30"]) == 0, capsys.readouterr()

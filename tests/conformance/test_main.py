@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from conformance.__main__ import main
-from conformance.outcome import ExitCode
-from conformance.requirements import requirements
+from enginewire.conformance.__main__ import main
+from enginewire.conformance.outcome import ExitCode
+from enginewire.conformance.requirements import requirements
 
-REFERENCE = f"{shlex.quote(sys.executable)} -m conformance.reference"
-MUTANT = f"{shlex.quote(sys.executable)} -m conformance.mutants one_too_many"
+REFERENCE = f"{shlex.quote(sys.executable)} -m enginewire.conformance.reference"
+MUTANT = f"{shlex.quote(sys.executable)} -m enginewire.conformance.mutants one_too_many"
 
 
 def test_a_launched_server_is_judged_over_a_socket(capsys: pytest.CaptureFixture[str]) -> None:

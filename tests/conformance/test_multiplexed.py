@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from conformance.client import Client
-from conformance.connection import Connection
-from conformance.in_process import InProcess
-from conformance.multiplexed import Multiplexed, rows_of
-from conformance.reference.multiplexed import Frame, Multiplex
-from conformance.reference.server import Reference
-from conformance.requests import change, good_request
-from conformance.violation import Violation
 from enginewire import v1 as pb
+from enginewire.conformance.client import Client
+from enginewire.conformance.connection import Connection
+from enginewire.conformance.in_process import InProcess
+from enginewire.conformance.multiplexed import Multiplexed, rows_of
+from enginewire.conformance.reference.multiplexed import Frame, Multiplex
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.requests import change, good_request
+from enginewire.conformance.violation import Violation
 
 LENGTH = pb.FINISH_REASON_LENGTH
 

@@ -4,10 +4,10 @@ import shlex
 
 import pytest
 
-from conformance import options
-from conformance.__main__ import main
-from conformance.outcome import ExitCode, Report, Status
-from conformance.report.reproduction import grpcurl_line, kit_line
+from enginewire.conformance import options
+from enginewire.conformance.__main__ import main
+from enginewire.conformance.outcome import ExitCode, Report, Status
+from enginewire.conformance.report.reproduction import grpcurl_line, kit_line
 from tests.conformance.reports import exchange, outcome, report
 
 SECURED = [

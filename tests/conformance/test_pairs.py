@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from conformance import options
-from conformance.given import PAIR_RUN, Given
-from conformance.mutants import Mutant
-from conformance.mutants.disaggregation import DecodeSkipsFirst, PrefillNoHandoff
-from conformance.outcome import ExitCode, Report, Status
-from conformance.reference.handoffs import Decode, Prefill
-from conformance.registry import Phase
-from conformance.self_test import Kill, judge, kill
-from conformance.violation import NotApplicable
+from enginewire.conformance import options
+from enginewire.conformance.given import PAIR_RUN, Given
+from enginewire.conformance.mutants import Mutant
+from enginewire.conformance.mutants.disaggregation import DecodeSkipsFirst, PrefillNoHandoff
+from enginewire.conformance.outcome import ExitCode, Report, Status
+from enginewire.conformance.reference.handoffs import Decode, Prefill
+from enginewire.conformance.registry import Phase
+from enginewire.conformance.self_test import Kill, judge, kill
+from enginewire.conformance.violation import NotApplicable
 
 
 def test_each_half_of_a_pair_names_the_other() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import io
 
-from conformance.outcome import Status
-from conformance.report.progress import ERASE, Progress
+from enginewire.conformance.outcome import Status
+from enginewire.conformance.report.progress import ERASE, Progress
 from tests.conformance.reports import outcome
 
 

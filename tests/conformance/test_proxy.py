@@ -6,13 +6,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from conformance.client import Client
-from conformance.connection import Connection
-from conformance.in_process import InProcess
-from conformance.proxy import Proxy
-from conformance.reference.server import Reference
-from conformance.requests import good_request
-from conformance.stream import Stream
+from enginewire.conformance.client import Client
+from enginewire.conformance.connection import Connection
+from enginewire.conformance.in_process import InProcess
+from enginewire.conformance.proxy import Proxy
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.requests import good_request
+from enginewire.conformance.stream import Stream
 
 
 @pytest.mark.parametrize("unix", [False, True])

@@ -9,12 +9,20 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-LAUNCH = f"{sys.executable} -m conformance.mutants one_too_many unix:{{socket}}"
+LAUNCH = f"{sys.executable} -m enginewire.conformance.mutants one_too_many unix:{{socket}}"
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pytest in a folder of its own, as somebody else's project would run it, without our own plugins."""
-    command = [sys.executable, "-m", "pytest", "--pyargs", "conformance", "-p", "conformance.pytest_plugin"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--pyargs",
+        "enginewire.conformance",
+        "-p",
+        "enginewire.conformance.pytest_plugin",
+    ]
     alone = ["-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
@@ -77,7 +85,7 @@ def test_without_a_target_the_plugin_collects_nothing(tmp_path: Path) -> None:
 
 
 def test_loading_the_plugin_loads_no_grpc() -> None:
-    code = "import sys, conformance.pytest_plugin; sys.exit('grpc' in sys.modules)"
+    code = "import sys, enginewire.conformance.pytest_plugin; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,11 +9,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from conformance.conclusion import FORMATS
-from conformance.outcome import ExitCode, Report, Status
-from conformance.report import as_badge, as_html, as_json, as_junit, as_markdown, as_tap, human
-from conformance.report.text import visible
-from conformance.requirements import requirements
+from enginewire.conformance.conclusion import FORMATS
+from enginewire.conformance.outcome import ExitCode, Report, Status
+from enginewire.conformance.report import as_badge, as_html, as_json, as_junit, as_markdown, as_tap, human
+from enginewire.conformance.report.text import visible
+from enginewire.conformance.requirements import requirements
 from tests.conformance.reports import hostile_report, outcome, report
 
 RENDERERS = [*(render for render, _ in FORMATS.values()), human.render]

@@ -4,14 +4,14 @@ from dataclasses import asdict
 
 import yaml
 
-from conformance.checks import all_checks
-from conformance.mutants import mutants
-from conformance.requirements import FILE, parse, requirements
-from conformance.requirements_writer import text
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.mutants import mutants
+from enginewire.conformance.requirements import FILE, parse, requirements
+from enginewire.conformance.requirements_writer import text
 
 
 def test_the_file_is_current() -> None:
-    assert FILE.read_text() == text(), "run python -m conformance.requirements_writer --write"
+    assert FILE.read_text() == text(), "run python -m enginewire.conformance.requirements_writer --write"
 
 
 def test_the_file_is_the_same_read_as_yaml() -> None:

@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
-from conformance.adversaries import ADVERSARIES, Adversary
-from conformance.checks import all_checks
-from conformance.connection import Connection
-from conformance.context import REFUSALS, Context
-from conformance.mutants.cancellation import LeakOnCancel
-from conformance.mutants.discovery import InfoUnimplemented
-from conformance.outcome import ExitCode, Status
-from conformance.reference.server import Reference
-from conformance.registry import Phase
-from conformance.runner import Runner
-from conformance.selection import Selection
-from conformance.self_test import judge
-from conformance.session import Session, Unreachable
-from conformance.violation import NotApplicable, Violation, expect
+from enginewire.conformance.adversaries import ADVERSARIES, Adversary
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.connection import Connection
+from enginewire.conformance.context import REFUSALS, Context
+from enginewire.conformance.mutants.cancellation import LeakOnCancel
+from enginewire.conformance.mutants.discovery import InfoUnimplemented
+from enginewire.conformance.outcome import ExitCode, Status
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.registry import Phase
+from enginewire.conformance.runner import Runner
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.self_test import judge
+from enginewire.conformance.session import Session, Unreachable
+from enginewire.conformance.violation import NotApplicable, Violation, expect
 from tests.conformance.judging import judged, made_up, statuses
 
 

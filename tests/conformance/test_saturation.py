@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from conformance.context import Context
-from conformance.outcome import Outcome, Status
-from conformance.reference.server import Reference
-from conformance.saturation import queued, saturated
-from conformance.violation import expect
 from enginewire import v1 as pb
+from enginewire.conformance.context import Context
+from enginewire.conformance.outcome import Outcome, Status
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.saturation import queued, saturated
+from enginewire.conformance.violation import expect
 from tests.conformance.judging import judged, made_up
 
 

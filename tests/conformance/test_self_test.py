@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance import self_test
-from conformance.__main__ import main
-from conformance.mutants import Mutant
-from conformance.mutants.limits import MinGtMaxOk, OneTooMany
-from conformance.outcome import Report
-from conformance.reference.handoffs import Decode
-from conformance.reference.server import Reference
-from conformance.registry import Phase
-from conformance.self_test import judge, kill
-from conformance.session import Unreachable
+from enginewire.conformance import self_test
+from enginewire.conformance.__main__ import main
+from enginewire.conformance.mutants import Mutant
+from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
+from enginewire.conformance.outcome import Report
+from enginewire.conformance.reference.handoffs import Decode
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.registry import Phase
+from enginewire.conformance.self_test import judge, kill
+from enginewire.conformance.session import Unreachable
 
 
 async def test_a_mutant_is_killed_by_its_check_and_no_other() -> None:

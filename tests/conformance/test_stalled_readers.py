@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from conformance.checks.backpressure import FEWEST, STALLED, _stalled
-from conformance.context import Context
-from conformance.outcome import Status
-from conformance.reference.server import Reference
-from conformance.violation import expect
+from enginewire.conformance.checks.backpressure import FEWEST, STALLED, _stalled
+from enginewire.conformance.context import Context
+from enginewire.conformance.outcome import Status
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.violation import expect
 from tests.conformance.judging import judged, made_up, statuses
 
 

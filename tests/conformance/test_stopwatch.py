@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from conformance import stopwatch
-from conformance.stopwatch import TICK_SECONDS, Stopwatch, within
+from enginewire.conformance import stopwatch
+from enginewire.conformance.stopwatch import TICK_SECONDS, Stopwatch, within
 
 
 class Clock:

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from conformance import verdict
-from conformance.client_side.registry import ClientCheck
-from conformance.judged import Judged
-from conformance.outcome import Outcome, Status
-from conformance.registry import Check
-from conformance.requirements import requirements
-from conformance.session import Unreachable
-from conformance.violation import NotApplicable, Violation
+from enginewire.conformance import verdict
+from enginewire.conformance.client_side.registry import ClientCheck
+from enginewire.conformance.judged import Judged
+from enginewire.conformance.outcome import Outcome, Status
+from enginewire.conformance.registry import Check
+from enginewire.conformance.requirements import requirements
+from enginewire.conformance.session import Unreachable
+from enginewire.conformance.violation import NotApplicable, Violation
 
 
 async def nothing(ctx: object) -> None:

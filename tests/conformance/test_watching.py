@@ -4,15 +4,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from conformance.connection import Connection
-from conformance.context import Context
-from conformance.in_process import InProcess
-from conformance.mutants.cancellation import LeakOnCancel
-from conformance.reference.server import Reference
-from conformance.saturation import queued, saturated
-from conformance.session import Session
-from conformance.violation import NotApplicable, Violation
-from conformance.watching import freed, still_running
+from enginewire.conformance.connection import Connection
+from enginewire.conformance.context import Context
+from enginewire.conformance.in_process import InProcess
+from enginewire.conformance.mutants.cancellation import LeakOnCancel
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.saturation import queued, saturated
+from enginewire.conformance.session import Session
+from enginewire.conformance.violation import NotApplicable, Violation
+from enginewire.conformance.watching import freed, still_running
 
 
 @pytest.fixture

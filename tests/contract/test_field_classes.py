@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from engine_server.field_classes import FIELD_CLASSES, FieldClass, field_class
-from engine_server.request_rules import GATES, JSON_OBJECTS, JSON_VALUES, LIMITS, RANGES, TOKEN_IDS
 from enginewire import v1 as pb
+from enginewire.server.field_classes import FIELD_CLASSES, FieldClass, field_class
+from enginewire.server.request_rules import GATES, JSON_OBJECTS, JSON_VALUES, LIMITS, RANGES, TOKEN_IDS
 
 
 def paths(descriptor: Descriptor, prefix: str = "") -> list[str]:

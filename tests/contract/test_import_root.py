@@ -6,7 +6,15 @@ import sys
 from enginewire import v1 as pb
 from enginewire.v1 import revision
 
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "engine_server", "backend_client")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "safetensors",
+    "enginewire.server",
+    "enginewire.backend",
+)
 
 
 def test_the_import_root_loads_nothing_heavy_and_nothing_of_ours() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from backend_client.annotated import Annotated, BackendOutput
-from backend_client.backend import Backend
-from backend_client.engine_client import EngineClient
-from tests.backend_client.asking import ask
-from tests.backend_client.conftest import engine_server, socket_folder, vocabulary
+from enginewire.backend.annotated import Annotated, BackendOutput
+from enginewire.backend.backend import Backend
+from enginewire.backend.engine_client import EngineClient
+from tests.backend.asking import ask
+from tests.backend.conftest import engine_server, socket_folder, vocabulary
 
 __all__ = ["engine_server", "socket_folder", "vocabulary"]
 

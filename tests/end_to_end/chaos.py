@@ -12,14 +12,14 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-from backend_client.annotated import Annotated, BackendOutput
-from backend_client.backend import Backend
-from backend_client.endpoints import Endpoints
-from backend_client.engine_client import EngineClient
-from backend_client.retry import RetryPolicy
-from backend_client.vocabulary import Vocabulary
 from enginewire import v1 as pb
-from tests.backend_client.asking import Heard
+from enginewire.backend.annotated import Annotated, BackendOutput
+from enginewire.backend.backend import Backend
+from enginewire.backend.endpoints import Endpoints
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.retry import RetryPolicy
+from enginewire.backend.vocabulary import Vocabulary
+from tests.backend.asking import Heard
 
 PATIENCE_SECONDS = 30.0
 MOCKER = ("--engine", "mocker", "--mocker-itl-ms", "2")
@@ -30,7 +30,7 @@ class EngineSlot:
 
     def __init__(self, socket: Path, arguments: Sequence[str] = MOCKER) -> None:
         self.target = f"unix:{socket}"
-        self._command = [sys.executable, "-m", "engine_server", *arguments, "--uds", str(socket)]
+        self._command = [sys.executable, "-m", "enginewire.server", *arguments, "--uds", str(socket)]
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:

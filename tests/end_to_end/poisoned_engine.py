@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 
-from engine_server.config import ServerOptions
-from engine_server.interface import GenerateContext
-from engine_server.mocker_engine import MockerEngine
-from engine_server.mocker_options import MockerOptions
 from enginewire import v1 as pb
+from enginewire.server.config import ServerOptions
+from enginewire.server.interface import GenerateContext
+from enginewire.server.mocker_engine import MockerEngine
+from enginewire.server.mocker_options import MockerOptions
 
 POISON = b"poison"
 # So much later that those who came with it are in the engine as well.

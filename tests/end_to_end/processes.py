@@ -15,20 +15,20 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from enginewire import v1 as pb
-from tests.engine_server.serving import ask
+from tests.server.serving import ask
 
 PATIENCE_SECONDS = 20.0
 
 
 class EngineProcess:
-    """`python -m engine_server --engine mocker` with its output in a file."""
+    """`python -m enginewire.server --engine mocker` with its output in a file."""
 
     def __init__(self, folder: Path, *arguments: str, umask: int = -1, engine: str = "mocker") -> None:
         self.log_path = folder / f"log-{time.monotonic_ns()}"
         command = [
             sys.executable,
             "-m",
-            "engine_server",
+            "enginewire.server",
             "--engine",
             engine,
             "--log-format",

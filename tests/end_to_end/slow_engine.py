@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from engine_server.config import ServerOptions
-from engine_server.mocker_engine import MockerEngine
 from enginewire import v1 as pb
+from enginewire.server.config import ServerOptions
+from enginewire.server.mocker_engine import MockerEngine
 
 
 class StartsNever(MockerEngine):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from backend_client.backend import Backend
-from backend_client.vocabulary import Vocabulary
-from engine_server.mocker_tokenizer import byte_tokenizer
 from enginewire import v1 as pb
-from tests.backend_client.asking import Heard, hear
+from enginewire.backend.backend import Backend
+from enginewire.backend.vocabulary import Vocabulary
+from enginewire.server.mocker_tokenizer import byte_tokenizer
+from tests.backend.asking import Heard, hear
 from tests.end_to_end.chaos import (
     EngineSlot,
     answer_of,
@@ -24,7 +24,7 @@ from tests.end_to_end.chaos import (
     migrations,
     replaying,
 )
-from tests.engine_server.serving import until_true
+from tests.server.serving import until_true
 
 PROMPT = b"the quick brown fox"
 MAX_TOKENS = 120

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from backend_client.vocabulary import Vocabulary
-from engine_server.mocker_tokenizer import byte_tokenizer
 from enginewire import v1 as pb
-from tests.backend_client.asking import Heard, ask
+from enginewire.backend.vocabulary import Vocabulary
+from enginewire.server.mocker_tokenizer import byte_tokenizer
+from tests.backend.asking import Heard, ask
 from tests.end_to_end.chaos import EngineSlot, engines, hear_slowly, replaying
 from tests.end_to_end.poisoned_engine import POISON
 

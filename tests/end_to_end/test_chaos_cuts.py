@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from backend_client.vocabulary import Vocabulary
-from engine_server.mocker_tokenizer import byte_tokenizer
 from enginewire import v1 as pb
-from tests.backend_client.asking import hear
+from enginewire.backend.vocabulary import Vocabulary
+from enginewire.server.mocker_tokenizer import byte_tokenizer
+from tests.backend.asking import hear
 from tests.end_to_end.chaos import answer_of, engines, migrations, replaying
 from tests.end_to_end.cutting_proxy import CuttingProxy
 

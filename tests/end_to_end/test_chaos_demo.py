@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from backend_client.engine_client import EngineClient
-from backend_client.tokenizer import BackendTokenizer
-from engine_server.demo_model import questions
 from enginewire import v1 as pb
-from tests.backend_client.asking import Heard, hear
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.server.demo_model import questions
+from tests.backend.asking import Heard, hear
 from tests.end_to_end.chaos import answer_of, engines, hear_slowly, kinds_of_requests, migrations, replaying
-from tests.engine_server.serving import until_true
+from tests.server.serving import until_true
 
 DEMO = ("builtin:demo",)
 PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.1}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from backend_client.annotated import BackendOutput
-from backend_client.backend import Backend
-from backend_client.engine_client import EngineClient
-from backend_client.tokenizer import BackendTokenizer
-from engine_server.demo_model import questions
 from enginewire import v1 as pb
+from enginewire.backend.annotated import BackendOutput
+from enginewire.backend.backend import Backend
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.server.demo_model import questions
 
 FAQ = questions()
 # Every seventh, so that emoji and Japanese are among them.
@@ -29,7 +29,16 @@ ASKED = list(FAQ)[::7][:64]
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     socket = tmp_path_factory.mktemp("demo") / "engine.sock"
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine_server", "builtin:demo", "--uds", str(socket), "--log-level", "error"]
+        [
+            sys.executable,
+            "-m",
+            "enginewire.server",
+            "builtin:demo",
+            "--uds",
+            str(socket),
+            "--log-level",
+            "error",
+        ]
     )
     yield f"unix:{socket}"
     process.send_signal(signal.SIGTERM)
@@ -162,7 +171,7 @@ async def test_a_deadline_ends_the_request_and_frees_it(client: EngineClient) ->
 
 CLIENT_THAT_NEVER_ENDS = """
 import asyncio, sys
-from backend_client.engine_client import EngineClient
+from enginewire.backend.engine_client import EngineClient
 from enginewire import v1 as pb
 
 async def main() -> None:

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 from safetensors.torch import load_file
 
-from backend_client.annotated import BackendOutput
-from backend_client.backend import Backend
-from backend_client.engine_client import EngineClient
-from backend_client.tokenizer import BackendTokenizer
-from engine_server.demo_model import PATH, questions
 from enginewire import v1 as pb
+from enginewire.backend.annotated import BackendOutput
+from enginewire.backend.backend import Backend
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.server.demo_model import PATH, questions
 from tests.end_to_end.test_demo_engine import ASKED, outputs_of, question, target, text_of, wait_idle
 
 __all__ = ["target"]  # a fixture

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from backend_client.annotated import BackendOutput
-from backend_client.backend import Backend
-from backend_client.endpoints import Endpoints
-from backend_client.engine_client import EngineClient
-from backend_client.engine_stream import some
-from backend_client.failure import RequestFailed
-from backend_client.retry import RetryPolicy
-from backend_client.tokenizer import BackendTokenizer
-from engine_server.demo_model import questions
 from enginewire import v1 as pb
+from enginewire.backend.annotated import BackendOutput
+from enginewire.backend.backend import Backend
+from enginewire.backend.endpoints import Endpoints
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.engine_stream import some
+from enginewire.backend.failure import RequestFailed
+from enginewire.backend.retry import RetryPolicy
+from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.server.demo_model import questions
 from tests.end_to_end.processes import EngineProcess
 
 FAQ = questions()
@@ -51,7 +51,7 @@ class Trio:
 def trio() -> Iterator[Trio]:
     with tempfile.TemporaryDirectory(prefix="ew-") as name:
         trio = Trio(Path(name))
-        command = [sys.executable, "-m", "engine_server", "builtin:demo", "--log-level", "error"]
+        command = [sys.executable, "-m", "enginewire.server", "builtin:demo", "--log-level", "error"]
         transfer = ["--kv-transfer-folder", str(trio.kv)]
         processes = [
             subprocess.Popen([*command, "--role", role, "--uds", target[5:], *transfer, *ROLES[role]])

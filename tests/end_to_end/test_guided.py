@@ -10,17 +10,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from backend_client.backend import Backend
-from backend_client.engine_client import EngineClient
-from backend_client.tokenizer import BackendTokenizer
 from enginewire import v1 as pb
+from enginewire.backend.backend import Backend
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.tokenizer import BackendTokenizer
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     socket = tmp_path_factory.mktemp("guided") / "engine.sock"
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine_server", "builtin:demo", "--uds", str(socket), "--log-level", "error"]
+        [
+            sys.executable,
+            "-m",
+            "enginewire.server",
+            "builtin:demo",
+            "--uds",
+            str(socket),
+            "--log-level",
+            "error",
+        ]
     )
     yield f"unix:{socket}"
     process.send_signal(signal.SIGTERM)

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 
 from enginewire import v1 as pb
-from tests.backend_client.processes import PATIENCE_SECONDS, is_idle, until
+from tests.backend.processes import PATIENCE_SECONDS, is_idle, until
 from tests.end_to_end.leavers import leave_grpc, leave_http
 
 SEED = 1
@@ -57,9 +57,9 @@ async def leave(target: str, host: str, port: int) -> None:
 def test_callers_that_leave_at_any_moment_are_no_error_and_leave_nothing_behind(tmp_path: Path) -> None:
     engine, backend = tmp_path / "engine.log", tmp_path / "backend.log"
     target = f"unix:{tmp_path}/e"
-    serve = ("backend_client", "serve", "--http-port=0", f"--uds={tmp_path}/b", "--target", target)
+    serve = ("enginewire.backend", "serve", "--http-port=0", f"--uds={tmp_path}/b", "--target", target)
     with (
-        logged(engine, "engine_server", *ENGINE, "--uds", f"{tmp_path}/e"),
+        logged(engine, "enginewire.server", *ENGINE, "--uds", f"{tmp_path}/e"),
         logged(backend, *serve),
     ):
         listening = re.compile(r"listening on http://([\d.]+):(\d+)")

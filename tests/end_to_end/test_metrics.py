@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.engine_server.metrics.scraping import documented, scrape
-from tests.engine_server.serving import ask
+from tests.server.metrics.scraping import documented, scrape
+from tests.server.serving import ask
 
 
 @pytest.mark.parametrize(("engine", "arguments"), [("mocker", ["--mocker-itl-ms", "2"]), ("torch", [])])
@@ -28,7 +28,15 @@ async def test_a_server_is_scraped_while_it_serves_and_the_kit_agrees(launch, co
     assert found("vllm:generation_tokens_total") == 8
     assert found("vllm:request_success_total", finished_reason="length") == 1
     assert found("vllm:request_queue_time_seconds_count") == 1
-    command = [sys.executable, "-m", "conformance", "--target", server.target(), "--metrics-url", url]
+    command = [
+        sys.executable,
+        "-m",
+        "enginewire.conformance",
+        "--target",
+        server.target(),
+        "--metrics-url",
+        url,
+    ]
     judged = await asyncio.to_thread(
         subprocess.run, [*command, "--profile", "metrics", "--strict"], capture_output=True, text=True
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from enginewire import v1 as pb
-from tests.backend_client.asking import ask, hear
+from tests.backend.asking import ask, hear
 from tests.end_to_end.chaos import engines, replaying
 from tests.end_to_end.test_chaos_demo import DEMO, tokenizer_of
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from enginewire import v1 as pb
 from tests.end_to_end.processes import start_client_process
-from tests.engine_server.serving import ask, detail_of
+from tests.server.serving import ask, detail_of
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

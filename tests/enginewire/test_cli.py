@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginewire import __version__, cli
+from enginewire import cli
+from enginewire.version import __version__
 
 HEAVY = ("grpc", "google.protobuf", "torch", "tokenizers", "transformers", "numpy")
 
@@ -21,7 +22,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return 7
 
     module.main = main
-    monkeypatch.setitem(sys.modules, "engine_server.__main__", module)
+    monkeypatch.setitem(sys.modules, "enginewire.server.__main__", module)
     monkeypatch.setattr(cli, "available", lambda: dict(cli.COMMANDS))
     return module
 
@@ -85,7 +86,7 @@ def test_the_extra_is_the_one_that_the_chosen_engine_needs(
 
 def test_a_missing_module_of_ours_is_a_bug_and_not_a_missing_extra(program: SimpleNamespace) -> None:
     def main(argv: list[str]) -> int:
-        raise ModuleNotFoundError("No module named 'engine_server.nope'", name="engine_server.nope")
+        raise ModuleNotFoundError("No module named 'enginewire.server.nope'", name="enginewire.server.nope")
 
     program.main = main
     with pytest.raises(ModuleNotFoundError):
@@ -102,7 +103,7 @@ def test_only_commands_that_exist_are_listed(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_command_without_its_program_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", {"gone": cli.Command("engine_server.gone", "engine", "nothing")})
+    monkeypatch.setattr(cli, "COMMANDS", {"gone": cli.Command("enginewire.server.gone", "engine", "nothing")})
     assert cli.available() == {}
 
 

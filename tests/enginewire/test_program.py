@@ -26,7 +26,7 @@ from importlib.abc import MetaPathFinder
 
 class Slow(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "engine_server.server":
+        if name == "enginewire.server.server":
             signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Slow())

@@ -16,9 +16,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, TypeVar
 
-from enginewire import __version__
 from enginewire.options.declaration import Option
 from enginewire.options.kinds import OptionError
+from enginewire.version import __version__
 
 Raw = TypeVar("Raw")
 POSITIONAL: Final = "positional "

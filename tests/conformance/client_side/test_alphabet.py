@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from tokenizers import Tokenizer
 
-from conformance.client_side import alphabet
+from enginewire.conformance.client_side import alphabet
 
 
 def test_a_tokenizer_library_reads_what_the_kit_means() -> None:

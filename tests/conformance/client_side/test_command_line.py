@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from conformance.__main__ import main
-from conformance.outcome import ExitCode
+from enginewire.conformance.__main__ import main
+from enginewire.conformance.outcome import ExitCode
 
-OURS = f"{shlex.quote(sys.executable)} -m backend_client serve --target {{target}}"
+OURS = f"{shlex.quote(sys.executable)} -m enginewire.backend serve --target {{target}}"
 
 
 @pytest.mark.parametrize("engine", [[], ["--multiplexed"]], ids=["plain", "multiplexed"])

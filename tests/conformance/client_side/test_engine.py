@@ -9,10 +9,10 @@ from typing import cast
 import grpc
 import pytest
 
-from conformance.client_side.engine import CONTEXT, ScriptedEngine
-from conformance.client_side.script import LENGTH, Stay, Step, say
-from conformance.client_side.turn import Scene
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.engine import CONTEXT, ScriptedEngine
+from enginewire.conformance.client_side.script import LENGTH, Stay, Step, say
+from enginewire.conformance.client_side.turn import Scene
 
 
 class Context:

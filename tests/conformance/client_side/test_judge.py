@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.client_side.facts import Facts
-from conformance.client_side.judge import judge
-from conformance.client_side.mutants import ClientMutant, client_mutants
-from conformance.client_side.reference_backend import ReferenceBackend, Request
-from conformance.client_side.registry import client_checks
-from conformance.client_side.self_test import judge_mutant, judge_reference, passes_of
-from conformance.client_side.stands import InProcessStarter, RunningStands
-from conformance.outcome import ExitCode, Status
-from conformance.requirements import requirements
-from conformance.selection import Selection
-from conformance.self_test import kill
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.facts import Facts
+from enginewire.conformance.client_side.judge import judge
+from enginewire.conformance.client_side.mutants import ClientMutant, client_mutants
+from enginewire.conformance.client_side.reference_backend import ReferenceBackend, Request
+from enginewire.conformance.client_side.registry import client_checks
+from enginewire.conformance.client_side.self_test import judge_mutant, judge_reference, passes_of
+from enginewire.conformance.client_side.stands import InProcessStarter, RunningStands
+from enginewire.conformance.outcome import ExitCode, Status
+from enginewire.conformance.requirements import requirements
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.self_test import kill
 
 
 async def test_the_reference_backend_passes_everything() -> None:

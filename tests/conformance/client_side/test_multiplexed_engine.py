@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from conformance.client import Client
-from conformance.client_side.engine import ScriptedEngine
-from conformance.client_side.facts import Facts
-from conformance.client_side.script import DIED, LENGTH, Stay, Step, say
-from conformance.client_side.stands import SCRIPTED
-from conformance.client_side.turn import Scene
-from conformance.connection import Connection
-from conformance.multiplexed import Multiplexed
-from conformance.requests import good_request
 from enginewire import v1 as pb
+from enginewire.conformance.client import Client
+from enginewire.conformance.client_side.engine import ScriptedEngine
+from enginewire.conformance.client_side.facts import Facts
+from enginewire.conformance.client_side.script import DIED, LENGTH, Stay, Step, say
+from enginewire.conformance.client_side.stands import SCRIPTED
+from enginewire.conformance.client_side.turn import Scene
+from enginewire.conformance.connection import Connection
+from enginewire.conformance.multiplexed import Multiplexed
+from enginewire.conformance.requests import good_request
 
 PATIENCE = 20.0
 

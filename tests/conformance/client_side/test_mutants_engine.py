@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from conformance.client_side.engine import ScriptedEngine
-from conformance.client_side.mutants_engine import StopIsNotTold
-from conformance.client_side.reference_backend import CONTEXT, Request
-from conformance.client_side.reference_text import ReferenceChoice
-from conformance.client_side.script import Stay, say
-from conformance.client_side.stands import SCRIPTED
-from conformance.in_process import InProcess
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.engine import ScriptedEngine
+from enginewire.conformance.client_side.mutants_engine import StopIsNotTold
+from enginewire.conformance.client_side.reference_backend import CONTEXT, Request
+from enginewire.conformance.client_side.reference_text import ReferenceChoice
+from enginewire.conformance.client_side.script import Stay, say
+from enginewire.conformance.client_side.stands import SCRIPTED
+from enginewire.conformance.in_process import InProcess
 
 
 class Context:

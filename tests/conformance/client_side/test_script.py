@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from conformance.client_side.script import LENGTH, Say, Speaker, say, spoken
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.script import LENGTH, Say, Speaker, say, spoken
 
 
 def test_positions_and_usage_are_counted() -> None:

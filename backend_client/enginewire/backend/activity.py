@@ -1,0 +1,227 @@
+"""What a backend does right now and has done since it began: live requests, counts, latencies.
+
+Told about every batch of outputs, so it only adds up. Holds no prompt and no text. Knows nothing about
+who looks at it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from enginewire import v1 as pb
+from enginewire.backend.annotated import BackendOutput
+from enginewire.backend.engine_check import FINISH_REASON, TEXT
+from enginewire.backend.failure import Failure
+from enginewire.backend.pace import Pace, TokenGaps
+from enginewire.backend.replay import Attempts
+from enginewire.backend.request_decoder import MAX_CHOICES
+from enginewire.histogram import (
+    BETWEEN_TOKENS_SECONDS,
+    FIRST_TOKEN_SECONDS,
+    REQUEST_SECONDS,
+    TOKENS,
+    Histogram,
+)
+from enginewire.metric_labels import FINISHED
+
+
+class Totals:
+    """Everything since the start of this process. `finished` counts choices, `failed` requests, and
+    `ended_tokens` the output of requests that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.first_token = Histogram(FIRST_TOKEN_SECONDS)
+        self.gaps = TokenGaps(Histogram(BETWEEN_TOKENS_SECONDS))
+        self.whole = Histogram(REQUEST_SECONDS)
+        self.prompt_lengths = Histogram(TOKENS)
+        self.answer_lengths = Histogram(TOKENS)
+        self.finished: Counter[str] = Counter(dict.fromkeys(FINISHED.values(), 0))
+        self.failed: Counter[pb.ErrorReason.ValueType] = Counter()
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.ended_tokens = 0
+        self.retries = 0
+        self.continuations = 0
+        self.decode_errors = 0
+        # Requests by what their engine said of its tokens that was not so.
+        self.engine_differences: Counter[str] = Counter({TEXT: 0, FINISH_REASON: 0})
+        self.stopped_here = 0
+        self.detokenize_seconds = 0.0
+
+    @property
+    def between_tokens(self) -> Histogram:
+        """Seconds from a token of a choice to its next one."""
+        return self.gaps.histogram
+
+
+class LiveRequest:
+    """One request between its call and its end. Times of time.monotonic."""
+
+    __slots__ = (
+        "_attempts",
+        "_differences",
+        "_num_open",
+        "_num_resumed",
+        "_num_tokens_before",
+        "_totals",
+        "began_at",
+        "failure",
+        "first_token_at",
+        "max_tokens",
+        "num_choices",
+        "num_prompt_tokens",
+        "paces",
+    )
+
+    def __init__(self, attempts: Attempts, request: pb.PreprocessedRequest, totals: Totals) -> None:
+        self.began_at = time.monotonic()
+        self.first_token_at: float | None = None
+        self.num_prompt_tokens = len(request.token_ids)
+        # A number that no engine allows is refused before anything comes of it.
+        self.num_choices = min(max(1, request.sampling_options.n), MAX_CHOICES)
+        self.max_tokens: int | None = request.stop_conditions.max_tokens or None
+        self.failure: Failure | None = None
+        self._attempts = attempts
+        self._totals = totals
+        # By choice.
+        self.paces = [Pace(totals.gaps) for _ in range(self.num_choices)]
+        # A caller that goes on with an answer may have seen choices end, but not all that there are.
+        resumed = request.resume.choices
+        self._num_open = max(1, self.num_choices - sum(choice.finished for choice in resumed))
+        self._num_resumed = sum(len(choice.generated_token_ids) for choice in resumed)
+        self._differences: set[str] = set()
+        # What lost engines have said.
+        self._num_tokens_before = 0
+
+    @property
+    def request_id(self) -> str:
+        """The caller's, or the one that was drawn."""
+        return self._attempts.request_id
+
+    @property
+    def target(self) -> str:
+        """Where its engine is; "" while it has none."""
+        return self._attempts.target
+
+    @property
+    def num_attempts(self) -> int:
+        """Engines it was sent to so far."""
+        return self._attempts.number
+
+    @property
+    def num_tokens(self) -> int:
+        """What was passed on, of all choices."""
+        return max(0, self._attempts.num_passed_on - self._num_resumed)
+
+    @property
+    def num_withheld(self) -> int:
+        """Characters that may still become a stop string."""
+        return self._attempts.num_withheld
+
+    @property
+    def phase(self) -> str:
+        """`connecting` or `recovering` without an engine; `waiting` for its first token, then `decode`.
+
+        Whether a request waits in the engine's queue or is in its prefill is not told by the contract.
+        """
+        if not self._attempts.is_sent:
+            return "connecting" if self.first_token_at is None else "recovering"
+        return "waiting" if self.num_tokens == self._num_tokens_before else "decode"
+
+    def add(self, outputs: Sequence[BackendOutput]) -> None:
+        """Take what is passed on."""
+        now = time.monotonic()
+        for output in outputs:
+            num_tokens = len(output.token_ids)
+            if num_tokens and not self.paces[output.index].take(num_tokens, now):
+                self.take_first(now)
+            if output.finish_reason:
+                self._end_choice(output)
+
+    def retry(self, *, is_continued: bool) -> None:
+        """It is sent once more, from its beginning or from where its answer stopped."""
+        self._num_tokens_before = self.num_tokens
+        self._totals.retries += 1
+        self._totals.continuations += is_continued
+
+    def differs(self, kind: str) -> bool:
+        """An engine was wrong about its tokens; True when that is news of this request."""
+        if kind in self._differences:
+            return False
+        self._differences.add(kind)
+        self._totals.engine_differences[kind] += 1
+        return True
+
+    def abort(self, reason: str) -> None:
+        """End it from outside: its caller gets the error CANCELLED."""
+        self._attempts.abort(reason)
+
+    def end(self) -> None:
+        """Nothing follows; choices without a terminal were left by the caller or failed."""
+        failure, totals = self.failure, self._totals
+        totals.ended_tokens += self.num_tokens
+        if failure is not None:
+            totals.failed[failure.reason] += 1
+        is_aborted = failure is None or failure.reason == pb.ERROR_REASON_CANCELLED
+        totals.finished["abort" if is_aborted else "error"] += self._num_open
+        if not self._num_open:
+            totals.whole.observe(time.monotonic() - self.began_at)
+            totals.prompt_lengths.observe(self.num_prompt_tokens)
+            totals.answer_lengths.observe(self.num_tokens)
+            totals.stopped_here += self._attempts.decoder.needs_abort
+
+    def take_first(self, now: float) -> None:
+        """The first token of a choice, which may not be the first choice that has one."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self._totals.first_token.observe(now - self.began_at)
+            self._totals.prompt_tokens += self.num_prompt_tokens
+
+    def _end_choice(self, output: BackendOutput) -> None:
+        totals = self._totals
+        self._num_open -= 1
+        totals.finished[FINISHED[output.finish_reason]] += 1
+        totals.decode_errors += (output.error_message or "").startswith("decode error:")
+        if output.completion_usage is not None:
+            totals.cached_prompt_tokens += output.completion_usage.prompt_tokens_details.cached_tokens
+
+
+class Activity:
+    """The live requests of one backend, oldest first, and its totals."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        # Keyed by identity: two callers may choose the same id, and the engine is who refuses that.
+        self._live: dict[int, LiveRequest] = {}
+
+    @property
+    def live(self) -> Sequence[LiveRequest]:
+        """Oldest first."""
+        return list(self._live.values())
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens passed on since the start of this process."""
+        return self.totals.ended_tokens + sum(live.num_tokens for live in self._live.values())
+
+    def begin(self, attempts: Attempts, request: pb.PreprocessedRequest) -> LiveRequest:
+        """A caller asks."""
+        live = LiveRequest(attempts, request, self.totals)
+        self._live[id(live)] = live
+        return live
+
+    def end(self, live: LiveRequest, detokenize_seconds: float) -> None:
+        """A request has ended."""
+        del self._live[id(live)]
+        live.end()
+        self.totals.detokenize_seconds += detokenize_seconds
+
+    def abort(self, request_id: str, reason: str) -> int:
+        """End every live request of that id; how many there were."""
+        found = [live for live in self.live if live.request_id == request_id]
+        for live in found:
+            live.abort(reason)
+        return len(found)

@@ -1,0 +1,238 @@
+"""BackendService over gRPC.
+
+What the backend or the engine refuses before acceptance ends the call with a status and details;
+whatever fails later is a last item and status OK, as the contract says. Knows nothing about decoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from enginewire import v1 as pb
+from enginewire.backend.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
+from enginewire.backend.config import DEFAULT_MESSAGE_BYTES, ServeOptions
+from enginewire.backend.embedding import embeddings_to_proto
+from enginewire.backend.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
+from enginewire.backend.frontends.address import listen
+from enginewire.backend.frontends.health import HealthServicer
+from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
+from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.backend.inline_decoder import RequestTracker
+from enginewire.backend.prompts import InvalidPrompt
+from enginewire.backend.trace_context import passed_on
+
+SERVICE: Final = "enginewire.v1.BackendService"
+HEALTH: Final = "grpc.health.v1.Health"
+# Status and details share an 8 KiB budget of trailers with whatever a proxy adds.
+MAX_MESSAGE_CHARACTERS: Final = 512
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Call = grpc.aio.ServicerContext[bytes, bytes]
+AnyCall = grpc.aio.ServicerContext[Any, Any]  # whatever its messages are, it ends in the same way
+
+
+class BackendServicer:
+    """Serves prompts. Bytes in and out, so that malformed ones get details like every other failure."""
+
+    def __init__(
+        self,
+        backend: TextBackend,
+        default_timeout: float | None = None,
+        slow_consumer_timeout: float = DEFAULT_PATIENCE_SECONDS,
+        max_answer_bytes: int = DEFAULT_MESSAGE_BYTES,
+    ) -> None:
+        """In seconds: `default_timeout` is for callers without a deadline, the other for those who stall.
+
+        All vectors of an answer are one message.
+        """
+        self._backend = backend
+        self._default_timeout = default_timeout
+        self._slow_consumer_timeout = slow_consumer_timeout
+        self._max_answer_bytes = max_answer_bytes
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server registers."""
+        generate: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self.Generate)
+        embed: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self.Embed)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Generate": generate, "Embed": embed})
+
+    async def Generate(self, data: bytes, call: Call) -> None:
+        """Stream annotated outputs. Cancelling the call, or its deadline, aborts the request."""
+        await answered(self._generate(data, call), call)
+
+    async def Embed(self, data: bytes, call: Call) -> bytes:
+        """The vectors, whole. Cancelling the call, or its deadline, ends the work."""
+        return await answered(self._embed(data, call), call)
+
+    async def _embed(self, data: bytes, call: Call) -> bytes:
+        """Raises InvalidPrompt and RequestFailed."""
+        asked = _parsed(pb.BackendServiceEmbedRequest, data)
+        if asked.request.token_ids:
+            raise InvalidPrompt("request.token_ids", "must be empty: inputs has the inputs")
+        request_id = asked.request_id or uuid.uuid4().hex
+        embeddings = await self._backend.embed(
+            [each.text if each.HasField("text") else each.token_ids.token_ids for each in asked.inputs],
+            asked.request,
+            path="inputs",
+            request_id=request_id,
+            timeout=self._timeout(call),
+            metadata=_trace_of(call),
+        )
+        output = embeddings_to_proto(embeddings)
+        answer = pb.BackendServiceEmbedResponse(output=output, request_id=request_id).SerializeToString()
+        if len(answer) > self._max_answer_bytes:
+            raise InvalidPrompt("inputs", f"too many for one answer of {self._max_answer_bytes} bytes")
+        return answer
+
+    async def _generate(self, data: bytes, call: Call) -> None:
+        """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
+        asked = _parsed(pb.BackendServiceGenerateRequest, data)
+        tracker = RequestTracker()
+        failure: Failure | None = None
+        async with patient(call, self._slow_consumer_timeout) as caller:
+            items = self._backend.generate(
+                asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
+            )
+            async with aclosing(items):
+                async for item in items:
+                    if item.error is None:
+                        await caller.write(_serialized(item))
+                    else:
+                        failure = item.error
+            # Only the end of the iteration tells whether the engine had accepted the request.
+            if failure is not None and not tracker.engine_lifetime_id:
+                raise RequestFailed(failure)
+            if failure is not None:
+                await caller.write(_serialized(Annotated(error=failure)))
+
+    def _timeout(self, call: Call) -> float | None:
+        remaining = call.time_remaining()
+        return self._default_timeout if remaining is None else max(0.0, remaining)
+
+
+class GrpcFace:
+    """A running server. `address` is the target that reaches it."""
+
+    def __init__(self, server: grpc.aio.Server, health: HealthServicer, address: str) -> None:
+        self.address = address
+        self._server = server
+        self._health = health
+
+    async def drain(self, timeout: float) -> None:
+        """Accept nothing more, and abort what still runs after `timeout` seconds."""
+        self._health.drain()
+        await self._server.stop(timeout)
+
+
+@asynccontextmanager
+async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
+    """Serve BackendService and its health inside the context. Raises AddressError."""
+    server = grpc.aio.server(options=channel_options(options))
+    servicer = BackendServicer(
+        backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
+    )
+    server.add_generic_rpc_handlers((servicer.handlers(),))
+    health = HealthServicer(backend.backend.engines, SERVICE)
+    health.add_to(server)
+    if options.reflection:
+        _add_reflection(server)
+    with listen(server, options) as target:
+        await server.start()
+        try:
+            yield GrpcFace(server, health, target)
+        finally:
+            await server.stop(None)
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server)
+
+
+def channel_options(options: ServeOptions) -> list[tuple[str, int]]:
+    """Options of the listening side."""
+    return [
+        # Two servers on one port would share its connections without any error.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", options.max_message_bytes),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.max_concurrent_streams", options.max_concurrent_streams),
+        # A caller that vanished is noticed within 15 s, and its request aborted.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        # A caller's own keepalive must never cut a long prefill.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def invalid(message: str, field: str = "") -> RequestFailed:
+    """The refusal of a request that no backend may accept."""
+    return failed(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        pb.ERROR_REASON_INVALID_REQUEST,
+        message[:MAX_MESSAGE_CHARACTERS],
+        field=field,
+    )
+
+
+async def answered(work: Awaitable[T], call: AnyCall) -> T:
+    """What `work` gives. Whatever goes wrong in it ends the call with a status and details."""
+    try:
+        return await work
+    except InvalidPrompt as error:
+        await refuse(call, invalid(str(error), error.field))
+    except RequestFailed as error:
+        await refuse(call, error)
+    except (grpc.aio.AbortError, asyncio.CancelledError):
+        raise
+    except grpc.aio.InternalError as unsent:
+        raise left() from unsent
+    except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
+        await refuse(call, internal(error))
+
+
+def _parsed(kind: type[M], data: bytes) -> M:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise invalid("request: malformed protobuf") from error
+
+
+def _trace_of(call: Call) -> dict[str, str]:
+    pairs = call.invocation_metadata() or ()
+    return passed_on({key: value for key, value in pairs if isinstance(value, str)})
+
+
+def _serialized(item: Annotated[BackendOutput]) -> bytes:
+    return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
+
+
+def internal(error: Exception) -> RequestFailed:
+    """The failure that an exception becomes which nobody expected."""
+    return RequestFailed(internal_failure("", error))
+
+
+async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:
+    """End a call with the refusal's status and details."""
+    message = str(refusal)[:MAX_MESSAGE_CHARACTERS]
+    with contextlib.suppress(grpc.aio.InternalError):
+        await call.abort(refusal.code, message, ((DETAILS_KEY, refusal.status.SerializeToString()),))
+    raise left()
+
+
+def left() -> asyncio.CancelledError:
+    """gRPC could not send: the caller has left, and the cancellation only comes behind that."""
+    return asyncio.CancelledError("the caller has left")

@@ -1,0 +1,163 @@
+"""The routes of the HTTP face: two that generate, one that embeds, facts, health, and the page.
+
+Knows nothing about sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from enginewire import v1 as pb
+from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.failure import RequestFailed
+from enginewire.backend.frontends.http_api.body import InvalidBody
+from enginewire.backend.frontends.http_api.chat import ChatEndpoint
+from enginewire.backend.frontends.http_api.completions import CompletionEndpoint
+from enginewire.backend.frontends.http_api.embeddings_route import EmbeddingsRoute
+from enginewire.backend.frontends.http_api.generate_route import GenerateRoute, ServedBackend
+from enginewire.backend.frontends.http_api.incoming import CallerLeft
+from enginewire.backend.frontends.http_api.json_response import as_json, refused
+from enginewire.backend.frontends.http_api.metrics import BackendMetrics
+from enginewire.backend.frontends.http_api.page import page_routes
+from enginewire.backend.frontends.http_api.refusal import (
+    CLIENT_CLOSED_REQUEST,
+    Refusal,
+    Refused,
+    invalid,
+    refusal_of,
+)
+from enginewire.version import __version__
+
+HEALTH_TIMEOUT_SECONDS = 2.0
+# An engine that is away shall not keep the scraper waiting.
+METRICS_TIMEOUT_SECONDS = 0.5
+
+
+def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlette:
+    """The ASGI application; every request passes `middleware` first."""
+    facts = Facts(served)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", GenerateRoute(ChatEndpoint(), served), methods=["POST"]),
+            Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
+            Route("/v1/models", facts.models),
+            Route("/v1/models/{name:path}", facts.model),
+            Route("/health", facts.health),
+            Route("/version", facts.version),
+            Route("/metrics", facts.metrics),
+            *page_routes(served),
+        ],
+        middleware=middleware,
+        exception_handlers={
+            HTTPException: _no_such_route,
+            RequestFailed: _failed,
+            Refused: _refused,
+            InvalidBody: _malformed,
+            CallerLeft: _left,
+        },
+    )
+
+
+class Facts:
+    """What can be asked without generating."""
+
+    def __init__(self, served: ServedBackend) -> None:
+        self._served = served
+        self._metrics = BackendMetrics(served.backend.backend.activity, served.backend.backend.engines.all)
+
+    async def models(self, request: Request) -> Response:
+        """Every name the engine answers to, those of adapters last. Raises RequestFailed."""
+        return as_json({"object": "list", "data": await self._models()})
+
+    async def model(self, request: Request) -> Response:
+        """One of them. Raises RequestFailed."""
+        name = request.path_params["name"]
+        for model in await self._models():
+            if model["id"] == name:
+                return as_json(model)
+        message = "no model of that name is served here"
+        return refused(Refusal(HTTPStatus.NOT_FOUND, message, "model", "model_not_found"))
+
+    async def health(self, request: Request) -> Response:
+        """200 when an engine accepts requests, else 503."""
+        engines = self._served.backend.backend.engines.all
+        states = await asyncio.gather(*(state_of(engine.client) for engine in engines))
+        is_ready = pb.ENGINE_STATE_READY in states
+        return Response(status_code=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        with contextlib.suppress(RequestFailed):
+            self._metrics.model_name = await self._served.model_name(METRICS_TIMEOUT_SECONDS)
+        page, content_type = self._metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": content_type})
+
+    async def version(self, request: Request) -> Response:
+        """The version of this program."""
+        return as_json({"version": __version__})
+
+    async def _models(self) -> Sequence[dict[str, object]]:
+        engines = self._served.backend.backend.engines
+        info = await engines.info(HEALTH_TIMEOUT_SECONDS)
+        config = info.config
+        served = config.served_model_name or config.model
+        parents: dict[str, str | None] = dict.fromkeys([served, *config.aliases])
+        parents |= {each.name: served for each in await engines.adapters(HEALTH_TIMEOUT_SECONDS)}
+        length = config.context_length if config.HasField("context_length") else None
+        return [
+            {
+                "id": name,
+                "object": "model",
+                # Nobody knows when the model was made; the SDK wants a number.
+                "created": 0,
+                "owned_by": info.engine_name,
+                "root": config.model,
+                # Of an adapter: the model that it changes.
+                "parent": parent,
+                "max_model_len": length,
+            }
+            for name, parent in parents.items()
+        ]
+
+
+async def state_of(client: EngineClient) -> pb.EngineState.ValueType:
+    """The engine's own word, asked now."""
+    try:
+        return (await client.load(timeout=HEALTH_TIMEOUT_SECONDS)).state
+    except RequestFailed:
+        return pb.ENGINE_STATE_DEAD
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return refused(Refusal(error.status_code, error.detail))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestFailed)
+    return refused(refusal_of(error.failure, lambda field: None))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return refused(error.refusal)
+
+
+async def _malformed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidBody)
+    return refused(invalid(str(error), error.field or None))
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,0 +1,18 @@
+"""Answers in one piece that are not generated: JSON values and refusals. Knows nothing about routes."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.responses import Response
+
+from enginewire.backend.frontends.http_api.refusal import Refusal
+
+
+def as_json(value: object) -> Response:
+    """A JSON answer."""
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def refused(refusal: Refusal) -> Response:
+    """An error answer."""
+    return Response(refusal.body, refusal.status, headers=refusal.headers, media_type="application/json")

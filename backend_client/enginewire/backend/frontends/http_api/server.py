@@ -1,0 +1,150 @@
+"""The HTTP face as a server: its socket, its beginning and its end.
+
+Knows nothing about routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
+
+import uvicorn
+
+from enginewire.allowed_hosts import AllowedHosts
+from enginewire.backend.config import ServeOptions
+from enginewire.backend.frontends.address import AddressError
+from enginewire.backend.frontends.http_api.app import make_app
+from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
+from enginewire.backend.frontends.http_api.generate_route import ServedBackend
+from enginewire.backend.frontends.http_api.same_origin import same_origin
+from enginewire.backend.frontends.text_backend import TextBackend
+
+# For what callers are told at the end; who does not read that is cut off.
+LAST_WORDS_SECONDS: Final = 0.5
+# Files that are open beside the connections.
+SPARE_FILES: Final = 512
+
+
+class BoundedServer(uvicorn.Server):
+    """Looks after its connections, and leaves the process's signals to the command."""
+
+    server_state: BoundedState
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self.server_state = BoundedState(limits)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn.Server."""
+        yield
+
+    async def look_after_connections(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(self.server_state.limits.look_seconds)
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, BoundedConnection), "the only kind there is"
+                connection.look(time.monotonic())
+
+    def cut_off(self) -> None:
+        """End at once whatever is left."""
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class HttpFace:
+    """A running server. `address` is the base URL without /v1."""
+
+    def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
+        self.address = url_of(listener)
+        self._served = ServedBackend(backend, options.timeout)
+        hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
+        config = uvicorn.Config(
+            make_app(self._served, same_origin(hosts, options.allowed_origins)),
+            http=BoundedConnection,
+            timeout_keep_alive=options.timeout_keep_alive,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+        )
+        self._server = BoundedServer(config, limits_of(options))
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        self._looking = asyncio.create_task(self._server.look_after_connections(), name="http connections")
+
+    async def drain(self, timeout: float) -> None:
+        """Accept nothing more; running answers that take longer than `timeout` seconds are refused."""
+        self._end()
+        await asyncio.wait([self._task], timeout=timeout)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End at once, within two times the last words whatever callers do."""
+        self._end()
+        self._served.refuse_live()
+        await asyncio.wait([self._task], timeout=LAST_WORDS_SECONDS)
+        self._looking.cancel()
+        self._server.cut_off()
+        await asyncio.wait([self._task], timeout=LAST_WORDS_SECONDS)
+
+    def _end(self) -> None:
+        self._server.should_exit = True
+        self._served.closing.set()
+
+
+def limits_of(options: ServeOptions) -> Limits:
+    """What HTTP callers may take."""
+    return Limits(
+        connections=options.limit_concurrency,
+        header_timeout=options.client_header_timeout,
+        body_timeout=options.client_body_timeout,
+        slow_consumer_timeout=options.slow_consumer_timeout,
+        max_body_bytes=options.max_message_bytes,
+    )
+
+
+@contextlib.asynccontextmanager
+async def http_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[HttpFace]:
+    """Serve HTTP inside the context. Raises AddressError."""
+    assert options.http_port is not None
+    allow_files(options.limit_concurrency + SPARE_FILES)
+    with listening(options.http_host, options.http_port) as listener:
+        face = HttpFace(backend, options, listener)
+        try:
+            yield face
+        finally:
+            await face.stop()
+
+
+def allow_files(count: int) -> None:
+    """Let this process have so many files open, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A TCP socket that accepts connections. Raises AddressError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise AddressError(f"{host}:{port}: {error.strerror}") from error
+    with listener:
+        yield listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a listening socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

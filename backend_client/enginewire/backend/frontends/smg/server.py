@@ -1,0 +1,35 @@
+"""The SMG worker as a server: its port, its beginning and its end.
+
+Knows nothing about the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from enginewire.backend.config import ServeOptions
+from enginewire.backend.frontends.address import bind_tcp
+from enginewire.backend.frontends.grpc_service import GrpcFace, channel_options
+from enginewire.backend.frontends.health import HealthServicer
+from enginewire.backend.frontends.smg.servicer import SERVICE, SmgServicer
+from enginewire.backend.frontends.text_backend import TextBackend
+
+
+@asynccontextmanager
+async def smg_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
+    """Serve inside the context; the address is the URL that SMG wants. Raises AddressError."""
+    assert options.smg_port is not None
+    server = grpc.aio.server(options=channel_options(options))
+    servicer = SmgServicer(backend, options.timeout, options.tokenizer, options.slow_consumer_timeout)
+    server.add_generic_rpc_handlers((servicer.handlers(),))
+    health = HealthServicer(backend.backend.engines, SERVICE)
+    health.add_to(server)
+    target = bind_tcp(server, options.smg_host, options.smg_port)
+    await server.start()
+    try:
+        yield GrpcFace(server, health, f"grpc://{target}")
+    finally:
+        await server.stop(None)

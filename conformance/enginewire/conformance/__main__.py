@@ -1,0 +1,67 @@
+"""The `enginewire-conformance` command: judge a target, explain a requirement, prove the kit."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from enginewire.conformance import options as command_line
+from enginewire.conformance.conclusion import conclude
+from enginewire.conformance.judging import judge_as_asked
+from enginewire.conformance.outcome import ExitCode
+from enginewire.conformance.report.listing import show
+from enginewire.conformance.requirements import requirements
+from enginewire.program import program
+
+
+@program
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["self-test"]:
+        # Only developers of the kit need it: a run against a target does not load the reference.
+        from enginewire.conformance import flakes, self_test
+
+        options = command_line.parse_self_test(arguments[1:])
+        return flakes.main(options) if options.flakes else self_test.main(options)
+    if arguments[:1] == ["client"]:
+        from enginewire.conformance.client_side import command_line as client
+
+        return client.main(arguments[1:])
+    options = command_line.parse(arguments)
+    if options.list:
+        return show(requirements().values())
+    if options.explain:
+        return _explain(options.explain)
+    return _judge(options)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    try:
+        report = asyncio.run(judge_as_asked(options))
+    except ValueError as mistake:
+        print(f"enginewire-conformance: {mistake}", file=sys.stderr)
+        return ExitCode.USAGE
+    return conclude(report, options)
+
+
+def _explain(identifier: str) -> int:
+    requirement = requirements().get(identifier.upper())
+    if not requirement:
+        print(f"enginewire-conformance: no requirement is called {identifier}", file=sys.stderr)
+        return ExitCode.USAGE
+    print(
+        f"{requirement.id} ({requirement.level}, {requirement.profile}), "
+        f"docs/contract.md#{requirement.anchor}"
+    )
+    print(requirement.text)
+    print(f"applies to: {requirement.gate}; since revision {requirement.since}")
+    print(f"checks: {', '.join(requirement.checks) or requirement.excluded or 'none yet'}")
+    print(f"mutants that prove them: {', '.join(requirement.mutants) or 'none yet'}")
+    return ExitCode.CONFORMANT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

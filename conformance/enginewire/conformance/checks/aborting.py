@@ -1,0 +1,170 @@
+"""ABO: aborting a request, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import LASTING_SECONDS, Context, require_refusal
+from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.saturation import queued, saturated
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+
+TIMES: Final = 10
+LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)
+CYCLES: Final = 200
+AT_A_TIME: Final = 8
+MORE: Final = 4
+
+OVER: Final = (pb.ABORT_OUTCOME_FINISHED, pb.ABORT_OUTCOME_UNKNOWN)
+"""What may be said of a request that ended: it is remembered, or already forgotten."""
+
+
+@check("ABO-01", alone=True, needs=(*SHAPE, "STR-04", "STR-09", "SEQ-01", "SEQ-02"))
+async def choices_end_as_cancelled(ctx: Context) -> None:
+    """After the first token, with two choices where the engine has several."""
+    count = 2 if ctx.capabilities.multiple_choices else 1
+    stream = await ctx.start(ctx.long_request(n=count)).first_token()
+    await _abort(ctx, stream)
+    await _ends_as_cancelled(stream, count)
+
+
+@check("ABO-02", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01"))
+async def others_go_on(ctx: Context) -> None:
+    """Among them ids that begin like the aborted one, or differ in case only."""
+    named = ctx.long_request()
+    name = named.request_id
+    names = (f"{name}-1", name.upper(), name[:-1], ctx.request().request_id)
+    others = [ctx.start(ctx.lasting_request(request_id=other)) for other in names]
+    stream = ctx.start(named)
+    await asyncio.gather(*(each.first_token() for each in (stream, *others)))
+    await _abort(ctx, stream)
+    await stream.end()
+    for other in others:
+        await _ends_as_it_should(other)
+
+
+@check("ABO-03", phase=Phase.LOAD)
+async def unknown_is_an_outcome(ctx: Context) -> None:
+    """A random id."""
+    name = f"never-seen-{secrets.token_hex(8)}"
+    (result,) = _complete(await ctx.client.abort([name]), [name])
+    expect_equal(_name(result), "ABORT_OUTCOME_UNKNOWN", "an id that was never seen has another outcome")
+
+
+@check("ABO-04", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01"))
+async def may_be_repeated(ctx: Context) -> None:
+    """Ten times on a live request and after its end, after a natural end, and several ids in one call."""
+    finished = await ctx.generate(ctx.request())
+    aborted = await ctx.start(ctx.long_request()).first_token()
+    names = [aborted.request.request_id, finished.request.request_id, "never-seen", "never-seen"]
+    _complete(await ctx.client.abort(names), names)
+    await aborted.end()
+    for _ in range(TIMES):
+        for result in _complete(await ctx.client.abort(names), names)[:2]:
+            expect(result.outcome in OVER, "a request that ended is aborted once more", seen=_name(result))
+
+
+@check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "INF-08"))
+async def reaches_the_queue(ctx: Context) -> None:
+    """While all slots are taken."""
+    async with saturated(ctx) as running:
+        waiting = await queued(ctx, running)
+        await _abort(ctx, waiting)
+        try:
+            async with asyncio.timeout(ctx.bounds.reaction):
+                await waiting.end()
+        except TimeoutError:
+            raise Violation("a request that was aborted in the queue does not end") from None
+        await _ends_as_cancelled(waiting, 1)
+
+
+@check("ABO-06", phase=Phase.LOAD, alone=True, needs=WHOLE)
+async def live_ids_are_taken(ctx: Context) -> None:
+    """A second request, then a third one after the end of the first."""
+    for seconds in LONGER:
+        first = await ctx.start(ctx.lasting_request(seconds)).first_token()
+        same = ctx.request(request_id=first.request.request_id)
+        exchange = await ctx.refused(same)
+        has_ended = not (await ctx.client.load()).running
+        await _ends_as_it_should(first)
+        if exchange.is_ok and has_ended:
+            continue  # a busy machine may have brought the second one when the first was over
+        taken = (grpc.StatusCode.ALREADY_EXISTS,)
+        require_refusal(exchange, taken, reason=pb.ERROR_REASON_DUPLICATE_ID)
+        await ctx.generate(same)
+        return
+    raise NotApplicable("a request ends before its id can be used again")
+
+
+@check("ABO-07", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "USE-01", "USE-05"))
+async def nothing_follows_the_end(ctx: Context) -> None:
+    """The tokens before it are those of the usage."""
+    stream = await ctx.start(ctx.long_request()).more(MORE)
+    await _abort(ctx, stream)
+    await stream.end()
+    late = [token for output in stream.choice.late for token in output.token_ids]
+    expect(not late, "tokens follow the terminal CANCELLED", expected="none", seen=len(late))
+    counted, tokens = stream.usage.completion_tokens, len(stream.tokens)
+    expect_equal(counted, tokens, "the tokens before the terminal CANCELLED are not those that are counted")
+
+
+@check("ABO-08", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02"))
+async def no_block_is_lost(ctx: Context) -> None:
+    """Two hundred requests, aborted when accepted or after a token."""
+
+    async def cycles() -> None:
+        for number in range(CYCLES // AT_A_TIME):
+            stream = ctx.start(ctx.long_request())
+            await (stream.first_token() if number % 2 else stream.accepted())
+            await ctx.client.abort([stream.request.request_id])
+            await stream.end()
+
+    await asyncio.gather(*(cycles() for _ in range(AT_A_TIME)))
+    await ctx.idle()
+
+
+async def _abort(ctx: Context, stream: Stream) -> None:
+    """Abort a live request; NotApplicable when it ended by itself just before."""
+    name = stream.request.request_id
+    (result,) = _complete(await ctx.client.abort([name]), [name])
+    if result.outcome == pb.ABORT_OUTCOME_FINISHED:
+        await stream.end()
+        if stream.choice.reason_name == "LENGTH":
+            raise NotApplicable("the longest request ends before it can be aborted")
+    expect_equal(_name(result), "ABORT_OUTCOME_ABORTED", "a live request was not aborted")
+
+
+async def _ends_as_cancelled(stream: Stream, count: int) -> None:
+    """Every choice has its terminal CANCELLED, and the status is OK."""
+    await stream.ok()
+    for index in range(count):
+        choice = stream.choices.get(index)
+        expect(choice, f"the aborted choice {index} has no terminal output")
+        reason = choice.reason_name if choice else ""
+        expect_equal(reason, "CANCELLED", f"the aborted choice {index} ends with another reason")
+
+
+async def _ends_as_it_should(stream: Stream) -> None:
+    """A request that nobody named brings all its tokens."""
+    await stream.end()
+    seen = f"{len(stream.tokens)} tokens, {stream.choice.reason_name}, {stream.exchange.status}"
+    wanted = stream.request.request.stop_conditions.max_tokens
+    is_whole = len(stream.tokens) == wanted and stream.choice.reason_name == "LENGTH"
+    message = "a request that nobody named did not go on"
+    expect(is_whole and stream.exchange.is_ok, message, expected=f"{wanted} tokens, LENGTH, OK", seen=seen)
+
+
+def _complete(results: list[pb.AbortResult], names: list[str]) -> list[pb.AbortResult]:
+    """The results, of which there is one per id, in order."""
+    expect_equal([result.request_id for result in results], names, "Abort does not answer for each id")
+    return results
+
+
+def _name(result: pb.AbortResult) -> str:
+    return pb.AbortOutcome.Name(result.outcome)

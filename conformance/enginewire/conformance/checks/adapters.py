@@ -1,0 +1,144 @@
+"""LOR: adapters are loaded, used and kept apart."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import grpc
+
+from enginewire.conformance.adapters import listed, load, loaded, new_name, unload
+from enginewire.conformance.context import LEFT_OUT, REFUSALS, Context, require_refusal
+from enginewire.conformance.registry import SHAPE, check, negative
+from enginewire.conformance.requests import Value
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+ALREADY_EXISTS: Final = (grpc.StatusCode.ALREADY_EXISTS,)
+NOT_FOUND: Final = (grpc.StatusCode.NOT_FOUND,)
+EXHAUSTED: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED,)
+IN_USE: Final = (grpc.StatusCode.FAILED_PRECONDITION,)
+
+PROMPTS: Final = 3
+TOKENS: Final = 16
+BLOCKS: Final = 4
+MOST: Final = 64
+"""More adapters than this would take too long to load."""
+
+
+@check("LOR-01", alone=True)
+async def names_are_told_apart(ctx: Context) -> None:
+    """The same again, another one under its name, one that is not there."""
+    one, other = ctx.session.given.sources(2)
+    async with loaded(ctx, [one]) as (name,):
+        again = await load(ctx, name, one)
+        expect(again.is_ok, "loading an adapter again fails", expected="OK", seen=again.status)
+        require_refusal(await load(ctx, name, other), ALREADY_EXISTS)
+    require_refusal(await unload(ctx, new_name(ctx)), NOT_FOUND)
+
+
+@check("LOR-02", alone=True, needs=("LOR-01",))
+async def the_list_is_current(ctx: Context) -> None:
+    """After each load and unload."""
+    async with loaded(ctx, ctx.session.given.sources(2)) as names:
+        seen = await listed(ctx)
+        expect(set(names) <= set(seen), "a loaded adapter is not listed", expected=names, seen=seen)
+        (await unload(ctx, names[0])).response()
+        seen = await listed(ctx)
+        expect(names[0] not in seen, "an unloaded adapter is listed", seen=names[0])
+        expect(names[1] in seen, "an adapter is not listed any more", expected=names[1], seen=seen)
+
+
+@check("LOR-03", needs=SHAPE)
+async def unknown_adapters_are_refused(ctx: Context) -> None:
+    """One that was never loaded."""
+    await ctx.rejects({"lora_name": new_name(ctx)}, codes=NOT_FOUND)
+
+
+@check("LOR-03", variant="unloaded", needs=(*SHAPE, "LOR-01", "LOR-03"), alone=True)
+async def unloaded_adapters_are_refused(ctx: Context) -> None:
+    """One that served a request before."""
+    async with loaded(ctx, ctx.session.given.sources(1)) as (name,):
+        await ctx.generate(ctx.request(lora_name=name))
+        await ctx.idle()
+        (await unload(ctx, name)).response()
+        require_refusal(await ctx.refused(ctx.request(lora_name=name)), NOT_FOUND, "routing.lora_name")
+
+
+@check("LOR-04", needs=(*SHAPE, "LOR-01"), alone=True)
+async def each_has_its_own(ctx: Context) -> None:
+    """Two adapters and the model, one after the other and all at once."""
+    async with loaded(ctx, ctx.session.given.sources(2)) as names:
+        kinds: list[dict[str, Value]] = [{"lora_name": name} for name in ("", *names)]
+        wanted = [(kind, ctx.prompt(salt=salt)) for salt in range(PROMPTS) for kind in kinds]
+        apart = [await _tokens(ctx, *each) for each in wanted]
+        together = await asyncio.gather(*(_tokens(ctx, *each) for each in wanted))
+        own = [tuple(map(tuple, apart[kind :: len(kinds)])) for kind in range(len(kinds))]
+        if len(set(own)) < len(kinds):
+            raise NotApplicable("two of the given adapters and the model give the same tokens")
+        # Batches may round differently, unless the engine says that they do not.
+        count = TOKENS if ctx.capabilities.batch_invariant else 1
+        for (kind, _), alone, batched in zip(wanted, apart, together, strict=True):
+            expect_equal(batched[:count], alone[:count], f"other tokens in a batch of adapters, for {kind}")
+
+
+@check("LOR-05", needs=(*SHAPE, "LOR-01", "LOR-02"), alone=True)
+async def adapters_in_use_stay(ctx: Context) -> None:
+    """Unload while a long request has it."""
+    async with loaded(ctx, ctx.session.given.sources(1)) as (name,):
+        stream = await ctx.start(ctx.long_request(lora_name=name)).first_token()
+        exchange = await unload(ctx, name)
+        if not (await ctx.client.load()).running:
+            raise NotApplicable("a request ends here before an adapter can be unloaded under it")
+        require_refusal(exchange, IN_USE)
+        await stream.more(len(stream.tokens) + TOKENS)
+        expect(name in await listed(ctx), "an adapter in use is not listed any more", expected=name)
+        await ctx.client.abort([stream.request.request_id])
+        await stream.end()
+
+
+@check("LOR-06", needs=("LOR-01", "LOR-02"), alone=True)
+async def the_limit_holds(ctx: Context) -> None:
+    """As many as there may be, and one more."""
+    source = ctx.session.given.sources(1)[0]
+    if not ctx.limits.HasField("max_loras") or ctx.limits.max_loras > MOST:
+        raise NotApplicable(f"Limits.max_loras is absent or above {MOST}")
+    before = await listed(ctx)
+    async with loaded(ctx, [source] * (ctx.limits.max_loras - len(before))):
+        full = await listed(ctx)
+        name = new_name(ctx)
+        exchange = await load(ctx, name, source)
+        seen = await listed(ctx)
+        if exchange.is_ok:
+            await unload(ctx, name)
+        require_refusal(exchange, EXHAUSTED)
+        expect_equal(seen, full, "a load that was refused changed what is loaded")
+
+
+@check("LOR-07", needs=(*SHAPE, "LOR-01", "USE-06"), alone=True, gate="prefix_cache")
+async def blocks_are_not_shared(ctx: Context) -> None:
+    """One prompt with an adapter, then with another and with the model."""
+    block = ctx.config.kv_cache_block_size or 16
+    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    async with loaded(ctx, ctx.session.given.sources(2)) as names:
+        await _cached(ctx, prompt, names[0])
+        again = await _cached(ctx, prompt, names[0])
+        expect(again >= block, "a repeated prompt of an adapter has no cached block", seen=again)
+        expect_equal(await _cached(ctx, prompt, names[1]), 0, "an adapter uses blocks of another one")
+        expect_equal(await _cached(ctx, prompt, ""), 0, "the model uses blocks of an adapter")
+
+
+@negative("lora")
+async def adapters_are_refused(ctx: Context) -> None:
+    """A request that names one, and loading one."""
+    await ctx.rejects({"lora_name": "some-adapter"}, codes=REFUSALS)
+    require_refusal(await load(ctx, "some-adapter", "some/source"), LEFT_OUT)
+
+
+async def _tokens(ctx: Context, kind: dict[str, Value], prompt: list[int]) -> list[int]:
+    return (await ctx.generate(ctx.request(token_ids=prompt, max_tokens=TOKENS, **kind))).tokens
+
+
+async def _cached(ctx: Context, prompt: list[int], name: str) -> int:
+    kind: dict[str, Value] = {"lora_name": name} if name else {}
+    stream = await ctx.generate(ctx.request(token_ids=prompt, **kind))
+    return stream.usage.prompt_tokens_details.cached_tokens

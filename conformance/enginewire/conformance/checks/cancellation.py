@@ -1,0 +1,113 @@
+"""CAN: whatever takes the caller away frees what its request held."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from enginewire.conformance.context import Context
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.saturation import queued, saturated
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable
+from enginewire.conformance.watching import freed, is_idle, still_running, until
+
+KEEPALIVE_SECONDS: Final = 15.0
+"""The contract's default: a ping after 10 s of silence, and 5 s for its answer."""
+
+VISIBLE: Final = 4
+"""A request's deadline leaves so many times the time in which one was seen to wait."""
+
+LARGE_PROMPT: Final = 4096
+STREAMS: Final = 3
+
+NEEDS: Final = (*SHAPE, "ABO-08")
+"""A server that loses blocks is never idle again."""
+
+
+@check("CAN-01", phase=Phase.LOAD, alone=True, needs=NEEDS)
+async def a_cancelled_stream_is_freed(ctx: Context) -> None:
+    """After its first token."""
+    stream = await ctx.start(ctx.long_request()).first_token()
+    await still_running(ctx, stream)
+    stream.cancel()
+    await freed(ctx, [stream.request])
+
+
+@check("CAN-02", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
+async def a_cancelled_prefill_is_freed(ctx: Context) -> None:
+    """A large prompt, cancelled as soon as it is accepted."""
+    length = min(ctx.context_length() // 2, LARGE_PROMPT)
+    stream = await ctx.start(ctx.long_request(token_ids=ctx.prompt(length))).accepted()
+    stream.cancel()
+    await freed(ctx, [stream.request])
+
+
+@check("CAN-02", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "INF-08"))
+async def a_cancelled_waiter_is_freed(ctx: Context) -> None:
+    """While all slots are taken."""
+    async with saturated(ctx) as running:
+        before = (await ctx.client.load()).waiting
+        waiting = await queued(ctx, running)
+        waiting.cancel()
+        await until(ctx, lambda load: load.waiting <= before, "a cancelled request still waits")
+
+
+@check("CAN-03", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
+async def a_late_stream_is_freed(ctx: Context) -> None:
+    """The caller is out of reach when the deadline passes: the server has to notice by itself."""
+    proxy, client = await ctx.proxy()
+    stream = ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.reaction / 2)
+    await stream.first_token()
+    proxy.black_hole()
+    await still_running(ctx, stream)
+    await stream.end()
+    await freed(ctx, [stream.request])
+
+
+@check("CAN-03", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "ABO-05", "INF-08", "CAN-01"))
+async def a_late_waiter_is_never_started(ctx: Context) -> None:
+    """Its deadline passes while it waits, and then every slot gets free."""
+    proxy, client = await ctx.proxy()
+    async with saturated(ctx) as running:
+        first, seen_after = await _queued(ctx, running)
+        timeout = max(ctx.bounds.reaction / 2, VISIBLE * seen_after)
+        waiting = await queued(ctx, running, client=client, timeout=timeout)
+        proxy.black_hole()
+        await waiting.end()
+        if (await ctx.client.load()).running < len(running):
+            raise NotApplicable("the slots are free again before the deadline of a request that waits")
+        await ctx.client.abort([stream.request.request_id for stream in (first, *running)])
+        await freed(ctx, [waiting.request])
+
+
+@check("CAN-04", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
+async def a_reset_connection_is_freed(ctx: Context) -> None:
+    """With several streams on it."""
+    proxy, client = await ctx.proxy()
+    streams = [ctx.start(ctx.long_request(), client=client) for _ in range(STREAMS)]
+    await asyncio.gather(*(stream.first_token() for stream in streams))
+    await still_running(ctx, streams[0])
+    proxy.reset()
+    await freed(ctx, [stream.request for stream in streams])
+
+
+@check("CAN-05", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-04"))
+async def a_vanished_peer_is_noticed(ctx: Context) -> None:
+    """Bytes get lost in both directions, and nobody says so."""
+    proxy, client = await ctx.proxy()
+    before = await ctx.client.load()
+    stream = await ctx.start(ctx.long_request(), client=client).first_token()
+    proxy.black_hole()
+    await still_running(ctx, stream)
+    await freed(ctx, [stream.request], within=KEEPALIVE_SECONDS * ctx.bounds.scale + ctx.bounds.reaction)
+    generated = (await until(ctx, is_idle, "")).tokens_generated - before.tokens_generated
+    if generated >= stream.request.request.stop_conditions.max_tokens:
+        raise NotApplicable("the longest request ends before keepalive can notice anything")
+
+
+async def _queued(ctx: Context, running: list[Stream]) -> tuple[Stream, float]:
+    """A request that waits, and after how many seconds it was seen to: a busy engine may take its time."""
+    started = time.monotonic()
+    return await queued(ctx, running), time.monotonic() - started

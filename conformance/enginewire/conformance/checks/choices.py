@@ -1,0 +1,143 @@
+"""SEQ: several choices in one request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import REFUSALS, Context
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.requests import Value
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import Violation, expect, expect_equal
+
+TOKENS: Final = 16
+WARM: Final = 2.0
+SEED: Final = 7
+MOST: Final = 3
+USUAL_MOST: Final = 128
+
+
+@check("SEQ-01", needs=SHAPE)
+async def choices_are_named(ctx: Context) -> None:
+    """All of them, and no others."""
+    stream = await _observed(ctx)
+    expected, seen = list(range(_count(ctx))), sorted({output.index for output in stream.outputs})
+    expect_equal(seen, expected, "the outputs do not name the choices of their request")
+
+
+@check("SEQ-02", needs=(*SHAPE, "SEQ-01"))
+async def each_choice_ends_once(ctx: Context) -> None:
+    """All at max_tokens, then one of them early where a seed tells which tokens come."""
+    stream = await _observed(ctx)
+    _ends_once(ctx, stream)
+    if ctx.capabilities.seed:
+        _ends_once(ctx, await _one_early(ctx, stream))
+
+
+@check("SEQ-03", needs=(*SHAPE, "USE-01", "USE-02", "USE-03", "SEQ-02"))
+async def usage_is_of_all_choices(ctx: Context) -> None:
+    """The prompt once, the tokens of all."""
+    stream = await _observed(ctx)
+    sent = sum(len(choice.tokens) for choice in stream.choices.values())
+    prompt = len(stream.request.request.token_ids)
+    expect_equal(stream.usage.prompt_tokens, prompt, "prompt_tokens does not count the prompt once")
+    expect_equal(stream.usage.completion_tokens, sent, "completion_tokens is not that of all choices")
+    expect_equal(stream.usage.total_tokens, prompt + sent, "total_tokens is no sum")
+
+
+@check("SEQ-04", needs=(*SHAPE, "SEQ-02"))
+async def choices_differ(ctx: Context) -> None:
+    """Each from each other."""
+    outputs = _tokens(await _observed(ctx))
+    differ = len(set(outputs)) == len(outputs)
+    message = f"choices at temperature {WARM:g} are the same"
+    expect(differ, message, expected="other tokens in each", seen=[list(output) for output in outputs])
+
+
+@check("SEQ-04", variant="seeded", gate="seed", needs=(*SHAPE, "SEQ-02", "SAM-02"), alone=True)
+async def seeds_repeat_all_choices(ctx: Context) -> None:
+    """Twice the same request."""
+    first, again = [_tokens(await ctx.generate(_request(ctx, seed=SEED))) for _ in range(2)]
+    expect_equal(again, first, "a seed does not reproduce all choices")
+
+
+@check("SEQ-05", needs=(*SHAPE, "STR-04", "STR-09", "SEQ-02", "ABO-01"), alone=True)
+async def an_abort_ends_all(ctx: Context) -> None:
+    """A terminal CANCELLED for each, and nothing is held."""
+    stream = await _running(ctx)
+    await ctx.client.abort([stream.request.request_id])
+    await stream.end()
+    for index in range(_count(ctx)):
+        choice = stream.choices.get(index)
+        reason = choice.reason_name if choice else "no output"
+        expect_equal(reason, "CANCELLED", f"choice {index} of an aborted request")
+    await ctx.idle()
+
+
+@check("SEQ-05", variant="cancelled", phase=Phase.LOAD, needs=(*SHAPE, "SEQ-01", "CAN-01"), alone=True)
+async def a_cancelled_call_frees_all(ctx: Context) -> None:
+    """A caller that goes away."""
+    (await _running(ctx)).cancel()
+    await ctx.idle()
+
+
+@check("SEQ-06", needs=SHAPE)
+async def numbers_are_not_lowered(ctx: Context) -> None:
+    """None, too many, and several where there is only one."""
+    several = ctx.capabilities.multiple_choices
+    codes = (REFUSALS[1],) if several else REFUSALS
+    await ctx.rejects({"n": 0})
+    await ctx.rejects({"n": _most(ctx) + 1}, codes=codes)
+    if not several:
+        await ctx.rejects({"n": 2}, codes=codes)
+
+
+def _most(ctx: Context) -> int:
+    return ctx.limits.max_n if ctx.limits.HasField("max_n") else USUAL_MOST
+
+
+def _count(ctx: Context) -> int:
+    return min(_most(ctx), MOST)
+
+
+def _request(ctx: Context, **changes: Value) -> pb.GenerateRequest:
+    return ctx.request(**{"n": _count(ctx), "temperature": WARM, "max_tokens": TOKENS, **changes})
+
+
+async def _observed(ctx: Context) -> Stream:
+    """One request with several warm choices, read once for all checks of this area."""
+    seed = {"seed": SEED} if ctx.capabilities.seed else {}
+    stream = await ctx.session.once("choices", lambda: ctx.generate(_request(ctx, **seed)))
+    ctx.show(stream.exchange)
+    return stream
+
+
+async def _one_early(ctx: Context, stream: Stream) -> Stream:
+    """The same again, and a token that only the last choice brings early ends it."""
+    *others, last = _tokens(stream)
+    unique = [token for token in last[: TOKENS // 2] if not any(token in other for other in others)]
+    return await ctx.generate(_request(ctx, seed=SEED, stop_token_ids=unique[:1]))
+
+
+async def _running(ctx: Context) -> Stream:
+    """A long request of which each choice has begun."""
+    stream = ctx.start(ctx.long_request(n=_count(ctx), temperature=WARM))
+    while len(stream.choices) < _count(ctx):
+        if await anext(stream.call, None) is None:
+            raise Violation("the stream ended before each choice began", seen=stream.exchange.status)
+    return stream
+
+
+def _ends_once(ctx: Context, stream: Stream) -> None:
+    for index in range(_count(ctx)):
+        count = sum(output.index == index for output in stream.terminals)
+        expect_equal(count, 1, f"choice {index} does not have exactly one terminal output")
+        late = stream.choices[index].late
+        expect(
+            not late, f"outputs of choice {index} came after its terminal", expected="none", seen=len(late)
+        )
+
+
+def _tokens(stream: Stream) -> list[tuple[int, ...]]:
+    return [tuple(choice.tokens) for _, choice in sorted(stream.choices.items())]

@@ -1,0 +1,101 @@
+"""CLN: releasing everything. What a Drain does first is not judged here."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import Context, describe_load, require_refusal
+from enginewire.conformance.exchange import Exchange
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.violation import Violation, expect, expect_equal
+
+CLEANUP: Final = "EngineService.Cleanup"
+TIMES: Final = 3
+STREAMS: Final = 2
+
+
+@check("CLN-01", phase=Phase.DESTRUCTIVE)
+async def may_be_repeated(ctx: Context) -> None:
+    """Three times."""
+    await _drain(ctx)
+    clean = [(await _cleaned(ctx)).already_clean for _ in range(TIMES)]
+    expect_equal(clean, [False, *[True] * (TIMES - 1)], "already_clean is wrong")
+
+
+@check("CLN-02", phase=Phase.DESTRUCTIVE, needs=SHAPE)
+async def streams_end_aloud(ctx: Context) -> None:
+    """Several in flight, during a drain."""
+    streams = [ctx.start(ctx.long_request()) for _ in range(STREAMS)]
+    await asyncio.gather(*(stream.first_token() for stream in streams))
+    await anext(ctx.client.call("EngineService.Drain", pb.DrainRequest()), None)
+    reading = asyncio.gather(*(stream.end() for stream in streams))
+    await _cleaned(ctx)
+    try:
+        async with asyncio.timeout(ctx.bounds.answer):
+            await reading
+    except TimeoutError:
+        raise Violation("a stream goes on in silence after a Cleanup", expected="its end") from None
+    for stream in streams:
+        is_aloud = bool(stream.choice.terminal) or not stream.exchange.is_ok
+        expect(is_aloud, "a stream ended with OK and no terminal output during a Cleanup")
+
+
+@check("CLN-03", phase=Phase.DESTRUCTIVE)
+async def serves_no_more(ctx: Context) -> None:
+    """A request like one that was served before."""
+    await ctx.generate(ctx.request())
+    await _drain(ctx)
+    await _cleaned(ctx)
+    exchange = await ctx.refused(ctx.request())
+    require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
+
+
+@check("CLN-04", phase=Phase.LAUNCH)
+async def may_come_first(ctx: Context) -> None:
+    """As soon as the port is open. A start that fails cannot be brought about from here."""
+    program = await ctx.spawn()
+    client = await ctx.opened(program)
+    request = pb.CleanupRequest(abort_in_flight=True)
+    await _cleaned(ctx, await client.ask(CLEANUP, request, timeout=ctx.bounds.check))
+    state = pb.EngineState.Name((await client.load()).state)
+    expect_equal(state, "ENGINE_STATE_STOPPED", "a Cleanup during the start does not stop the engine")
+    expect(program.exit_code is None, "the process did not survive a Cleanup", seen=program.exit_code)
+
+
+@check("CLN-05", phase=Phase.DESTRUCTIVE, needs=SHAPE)
+async def needs_no_drain(ctx: Context) -> None:
+    """With a stream in flight."""
+    stream = await ctx.start(ctx.long_request()).first_token()
+    await _cleaned(ctx)
+    await stream.end()
+
+
+@check("CLN-06", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "CLN-02"))
+async def holds_nothing(ctx: Context) -> None:
+    """With a stream in flight, and prompts in the cache. Memory cannot be seen from here."""
+    for salt in range(STREAMS):
+        await ctx.generate(ctx.request(token_ids=ctx.prompt(64, salt=salt)))
+    stream = await ctx.start(ctx.long_request()).first_token()
+    await _drain(ctx)
+    await _cleaned(ctx)
+    await stream.end()
+    load = await ctx.client.load()
+    expect(not load.kv_blocks_used, "KV blocks are held after a Cleanup", seen=describe_load(load))
+    cached = load.kv_blocks_cached
+    expect(not cached, "the prefix cache outlives a Cleanup", expected="kv_blocks_cached 0", seen=cached)
+
+
+async def _cleaned(ctx: Context, exchange: Exchange | None = None) -> pb.CleanupResponse:
+    """The answer of a Cleanup that does not wait for anyone."""
+    request = pb.CleanupRequest(abort_in_flight=True)
+    return cast(pb.CleanupResponse, (exchange or await ctx.client.ask(CLEANUP, request)).response())
+
+
+async def _drain(ctx: Context) -> None:
+    """Take the server out of service at once, as an orderly supervisor would."""
+    await ctx.client.ask("EngineService.Drain", pb.DrainRequest(deadline=Duration()))

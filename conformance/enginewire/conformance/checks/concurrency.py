@@ -1,0 +1,238 @@
+"""CON: many requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.bounds import pause
+from enginewire.conformance.context import Context
+from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.saturation import MOST_SLOTS, queued, saturated
+from enginewire.conformance.stopwatch import within
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.watching import until
+
+PROMPTS: Final = 8
+TOKENS: Final = 32
+CROWDING: Final = 48
+"""Output tokens that keep a slot taken until the whole crowd is there."""
+
+SHORT: Final = 4
+OVERLOAD: Final = 4
+"""Requests per slot."""
+
+BEHAVED: Final = 4
+LOOKS: Final = 5
+
+FREED: Final = ("ABO-05", "ABO-08", "CAN-01", "CAN-02", "CAN-02/queued", "CAN-03", "CAN-04")
+"""A server that frees nothing in a small case is not judged once more in a large one."""
+
+ALLOWED_TO_GO: Final = (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+@check("CON-01", alone=True, needs=SHAPE)
+async def two_make_progress(ctx: Context) -> None:
+    """Each has its first token before the other one ends."""
+    if ctx.config.max_num_seqs == 1:
+        raise NotApplicable("max_num_seqs is 1")
+    streams = [ctx.start(ctx.long_request()) for _ in range(2)]
+    reading = [asyncio.ensure_future(stream.end()) for stream in streams]
+    try:
+        await _have_begun(ctx, streams)
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*reading)
+    begun = [stream.exchange.arrived[0].at for stream in streams]
+    ended = [stream.exchange.arrived[-1].at for stream in streams if stream.choice.terminal]
+    expect(not ended or max(begun) < min(ended), "two requests run one after the other", expected="together")
+
+
+@check("CON-02", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def nobody_gets_anothers_tokens(ctx: Context) -> None:
+    """Different prompts one by one, then all at once."""
+    requests = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=TOKENS) for salt in range(PROMPTS)]
+    alone = [(await ctx.generate(request)).tokens for request in requests]
+    again = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=TOKENS) for salt in range(PROMPTS)]
+    streams = await asyncio.gather(*(ctx.generate(request) for request in again))
+    compared = TOKENS if ctx.capabilities.batch_invariant else 1
+    for expected, stream in zip(alone, streams, strict=True):
+        message = f"the first {compared} tokens are others among {PROMPTS} requests than alone"
+        expect_equal(stream.tokens[:compared], expected[:compared], message)
+
+
+@check("CON-03", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
+    """Four times as many requests as slots, all at once."""
+    requests = [ctx.request(max_tokens=CROWDING) for _ in range(OVERLOAD * _slots(ctx))]
+    longest = 2 * ctx.bounds.generation(OVERLOAD * CROWDING)
+    started = [ctx.start(request, timeout=longest) for request in requests]
+    for stream in await asyncio.gather(*(stream.end() for stream in started)):
+        expect(
+            stream.exchange.code in ALLOWED_TO_GO,
+            "a request beyond the slots neither waited its turn nor was refused",
+            expected="OK or RESOURCE_EXHAUSTED",
+            seen=stream.exchange.status,
+        )
+    expect(any(stream.exchange.is_ok for stream in started), "not one of many requests was served")
+
+
+@check("CON-04", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01", "CAN-01", "CAN-03", "INF-08"))
+async def failures_stay_alone(ctx: Context) -> None:
+    """Invalid requests, a cancelled one and one whose deadline passes, beside good ones that outlast them."""
+    good = [ctx.start(ctx.long_request(), timeout=2 * ctx.bounds.check) for _ in range(_beside(ctx))]
+    await asyncio.gather(*(stream.first_token() for stream in good))
+    # Read all the time: a server may end what nobody reads.
+    reading = [asyncio.ensure_future(stream.end()) for stream in good]
+    await asyncio.gather(_is_late(ctx), _is_cancelled(ctx), _are_refused(ctx))
+    await until(ctx, lambda load: load.running + load.waiting <= len(good), "a request that failed is held")
+    await _goes_on(ctx, good, reading)
+    # Its outcomes say which ones the server still had, whatever this machine has yet to read.
+    aborted = await _aborted(ctx, good)
+    await asyncio.gather(*reading)
+    for stream in good:
+        wanted = stream.request.request.stop_conditions.max_tokens
+        is_whole = stream.exchange.is_ok and len(stream.tokens) == wanted
+        expect(
+            is_whole or stream.request.request_id in aborted,
+            "the failure of another request cut a stream short",
+            expected=f"{wanted} tokens, or ABORT_OUTCOME_ABORTED",
+            seen=f"{len(stream.tokens)} tokens, {stream.exchange.status}",
+        )
+
+
+@check("CON-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "INF-08"))
+async def control_is_never_blocked(ctx: Context) -> None:
+    """Every slot taken, requests in the queue, and large prompts on their way."""
+    # The stopwatch says what is late, not a deadline that a busy machine can miss as well.
+    ctx.client.timeout = ctx.bounds.check
+    async with saturated(ctx) as running:
+        large = ctx.prompt(ctx.context_length() // 2)
+        await queued(ctx, running)
+        ctx.start(ctx.request(token_ids=large, max_tokens=1))
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "GetLoad": ctx.client.load,
+            "GetEngineInfo": ctx.client.info,
+            "Abort": lambda: ctx.client.abort(["nobody"]),
+            "health": ctx.client.health,
+        }
+        for _ in range(LOOKS):
+            for name, call in calls.items():
+                await _prompt(ctx, name, call)
+
+
+@check("CON-06", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "CON-01"))
+async def short_ones_overtake(ctx: Context) -> None:
+    """A long request runs; a short one that begins later ends earlier."""
+    if ctx.config.max_num_seqs == 1:
+        raise NotApplicable("max_num_seqs is 1")
+    long = await ctx.start(ctx.long_request()).first_token()
+    reading = asyncio.ensure_future(long.end())
+    short = ctx.start(ctx.request(max_tokens=SHORT))
+    ending = asyncio.ensure_future(short.ok())
+    await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED, timeout=ctx.bounds.answer)
+    is_overtaken = ending.done()
+    long.cancel()
+    await asyncio.gather(reading, ending)
+    waited = f"{ctx.bounds.answer:.1f} s or until the long one ended"
+    expect(is_overtaken, "a short request waits for a long one", seen=f"it waited {waited}")
+
+
+@check("CON-07", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FREED))
+async def serves_after_any_load(ctx: Context) -> None:
+    """More requests than slots: some finish, some are aborted, some cancelled."""
+    count = OVERLOAD * _slots(ctx)
+    kinds = [ctx.request if number % 3 == 0 else ctx.long_request for number in range(count)]
+    streams = [ctx.start(make()) for make in kinds]
+    await streams[0].end()
+    await ctx.client.abort([stream.request.request_id for stream in streams[1::3]])
+    for stream in streams[2::3]:
+        stream.cancel()
+    await asyncio.gather(*(stream.end() for stream in streams))
+    await ctx.idle()
+    stream = await ctx.generate(ctx.request(max_tokens=SHORT))
+    expect_equal(len(stream.tokens), SHORT, "the first request after a load is not served in full")
+
+
+async def _have_begun(ctx: Context, streams: list[Stream]) -> None:
+    deadline = time.monotonic() + ctx.bounds.reaction
+    while not all(stream.exchange.arrived for stream in streams):
+        seen = [len(stream.exchange.arrived) for stream in streams]
+        if time.monotonic() > deadline:
+            raise Violation("one of two requests makes no progress", expected="both do", seen=seen)
+        await asyncio.sleep(0)
+
+
+async def _prompt(ctx: Context, name: str, call: Callable[[], Awaitable[object]]) -> None:
+    bound = ctx.bounds.reaction
+    try:
+        await within(bound, call())
+    except TimeoutError:
+        message = f"{name} is slow while the engine is busy"
+        raise Violation(message, expected=f"an answer within {bound:.1f} s") from None
+
+
+def _beside(ctx: Context) -> int:
+    """Good requests that leave a slot for one that fails, where there are two."""
+    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else BEHAVED + 1
+    return min(BEHAVED, max(slots - 1, 1))
+
+
+async def _is_late(ctx: Context) -> None:
+    """The caller is out of reach when the deadline passes: no other clock than the server's ends it."""
+    proxy, client = await ctx.proxy()
+    stream = ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.reaction / 2)
+    await stream.call.accepted()
+    proxy.black_hole()
+    await stream.end()
+
+
+async def _is_cancelled(ctx: Context) -> None:
+    stream = ctx.start(ctx.long_request())
+    # With one slot it has none.
+    await (stream.call.accepted() if ctx.config.max_num_seqs == 1 else anext(stream.call, None))
+    stream.cancel()
+    await stream.end()
+
+
+async def _are_refused(ctx: Context) -> None:
+    outside = [ctx.config.vocab_size] if ctx.config.vocab_size else []
+    bad: list[dict[str, object]] = [
+        {"temperature": float("nan")},
+        {"max_tokens": 0},
+        {"token_ids": outside},
+        {"request_id": ""},
+    ]
+    await asyncio.gather(*(ctx.refused(ctx.request(**change)) for change in bad))
+
+
+async def _goes_on(ctx: Context, streams: list[Stream], reading: Sequence[asyncio.Future[Stream]]) -> None:
+    """Wait until each has brought something more, or has ended."""
+    before = [len(stream.exchange.arrived) for stream in streams]
+    deadline = time.monotonic() + ctx.bounds.reaction
+    for stream, count, task in zip(streams, before, reading, strict=True):
+        while len(stream.exchange.arrived) == count and not task.done():
+            if time.monotonic() > deadline:
+                raise Violation("a stream brings nothing more after another request failed")
+            await pause()
+
+
+async def _aborted(ctx: Context, streams: list[Stream]) -> set[str]:
+    """Abort them; the ids of those that were alive until then."""
+    results = await ctx.client.abort([stream.request.request_id for stream in streams])
+    return {result.request_id for result in results if result.outcome == pb.ABORT_OUTCOME_ABORTED}
+
+
+def _slots(ctx: Context) -> int:
+    if not ctx.config.HasField("max_num_seqs"):
+        raise NotApplicable("EngineConfig.max_num_seqs is absent")
+    if ctx.config.max_num_seqs > MOST_SLOTS:
+        raise NotApplicable(f"{ctx.config.max_num_seqs} slots are more than the kit fills")
+    return ctx.config.max_num_seqs

@@ -1,0 +1,255 @@
+"""DIS: prompts in one engine, answers in another."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance import requests
+from enginewire.conformance.bounds import pause
+from enginewire.conformance.context import Context, require_refusal
+from enginewire.conformance.exchange import Exchange
+from enginewire.conformance.halves import both, decoding, handoff, prefilled
+from enginewire.conformance.registry import check
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+PRECONDITION: Final = (grpc.StatusCode.FAILED_PRECONDITION,)
+TOKENS: Final = 6
+LONG: Final = 512
+"""Prompt tokens of a request that is aborted before its end."""
+TRIES: Final = 5
+COMPARED: Final = 2
+"""Tokens of two greedy runs. Later ones may differ where a model is undecided."""
+MOST_SECONDS: Final = 10.0
+"""Hand-offs that live longer are not waited for."""
+DETAILS: Final = pb.PromptTokensDetails(cached_tokens=3)
+
+
+@check("DIS-01")
+async def other_roles_are_refused(ctx: Context) -> None:
+    """A hand-off where none belongs, or none where one does."""
+    request, role = ctx.request(), ctx.config.role
+    if role != pb.ENGINE_ROLE_DECODE:
+        request = requests.change(request, prefill_result=pb.PrefillResult(handoff=_forged()))
+    _is_mismatch(await ctx.refused(request))
+
+
+@check("DIS-01", variant="prefill", gate="disaggregation")
+async def a_prefill_engine_refuses_handoffs(ctx: Context) -> None:
+    """The other half of a pair."""
+    request = requests.change(ctx.request(), prefill_result=pb.PrefillResult(handoff=_forged()))
+    _is_mismatch((await ctx.start(request, client=ctx.prefill()).end()).exchange)
+
+
+@check("PRB-01", variant="prefill", gate="prefill")
+async def a_prefill_engine_serves_probes(ctx: Context) -> None:
+    """Only token ids."""
+    stream = await ctx.start(_probe(ctx), client=ctx.prefill(), timeout=ctx.bounds.answer).ok()
+    await _free(ctx, stream)
+
+
+@check("PRB-01", variant="decode", gate="decode")
+async def a_decode_engine_serves_probes(ctx: Context) -> None:
+    """Only token ids."""
+    await ctx.start(_probe(ctx), timeout=ctx.bounds.answer).first_token()
+
+
+@check("DIS-02")
+async def prefill_answers_once(ctx: Context) -> None:
+    """One terminal output, a token at most, and something to hand over."""
+    stream = await prefilled(ctx, ctx.request(max_tokens=TOKENS))
+    expect_equal(len(stream.outputs), 1, "a prefill answer is not one output")
+    expect(len(stream.tokens) <= 1, "a prefill answer has more than one token", seen=len(stream.tokens))
+    expect_equal(stream.choice.reason_name, "LENGTH", "a prefill answer ends with another reason")
+    expect(handoff(stream).params, "the hand-off's params are empty")
+    await _free(ctx, stream)
+
+
+@check("DIS-03", needs=("DIS-02",))
+async def handoffs_work(ctx: Context) -> None:
+    """Carried over byte for byte, by another connection than it came on."""
+    request = ctx.request(max_tokens=TOKENS)
+    handed = handoff(await prefilled(ctx, request))
+    client = ctx.connect()
+    stream = await ctx.start(decoding(ctx, request, handed), client=client, timeout=ctx.bounds.answer).end()
+    expect(
+        stream.exchange.is_ok, "a fresh hand-off is not accepted", expected="OK", seen=stream.exchange.status
+    )
+    expect(stream.tokens, "a hand-off was answered without a token")
+
+
+@check("DIS-04", needs=("DIS-03",))
+async def no_token_is_lost_or_repeated(ctx: Context) -> None:
+    """Beside a probe of the same prompt: the decode engine serves those alone, as an aggregated one."""
+    request = ctx.request(token_ids=ctx.prompt(12), max_tokens=TOKENS)
+    stream = await both(ctx, request)
+    expect_equal(len(stream.tokens), TOKENS, "another number of tokens than max_tokens")
+    expect_equal(stream.choice.outputs[0].first_output_position, 0, "the answer does not begin at position 0")
+    probe = requests.change(request, request_id=ctx.request().request_id, is_probe=True)
+    alone = (await ctx.start(probe, timeout=ctx.bounds.answer).ok()).tokens[:COMPARED]
+    expect_equal(stream.tokens[: len(alone)], alone, "the greedy answer is not that of one engine")
+
+
+@check("DIS-05")
+async def forged_handoffs_are_refused(ctx: Context) -> None:
+    """Made up, and from an engine that is not there any more."""
+    for handed in (_forged(), pb.PrefillHandoff(params=b"\xff" * 64)):
+        await _is_invalid(ctx, ctx.request(), handed)
+
+
+@check("DIS-05", variant="other-prompt", needs=("DIS-03",), gate="disaggregation")
+async def handoffs_fit_their_prompt(ctx: Context) -> None:
+    """The hand-off of one prompt with another one."""
+    stream = await prefilled(ctx, ctx.request(max_tokens=TOKENS))
+    other = ctx.request(token_ids=ctx.prompt(salt=5), max_tokens=TOKENS)
+    await _is_invalid(ctx, other, handoff(stream))
+    await _free(ctx, stream)
+
+
+@check("DIS-05", variant="expired", needs=("DIS-03",), gate="disaggregation", alone=True)
+async def expired_handoffs_are_refused(ctx: Context) -> None:
+    """Once the prefill engine counts it no more."""
+    request = ctx.request(max_tokens=TOKENS)
+    handed = handoff(await prefilled(ctx, request))
+    await _pending(ctx, _patience(handed) + ctx.bounds.reaction)
+    await _is_invalid(ctx, request, handed)
+
+
+@check("DIS-06", needs=("DIS-02",))
+async def failed_prefills_hand_nothing_over(ctx: Context) -> None:
+    """Aborted before its end, and refused."""
+    for attempt in range(TRIES):
+        streams = await _aborted(ctx, 2**attempt)
+        found = [
+            output for stream in streams for output in stream.outputs if output.HasField("prefill_handoff")
+        ]
+        expect(not found, "an aborted prefill hands over", seen=len(found))
+        if streams:
+            return
+    raise NotApplicable("prompts are computed here before they can be aborted")
+
+
+@check("DIS-07", needs=("DIS-03",), alone=True)
+async def claimed_handoffs_are_freed(ctx: Context) -> None:
+    """On both sides, once the answer has ended."""
+    base, request = await _pending(ctx, ctx.bounds.reaction), ctx.request(max_tokens=TOKENS)
+    handed = handoff(await prefilled(ctx, request))
+    held = (await ctx.prefill().load()).pending_transfers
+    expect_equal(held, base + 1, "Load.pending_transfers does not count a hand-off that nobody has claimed")
+    await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.answer).ok()
+    await _is_freed(ctx, base, ctx.bounds.reaction)
+    await ctx.idle()
+
+
+@check("DIS-07", variant="cancelled", needs=("DIS-03", "DIS-07"), alone=True)
+async def cancelled_handoffs_are_freed(ctx: Context) -> None:
+    """The decode request is cancelled after its first token; another one is never made but aborted."""
+    base, request = await _pending(ctx, ctx.bounds.reaction), ctx.long_request()
+    handed = handoff(await prefilled(ctx, request))
+    stream = await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.check).first_token()
+    stream.cancel()
+    await _is_freed(ctx, base, ctx.bounds.reaction)
+    await ctx.idle()
+    await _free(ctx, await prefilled(ctx, ctx.request(max_tokens=TOKENS)))
+    # Waiting until it is old would prove nothing.
+    await _is_freed(ctx, base, min(ctx.bounds.reaction, _ttl(handed) / 2))
+
+
+@check("DIS-07", variant="expired", needs=("DIS-03", "DIS-07"), alone=True)
+async def old_handoffs_are_freed(ctx: Context) -> None:
+    """Nobody comes for it."""
+    base = await _pending(ctx, ctx.bounds.reaction)
+    handed = handoff(await prefilled(ctx, ctx.request(max_tokens=TOKENS)))
+    await _is_freed(ctx, base, _patience(handed) + ctx.bounds.reaction)
+
+
+@check("DIS-08", needs=("DIS-03",))
+async def prompts_are_counted_once(ctx: Context) -> None:
+    """By the decode engine, with the details it was given."""
+    request = ctx.request(max_tokens=TOKENS)
+    handed = handoff(await prefilled(ctx, request))
+    told = decoding(ctx, request, handed)
+    told.request.prefill_result.prompt_tokens_details.CopyFrom(DETAILS)
+    usage = (await ctx.start(told, timeout=ctx.bounds.answer).ok()).usage
+    expect_equal(usage.prompt_tokens, len(request.request.token_ids), "the prompt is not counted once")
+    expect_equal(usage.completion_tokens, TOKENS, "completion_tokens is not the number of tokens sent")
+    seen = usage.prompt_tokens_details.cached_tokens
+    expect_equal(seen, DETAILS.cached_tokens, "the usage has not the details of the prefill")
+
+
+@check("DIS-09", needs=("DIS-03",))
+async def handoffs_are_good_once(ctx: Context) -> None:
+    """Two answers with one hand-off."""
+    request = ctx.request(max_tokens=TOKENS)
+    handed = handoff(await prefilled(ctx, request))
+    await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.answer).ok()
+    again = await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.answer).end()
+    expect(not again.exchange.is_ok, "a hand-off was good for two uses", expected="refused", seen="OK")
+    require_refusal(again.exchange, PRECONDITION, reason=pb.ERROR_REASON_HANDOFF_INVALID)
+
+
+def _probe(ctx: Context) -> pb.GenerateRequest:
+    asked = pb.PreprocessedRequest(token_ids=ctx.prompt(), is_probe=True)
+    return pb.GenerateRequest(request_id=ctx.request().request_id, request=asked)
+
+
+def _forged() -> pb.PrefillHandoff:
+    return pb.PrefillHandoff(params=b"made up by nobody", host="127.0.0.1", port=9, room=2**63 + 1)
+
+
+async def _is_invalid(ctx: Context, request: pb.GenerateRequest, handed: pb.PrefillHandoff) -> None:
+    exchange = (await ctx.start(decoding(ctx, request, handed), timeout=ctx.bounds.answer).end()).exchange
+    require_refusal(exchange, PRECONDITION, reason=pb.ERROR_REASON_HANDOFF_INVALID)
+
+
+def _is_mismatch(exchange: Exchange) -> None:
+    require_refusal(exchange, PRECONDITION, reason=pb.ERROR_REASON_ROLE_MISMATCH)
+
+
+def _patience(handed: pb.PrefillHandoff) -> float:
+    """Seconds until a hand-off is old."""
+    if _ttl(handed) > MOST_SECONDS:
+        raise NotApplicable(f"hand-offs live longer than {MOST_SECONDS:.0f} s here, or do not say how long")
+    return _ttl(handed)
+
+
+def _ttl(handed: pb.PrefillHandoff) -> float:
+    return handed.ttl_seconds if handed.HasField("ttl_seconds") else math.inf
+
+
+async def _pending(ctx: Context, seconds: float, base: int = 0) -> int:
+    """What the prefill engine holds for others, once it is down to `base` or that time is over."""
+    client, deadline = ctx.prefill(), time.monotonic() + seconds
+    while (pending := (await client.load()).pending_transfers) > base and time.monotonic() < deadline:
+        await pause()
+    return pending
+
+
+async def _is_freed(ctx: Context, base: int, seconds: float) -> None:
+    pending = await _pending(ctx, seconds, base)
+    expect(pending <= base, "KV that was handed over is not freed", expected=f"{base} pending", seen=pending)
+
+
+async def _free(ctx: Context, stream: Stream) -> None:
+    """Abort a prefill after its end, as a backend does whose caller left."""
+    await ctx.prefill().abort([stream.request.request_id])
+
+
+async def _aborted(ctx: Context, count: int) -> list[Stream]:
+    """Of so many prefills at once those that were aborted under way: many take longer than few."""
+    client, length = ctx.prefill(), min(LONG, (ctx.config.context_length or LONG) // 2)
+    # Prompts that nobody has cached.
+    prompts = [ctx.prompt(length, salt=ctx.session.next_number()) for _ in range(count)]
+    requests = [ctx.request(token_ids=prompt) for prompt in prompts]
+    streams = [ctx.start(request, client=client, timeout=2 * ctx.bounds.answer) for request in requests]
+    await asyncio.gather(*(stream.call.accepted() for stream in streams))
+    results = await client.abort([request.request_id for request in requests])
+    aborted = {result.request_id for result in results if result.outcome == pb.ABORT_OUTCOME_ABORTED}
+    await asyncio.gather(*(stream.end() for stream in streams))
+    return [stream for stream in streams if stream.request.request_id in aborted]

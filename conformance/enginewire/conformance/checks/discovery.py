@@ -1,0 +1,242 @@
+"""INF: what the engine says about itself, and that it is true."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from typing import Final, cast
+
+from enginewire import v1 as pb
+from enginewire.conformance import health_types
+from enginewire.conformance.bounds import pause
+from enginewire.conformance.context import Context
+from enginewire.conformance.features import FEATURES, SERVED_ALONE
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.requests import Value
+from enginewire.conformance.saturation import MOST_SLOTS, saturated
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+MAY_BE_ZERO: Final = frozenset(
+    {"data_parallel_start_rank", "max_logprobs", "max_prompt_logprobs", "max_num_queued_reqs"}
+)
+"""Optional fields whose 0 has a meaning of its own."""
+
+READY: Final = frozenset({pb.ENGINE_STATE_READY})
+ALIVE: Final = READY | {pb.ENGINE_STATE_STARTING, pb.ENGINE_STATE_DRAINING}
+"""States in which health is SERVING, for services and for the process."""
+
+LIMITED: Final = (
+    ("multiple_choices", "max_n", 128),
+    ("logprobs", "max_logprobs", 20),
+    ("prompt_logprobs", "max_prompt_logprobs", 20),
+    ("selected_logprobs", "max_stop_token_ids", 256),
+    ("stop_token_ids", "max_stop_token_ids", 256),
+    ("logit_bias", "max_logit_bias", 1024),
+    ("allowed_token_ids", "max_allowed_token_ids", 65536),
+    ("bad_words", "max_bad_words", 1024),
+)
+"""What is limited, the limit, and the contract's own where Limits is silent."""
+
+LOOKS: Final = 20
+
+
+@check("INF-01", alone=True)
+async def answers_first_and_often(ctx: Context) -> None:
+    """The first call of a fresh connection, then again."""
+    client = ctx.connect()
+    for _ in range(2):
+        exchange = await client.ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
+        info = cast(pb.GetEngineInfoResponse, exchange.response())
+        expect(info.HasField("config"), "GetEngineInfo has no config", seen="an empty answer")
+        expect(info.config.vocab_size or info.config.model, "the config is empty")
+
+
+@check("INF-02")
+async def has_a_model(ctx: Context) -> None:
+    """The model's name."""
+    expect(ctx.config.model, "EngineConfig.model is empty")
+
+
+@check("INF-03", alone=True)
+async def stays_the_same(ctx: Context) -> None:
+    """Now, and after a request."""
+    await _same_info(ctx)
+    await ctx.start(ctx.request()).end()
+    await _same_info(ctx)
+
+
+@check("INF-03", variant="after-load", phase=Phase.LOAD, alone=True)
+async def stays_the_same_under_load(ctx: Context) -> None:
+    """At the end of a run."""
+    await _same_info(ctx)
+
+
+@check("INF-04", needs=(*SHAPE, "LIM-01"))
+async def serves_a_full_window(ctx: Context) -> None:
+    """A prompt that leaves room for exactly what it asks for."""
+    room = 4
+    prompt = ctx.prompt(ctx.context_length() - room)
+    stream = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=room))
+    expect_equal(len(stream.tokens), room, "a prompt that fits its window is not served in full")
+
+
+@check("INF-05", needs=SHAPE)
+async def ids_are_below_the_vocabulary(ctx: Context) -> None:
+    """Greedy and hot outputs of several prompts."""
+    expect(ctx.config.vocab_size, "EngineConfig.vocab_size is not set")
+    hot = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=32, temperature=2.0) for salt in range(4)]
+    streams = await asyncio.gather(*(ctx.generate(request) for request in [*hot, ctx.request()]))
+    for stream in streams:
+        wrong = [token for token in stream.tokens if token >= ctx.config.vocab_size]
+        expect(not wrong, "a token id is not below vocab_size", expected=ctx.config.vocab_size, seen=wrong)
+
+
+@check("INF-06")
+async def absent_is_not_zero(ctx: Context) -> None:
+    """Every optional field of the config and its limits."""
+    for message in (ctx.config, ctx.limits):
+        for field, value in message.ListFields():
+            if field.has_presence and not field.message_type and field.name not in MAY_BE_ZERO:
+                expect(
+                    value, f"{message.DESCRIPTOR.name}.{field.name} is present and zero", expected="absent"
+                )
+
+
+@check("INF-07", alone=True)
+async def blocks_agree(ctx: Context) -> None:
+    """The config's blocks are the load's."""
+    expect(ctx.config.HasField("total_kv_blocks"), "kv_cache_block_size without total_kv_blocks")
+    total = ctx.config.total_kv_blocks * max(ctx.config.data_parallel_size, 1)
+    load = await ctx.client.load()
+    expect_equal(load.kv_blocks_total, total, "Load.kv_blocks_total is not what the config says")
+
+
+@check("INF-07", variant="under-load", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def blocks_are_bounded(ctx: Context) -> None:
+    """While every slot is taken."""
+    async with saturated(ctx):
+        for _ in range(LOOKS):
+            load = await ctx.client.load()
+            expect(load.kv_blocks_used <= load.kv_blocks_total, "more KV blocks are used than there are")
+
+
+@check("INF-08", phase=Phase.LOAD, alone=True, needs=SHAPE)
+async def running_is_bounded(ctx: Context) -> None:
+    """Four times as many requests as slots."""
+    if not ctx.config.HasField("max_num_seqs"):
+        raise NotApplicable("EngineConfig.max_num_seqs is absent")
+    slots = ctx.config.max_num_seqs
+    if slots > MOST_SLOTS:
+        raise NotApplicable(f"{slots} slots are more than the kit fills")
+    streams = [ctx.start(ctx.long_request()) for _ in range(4 * slots)]
+    await streams[0].first_token()
+    for _ in range(LOOKS):
+        load = await ctx.client.load()
+        for running in [rank.running for rank in load.ranks] or [load.running]:
+            expect(running <= slots, "more sequences run than max_num_seqs", expected=slots, seen=running)
+        await pause()
+
+
+@check("INF-09", needs=SHAPE)
+async def what_is_advertised_works(ctx: Context) -> None:
+    """The simplest request of each capability."""
+    for name in sorted(SERVED_ALONE):
+        if getattr(ctx.capabilities, name):
+            stream: Stream = await ctx.start(ctx.request(**FEATURES[name])).end()
+            message = f"Capabilities.{name} is advertised, but a request that uses it fails"
+            expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
+
+
+@check("INF-09", variant="limits", needs=(*SHAPE, "INF-09"))
+async def limits_can_be_reached(ctx: Context) -> None:
+    """As much of each capability as the limits allow, or as the contract does where they are silent."""
+    for capability, limit, usual in LIMITED:
+        named = ctx.limits.HasField(limit)  # type: ignore[arg-type]  # a name of the table
+        most = getattr(ctx.limits, limit) if named else usual
+        if getattr(ctx.capabilities, capability, True) and most:
+            change = _as_much(capability, most, ctx.config.vocab_size)
+            stream = await ctx.start(ctx.request(max_tokens=1, **change)).end()
+            message = f"{most} of {capability} are within Limits.{limit}, but refused"
+            expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
+
+
+@check("INF-10")
+async def says_who_it_is(ctx: Context) -> None:
+    """Names and version."""
+    for name in ("engine_name", "engine_version", "instance_id"):
+        expect(getattr(ctx.info, name), f"GetEngineInfoResponse.{name} is empty")
+
+
+@check("INF-10", variant="two-servers", phase=Phase.LAUNCH, gate="launch", needs=("INF-10",))
+async def servers_differ(ctx: Context) -> None:
+    """Two programs alive at the same time."""
+    programs = [await ctx.spawn(), await ctx.spawn()]
+    seen = set()
+    for program in programs:
+        await program.ready(ctx.bounds.check)
+        info = await ctx.connect(ctx.session.connection.at(program.target)).info()
+        seen.add(info.instance_id)
+    expect_equal(len(seen), len(programs), "two servers alive at the same time have one instance_id")
+
+
+@check("INF-11")
+async def bootstrap_is_routable(ctx: Context) -> None:
+    """No wildcard, and a port."""
+    host, port = ctx.config.bootstrap_host, ctx.config.bootstrap_port
+    expect(not _is_wildcard(host), "bootstrap_host is a wildcard", seen=host)
+    expect(1 <= port <= 65535, "bootstrap_port is no port", expected="1 to 65535", seen=port)
+
+
+@check("INF-12", alone=True, needs=("HLT-03",))
+async def health_agrees_with_the_load(ctx: Context) -> None:
+    """As the server is."""
+    await _agrees(ctx, health_types.LIVENESS)
+    await _agrees(ctx, health_types.READINESS)
+
+
+@check("INF-12", variant="ending", phase=Phase.DESTRUCTIVE, alone=True, needs=("INF-12", "HLT-04"))
+async def health_agrees_to_the_end(ctx: Context) -> None:
+    """Drained, then cleaned up: the process is worth keeping until then."""
+    for method, request in (("Drain", pb.DrainRequest()), ("Cleanup", pb.CleanupRequest())):
+        await ctx.client.ask(f"EngineService.{method}", request, timeout=ctx.bounds.answer)
+        await _agrees(ctx, health_types.LIVENESS)
+        await _agrees(ctx, health_types.READINESS)
+
+
+async def _same_info(ctx: Context) -> None:
+    info = await ctx.client.info()
+    for field in info.DESCRIPTOR.fields:
+        before, now = getattr(ctx.info, field.name), getattr(info, field.name)
+        expect(before == now, f"GetEngineInfoResponse.{field.name} changed", expected=before, seen=now)
+
+
+def _as_much(capability: str, most: int, vocab_size: int) -> dict[str, Value]:
+    ids = range(min(most, vocab_size))
+    if capability == "multiple_choices":
+        return {"n": most}
+    if capability == "logit_bias":
+        return {"logit_bias": [pb.LogitBias(token_id=token, bias=1.0) for token in ids]}
+    if capability == "bad_words":
+        words = [pb.TokenSequence(token_ids=[token, token]) for token in ids]
+        return {"bad_words_token_ids": words}
+    if capability == "selected_logprobs":
+        return {"logprob_token_ids": ids}
+    return {capability: ids if capability.endswith("_ids") else min(most, vocab_size)}
+
+
+async def _agrees(ctx: Context, service: str) -> None:
+    health, state = await ctx.client.health(service), (await ctx.client.load()).state
+    serves = ALIVE if service == health_types.LIVENESS else READY
+    expected = health_types.SERVING if state in serves else health_types.NOT_SERVING
+    message = f"health of {service!r} and Load.state {pb.EngineState.Name(state)} disagree"
+    expect_equal(health_types.NAMES.get(health), health_types.NAMES[expected], message)
+
+
+def _is_wildcard(host: str) -> bool:
+    if host in ("", "*"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,216 @@
+"""DRN: taking a server out of service without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Final, cast
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from enginewire import v1 as pb
+from enginewire.conformance import health_types
+from enginewire.conformance.client import Call, Client
+from enginewire.conformance.context import Context, require_refusal
+from enginewire.conformance.exchange import Exchange
+from enginewire.conformance.halves import handoff, prefilled
+from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.saturation import queued, saturated
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.watching import still_running
+
+DRAIN: Final = "EngineService.Drain"
+STREAMS: Final = 4
+CALLERS: Final = 3
+FINAL: Final = (pb.DRAIN_STATE_DRAINED, pb.DRAIN_STATE_TIMED_OUT)
+UNAVAILABLE: Final = (grpc.StatusCode.UNAVAILABLE,)
+
+
+@check("DRN-01", phase=Phase.DESTRUCTIVE, needs=WHOLE)
+async def streams_finish(ctx: Context) -> None:
+    """Several in flight, read to their ends."""
+    streams = await _in_flight(ctx, STREAMS)
+    drain = await _begun(ctx)
+    for stream in await asyncio.gather(*(stream.end() for stream in streams)):
+        wanted = stream.request.request.stop_conditions.max_tokens
+        seen = f"{len(stream.tokens)} tokens, {stream.choice.reason_name}, {stream.exchange.status}"
+        is_whole = len(stream.tokens) == wanted and stream.choice.reason_name == "LENGTH"
+        message = "a stream in flight did not finish as it would have"
+        expect(
+            is_whole and stream.exchange.is_ok, message, expected=f"{wanted} tokens, LENGTH, OK", seen=seen
+        )
+    await _final(drain)
+
+
+@check("DRN-02", phase=Phase.DESTRUCTIVE, needs=SHAPE)
+async def later_ones_are_refused(ctx: Context) -> None:
+    """While a stream is still in flight, and after the end of the drain."""
+    await ctx.generate(ctx.request())
+    for exchange in await _refusals(ctx):
+        require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
+
+
+@check("DRN-03", phase=Phase.DESTRUCTIVE, needs=SHAPE)
+async def callers_join(ctx: Context) -> None:
+    """Three at once, with a stream in flight, and one after the end."""
+    (stream,) = await _in_flight(ctx, 1)
+    drains = [await _begun(ctx) for _ in range(CALLERS)]
+    await asyncio.gather(stream.end(), *(_final(drain) for drain in drains))
+    await _final(await _begun(ctx))
+
+
+@check("DRN-04", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
+async def is_visible_at_once(ctx: Context) -> None:
+    """With the first message of the drain, while a stream is in flight."""
+    (stream,) = await _in_flight(ctx, 1, is_long=True)
+    await _begun(ctx)
+    state, health = (await ctx.client.load()).state, await ctx.client.health()
+    await still_running(ctx, stream)
+    expect_equal(
+        pb.EngineState.Name(state), "ENGINE_STATE_DRAINING", "Load.state does not show a drain at once"
+    )
+    seen, expected = health_types.NAMES[health], health_types.NAMES[health_types.NOT_SERVING]
+    expect_equal(seen, expected, "health does not show a drain at once")
+
+
+@check("DRN-05", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
+async def drained_means_empty(ctx: Context) -> None:
+    """At the final state nothing runs any more."""
+    (stream,) = await _in_flight(ctx, 1)
+    drain = await _begun(ctx)
+    reading = asyncio.ensure_future(stream.end())
+    final = await _final(drain)
+    load = await ctx.client.load()
+    await reading
+    expect_equal(_state(final), "DRAIN_STATE_DRAINED", "a drain with time enough has another end")
+    is_empty = not (load.running or load.waiting or final.running or final.waiting)
+    expect(is_empty, "a drain ends while requests are in flight", seen=f"running {load.running}")
+
+
+@check("DRN-05", variant="timed-out", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
+async def a_deadline_ends_it(ctx: Context) -> None:
+    """Shorter than what is in flight."""
+    (stream,) = await _in_flight(ctx, 1, is_long=True)
+    deadline = ctx.bounds.reaction / 10
+    started, drain = time.monotonic(), await _begun(ctx, deadline)
+    final = await _final(drain, within=deadline + ctx.bounds.reaction)
+    took = time.monotonic() - started
+    await stream.end()
+    if stream.choice.reason_name == "LENGTH":
+        raise NotApplicable("the longest request ends before the shortest drain")
+    expect_equal(_state(final), "DRAIN_STATE_TIMED_OUT", "a drain that runs out of time has another end")
+    expect(took >= deadline / 2, "a drain ends before its deadline", expected=deadline, seen=f"{took:.2f} s")
+    reason = f"{stream.choice.reason_name}, {stream.exchange.status}"
+    expect_equal(reason, "CANCELLED, OK", "what a drain cuts short ends in another way")
+
+
+@check("DRN-06", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
+async def control_goes_on(ctx: Context) -> None:
+    """While two streams are in flight, one of which is aborted."""
+    stream, other = await _in_flight(ctx, 2, is_long=True)
+    await _begun(ctx)
+    await ctx.client.load()
+    await ctx.client.info()
+    await ctx.client.health()
+    (result,) = await ctx.client.abort([stream.request.request_id])
+    await stream.ok()
+    if result.outcome == pb.ABORT_OUTCOME_FINISHED and stream.choice.reason_name == "LENGTH":
+        raise NotApplicable("the longest request ends before it can be aborted")
+    expect_equal(stream.choice.reason_name, "CANCELLED", "an abort during a drain does not work")
+    other.cancel()
+
+
+@check("DRN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-01"))
+async def the_queue_is_not_lost(ctx: Context) -> None:
+    """A request waits for a slot when the drain begins; then the slots get free."""
+    async with saturated(ctx) as running:
+        waiting = await queued(ctx, running, max_tokens=STREAMS)
+        await _begun(ctx)
+        await ctx.client.abort([stream.request.request_id for stream in running])
+        exchange = (await waiting.end()).exchange
+    if exchange.is_ok:
+        expect_equal(waiting.choice.reason_name, "LENGTH", "a queued request was cut short by a drain")
+        return
+    require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
+    expect(
+        exchange.detail and exchange.detail.retryable, "a request that is handed back is not called retryable"
+    )
+
+
+@check("DRN-08", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-02"))
+async def refusals_are_retryable(ctx: Context) -> None:
+    """During the drain and after it."""
+    for exchange in await _refusals(ctx):
+        detail = exchange.detail
+        expect(detail and detail.retryable, "the refusal is not called retryable", seen=exchange.status)
+
+
+@check("DRN-09", phase=Phase.DESTRUCTIVE, gate="prefill", needs=("DIS-02",))
+async def handoffs_are_waited_for(ctx: Context) -> None:
+    """One that nobody claims: a drain ends when it has expired, or at its own deadline."""
+    client = ctx.prefill()
+    started = time.monotonic()
+    handed = handoff(await prefilled(ctx, ctx.request(), client))
+    if not handed.ttl_seconds:
+        raise NotApplicable("the hand-off does not say when it expires")
+    final = await _final(await _begun(ctx, ctx.bounds.reaction, client))
+    took, ttl = time.monotonic() - started, handed.ttl_seconds
+    is_early = final.state == pb.DRAIN_STATE_DRAINED and took < 0.9 * ttl
+    message = "a drain ends while nobody has claimed a hand-off"
+    expect(not is_early, message, expected=f"its expiry after {ttl} s", seen=f"DRAINED after {took:.2f} s")
+
+
+async def _in_flight(ctx: Context, count: int, *, is_long: bool = False) -> list[Stream]:
+    """Streams that have begun; the long ones are not meant to be read to their ends."""
+    make = ctx.long_request if is_long else ctx.lasting_request
+    streams = [ctx.start(make()) for _ in range(count)]
+    await asyncio.gather(*(stream.first_token() for stream in streams))
+    return streams
+
+
+async def _begun(ctx: Context, deadline: float | None = None, client: Client | None = None) -> Call:
+    """A drain without grace that has sent its first message, or ended."""
+    seconds = 4 * ctx.bounds.answer if deadline is None else deadline
+    request = pb.DrainRequest(deadline=_duration(seconds), admission_grace=_duration(0))
+    call = (client or ctx.client).call(DRAIN, request, timeout=seconds + 2 * ctx.bounds.answer)
+    if await anext(call, None) is None:
+        raise Violation("a drain sends nothing", expected="its state", seen=call.exchange.status)
+    return call
+
+
+async def _final(drain: Call, within: float | None = None) -> pb.DrainResponse:
+    """The last message of a drain, which has to be final and to be followed by OK."""
+    try:
+        async with asyncio.timeout(within):
+            exchange = await drain.finish()
+    except TimeoutError:
+        raise Violation(
+            "a drain goes on after its deadline", expected=f"an end within {within:.1f} s"
+        ) from None
+    expect(exchange.is_ok, "a drain failed", expected="OK", seen=exchange.status)
+    last = cast(pb.DrainResponse, exchange.messages[-1])
+    expect(last.state in FINAL, "a drain ends without a final state", seen=_state(last))
+    return last
+
+
+async def _refusals(ctx: Context) -> list[Exchange]:
+    """Generate during a drain and after it."""
+    (stream,) = await _in_flight(ctx, 1)
+    drain = await _begun(ctx)
+    during = await ctx.refused(ctx.request())
+    await stream.end()
+    await drain.finish()
+    return [during, await ctx.refused(ctx.request())]
+
+
+def _state(response: pb.DrainResponse) -> str:
+    return pb.DrainState.Name(response.state)
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromTimedelta(timedelta(seconds=seconds))
+    return duration

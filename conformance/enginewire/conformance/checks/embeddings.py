@@ -1,0 +1,132 @@
+"""EMB: vectors, one per input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, cast
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import INVALID, LEFT_OUT, REFUSALS, Context, require_refusal
+from enginewire.conformance.exchange import Exchange
+from enginewire.conformance.registry import check, negative
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+LENGTHS: Final = (3, 17, 1, 8)
+TOLERANCE: Final = 2e-2
+"""Between a vector alone and in a batch, as a part of its length: half precision is allowed."""
+UNIT: Final = 1e-2
+
+
+@check("EMB-01")
+async def one_vector_per_input_in_order(ctx: Context) -> None:
+    """Some inputs, and the same the other way round."""
+    inputs = _inputs(ctx)
+    vectors = await _vectors(ctx, inputs)
+    expect_equal(len(vectors), len(inputs), "there is not one vector per input")
+    turned = await _vectors(ctx, inputs[::-1])
+    for place, vector in enumerate(turned[::-1]):
+        nearest = min(range(len(vectors)), key=lambda other: math.dist(vectors[other], vector))
+        expect_equal(nearest, place, "the vectors are not in the order of the inputs")
+
+
+@check("EMB-02", needs=("EMB-01",))
+async def dimensions_are_kept(ctx: Context) -> None:
+    """The model's own, then half of them where the model can shorten."""
+    vectors = await _vectors(ctx, _inputs(ctx))
+    size = len(vectors[0])
+    expect(size, "a vector is empty")
+    _are_vectors(vectors, size)
+    asked = max(size // 2, 1)
+    exchange = await _embed(ctx, _inputs(ctx), dimensions=asked)
+    if exchange.is_ok:
+        _are_vectors(_vectors_of(exchange), asked)
+    else:
+        require_refusal(exchange, REFUSALS, "dimensions")
+
+
+@check("EMB-03", needs=("EMB-01",))
+async def batches_change_nothing(ctx: Context) -> None:
+    """Each input alone and among longer ones."""
+    inputs = _inputs(ctx)
+    together = await _vectors(ctx, inputs)
+    for tokens, vector in zip(inputs, together, strict=True):
+        (alone,) = await _vectors(ctx, [tokens])
+        distance, length = math.dist(alone, vector), math.hypot(*alone)
+        expect(
+            distance <= TOLERANCE * length,
+            f"the vector of {len(tokens)} tokens is another one in a batch",
+            expected=f"within {TOLERANCE} of its length",
+            seen=f"{distance / max(length, 1e-30):.4f}",
+        )
+
+
+@check("EMB-04", needs=("EMB-01", "EMB-03"))
+async def normalised_vectors_have_length_one(ctx: Context) -> None:
+    """A model normalises when one of its vectors has length 1: then all have."""
+    lengths = [math.hypot(*vector) for vector in await _vectors(ctx, _inputs(ctx))]
+    if not any(abs(length - 1) <= UNIT for length in lengths):
+        raise NotApplicable("no vector has length 1: the model does not normalise")
+    wrong = [round(length, 3) for length in lengths if abs(length - 1) > UNIT]
+    expect(not wrong, "some vectors have length 1, others have not", expected="1", seen=wrong)
+
+
+@check("EMB-05", needs=("EMB-01",))
+async def bad_inputs_are_named(ctx: Context) -> None:
+    """The third of four is empty, too long or not in the vocabulary; without it the request is good."""
+    good = _inputs(ctx)
+    await _vectors(ctx, good)
+    bad: list[list[int]] = [[], [*ctx.prompt(2), ctx.config.vocab_size]]
+    if ctx.config.HasField("context_length"):
+        bad.append(ctx.prompt(2) * (ctx.config.context_length + 1))
+    for tokens in bad:
+        exchange = await _embed(ctx, [*good[:2], tokens, good[3]])
+        require_refusal(exchange, INVALID, "token_ids")
+        detail = exchange.detail
+        seen = detail.field if detail else ""
+        expect_equal(seen, "token_ids[2]", "the refusal does not name the index of the bad input")
+
+
+@check("EMB-06", needs=("EMB-01",))
+async def prompt_tokens_are_counted(ctx: Context) -> None:
+    """Over all inputs."""
+    exchange = await _embed(ctx, _inputs(ctx))
+    seen = cast(pb.EmbedResponse, exchange.response()).output.prompt_tokens
+    expect_equal(seen, sum(LENGTHS), "prompt_tokens is not the number of tokens of all inputs")
+
+
+@negative("embeddings")
+async def embed_is_refused(ctx: Context) -> None:
+    """Embed itself."""
+    require_refusal(await _embed(ctx, [ctx.prompt()]), LEFT_OUT)
+
+
+def _inputs(ctx: Context) -> list[list[int]]:
+    return [ctx.prompt(length, salt=salt) for salt, length in enumerate(LENGTHS)]
+
+
+async def _embed(ctx: Context, inputs: Sequence[Sequence[int]], dimensions: int = 0) -> Exchange:
+    asked = pb.PreprocessedEmbeddingRequest(
+        token_ids=[pb.TokenSequence(token_ids=tokens) for tokens in inputs],
+        dimensions=dimensions or None,
+    )
+    request = pb.EmbedRequest(request_id=ctx.request().request_id, request=asked)
+    timeout = ctx.bounds.generation(0, sum(map(len, inputs)))
+    return await ctx.client.ask("EmbeddingService.Embed", request, timeout=timeout)
+
+
+async def _vectors(ctx: Context, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+    return _vectors_of(await _embed(ctx, inputs))
+
+
+def _vectors_of(exchange: Exchange) -> list[list[float]]:
+    response = cast(pb.EmbedResponse, exchange.response())
+    expect(response.output.embeddings, "an answer without vectors")
+    return [list(embedding.values) for embedding in response.output.embeddings]
+
+
+def _are_vectors(vectors: Sequence[Sequence[float]], size: int) -> None:
+    sizes = {len(vector) for vector in vectors}
+    expect_equal(sizes, {size}, "the vectors have other dimensions")
+    finite = all(math.isfinite(value) for vector in vectors for value in vector)
+    expect(finite, "a vector has a number that is not finite")

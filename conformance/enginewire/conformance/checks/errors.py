@@ -1,0 +1,219 @@
+"""ERR-01 to ERR-07, ERR-21 and ERR-22: values that no server may accept, and failures of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import INVALID, REFUSALS, Context, require_refusal
+from enginewire.conformance.exchange import Exchange
+from enginewire.conformance.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
+from enginewire.conformance.registry import SHAPE, check
+from enginewire.conformance.requests import Value
+from enginewire.conformance.violation import NotApplicable, expect
+
+UNKNOWN_ENUM: Final = 9999
+UINT32_MAX: Final = 2**32 - 1
+ERROR_ID: Final = "error_id"
+NOT_FINITE: Final = (math.nan, math.inf, -math.inf)
+
+ORDINARY: Final = 0.5
+"""Inside the range of every floating-point field there is."""
+
+ID_LISTS: Final[dict[str, str]] = {
+    "token_ids": "",
+    "eos_token_ids": "",
+    "stop_token_ids": "",
+    "stop_token_ids_visible": "",
+    "stop_token_ids_hidden": "",
+    "allowed_token_ids": "allowed_token_ids",
+    "logprob_token_ids": "selected_logprobs",
+    "logit_bias": "logit_bias",
+    "bad_words_token_ids": "bad_words",
+    "resume": "resume",
+}
+"""Fields that hold token ids, and the capability each of them needs."""
+
+OUTSIDE: Final[tuple[tuple[str, str, tuple[Value, ...]], ...]] = (
+    ("temperature", "", (-0.1, 100.5)),
+    ("top_p", "", (0.0, -0.1, 1.1)),
+    ("top_k", "", (-2,)),
+    ("min_p", "min_p", (-0.1, 1.1)),
+    ("presence_penalty", "penalties", (-2.1, 2.1)),
+    ("frequency_penalty", "penalties", (-2.1, 2.1)),
+    ("repetition_penalty", "penalties", (0.0, -1.0, 10.5)),
+    ("logit_bias", "logit_bias", ([pb.LogitBias(token_id=1, bias=100.5)], [pb.LogitBias(token_id=1)] * 2)),
+    ("bad_words_token_ids", "bad_words", ([pb.TokenSequence()],)),
+)
+"""Field, the capability it needs, and values outside the range in its comment."""
+
+
+@check("ERR-01", needs=SHAPE)
+async def a_prompt_is_needed(ctx: Context) -> None:
+    """Everything but the prompt."""
+    await ctx.rejects({"token_ids": []})
+
+
+@check("ERR-02", needs=SHAPE)
+async def ids_are_in_the_vocabulary(ctx: Context) -> None:
+    """The first id that does not exist and the largest there is, in every list of ids."""
+    for name, capability in ID_LISTS.items():
+        for token in (max(ctx.config.vocab_size, 1), UINT32_MAX):
+            value = _with_token(ctx, name, token)
+            await _refuses_value(ctx, name, value, capability)
+
+
+@check("ERR-03", needs=SHAPE)
+async def numbers_are_finite(ctx: Context) -> None:
+    """NaN and both infinities in every floating-point field that the descriptors know."""
+    slots = asyncio.Semaphore(4)
+
+    async def one(path: FieldPath) -> None:
+        async with slots:
+            ordinary = await _answer(ctx, path, ORDINARY)
+            for value in NOT_FINITE:
+                _refused_like(ordinary, await _answer(ctx, path, value), path, value)
+
+    await asyncio.gather(*map(one, fields_of(FLOATS)))
+
+
+@check("ERR-04", needs=SHAPE)
+async def long_prompts_are_refused(ctx: Context) -> None:
+    """As many tokens as the window has, one more, and twice as many."""
+    window = ctx.context_length()
+    for length in (window, window + 1, 2 * window):
+        prompt = ctx.prompt(length)
+        await ctx.rejects({"token_ids": prompt}, field="", reason=pb.ERROR_REASON_CONTEXT_EXCEEDED)
+
+
+@check("ERR-05", needs=SHAPE)
+async def options_are_in_range(ctx: Context) -> None:
+    """Just outside of each range, and beyond."""
+    for name, capability, values in OUTSIDE:
+        for value in values:
+            await _refuses_value(ctx, name, value, capability)
+    await _refuses_value(ctx, "top_k", ctx.config.vocab_size + 1, "")
+
+
+@check("ERR-06", needs=SHAPE)
+async def models_have_names(ctx: Context) -> None:
+    """A name that nobody has; the empty one and the model's own are served."""
+    for name in ("", ctx.config.model, *ctx.config.aliases):
+        stream = await ctx.start(ctx.request(model=name)).end()
+        message = f"the served model is not found under its name {name!r}"
+        expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
+    codes = (grpc.StatusCode.NOT_FOUND,)
+    await ctx.rejects({"model": "no-such-model"}, codes=codes, reason=pb.ERROR_REASON_MODEL_NOT_FOUND)
+
+
+@check("ERR-07", needs=SHAPE)
+async def unknown_enum_numbers_do_no_harm(ctx: Context) -> None:
+    """A number that no revision has, in every enum field: refused, or read as 0."""
+    for path in fields_of(ENUMS):
+        as_zero = await _answer(ctx, path, None)
+        unknown = await _answer(ctx, path, UNKNOWN_ENUM)
+        if unknown.code is not as_zero.code:
+            _require_invalid(unknown, path, UNKNOWN_ENUM)
+        await ctx.generate(ctx.request())
+
+
+@check("ERR-21", needs=SHAPE)
+async def lists_do_not_contradict_each_other(ctx: Context) -> None:
+    """One token allowed and forbidden, two, and one among words that are not single tokens."""
+    if not ctx.capabilities.allowed_token_ids:
+        raise NotApplicable("bad words alone cannot forbid a vocabulary without allowed_token_ids")
+    first, second = sorted(set(ctx.prompt(8)))[:2]
+    for allowed, words in (([first], [[first]]), ([first, second], [[second], [first, first], [first]])):
+        lists: dict[str, Value] = {"allowed_token_ids": allowed, "bad_words_token_ids": _words(words)}
+        exchange = await ctx.rejects(lists, codes=INVALID, field="")
+        seen = exchange.detail.field if exchange.detail else ""
+        expect(
+            without_indexes(seen).split(".")[-1] in lists,
+            "the refusal names none of the lists",
+            expected=" or ".join(lists),
+            seen=seen,
+        )
+
+
+@check("ERR-22", needs=SHAPE)
+async def internal_failures_have_an_id(ctx: Context) -> None:
+    """What is most likely to be one: lists that contradict each other only after a token."""
+    if not (ctx.capabilities.allowed_token_ids and ctx.capabilities.bad_words):
+        raise NotApplicable("without allowed_token_ids and bad_words the kit can make no failure")
+    token = ctx.prompt()[0]
+    stream = ctx.start(
+        ctx.request(allowed_token_ids=[token], bad_words_token_ids=_words([[token, token]]), max_tokens=4)
+    )
+    detail = (await stream.end()).exchange.detail
+    if detail is None or detail.reason != pb.ERROR_REASON_INTERNAL:
+        return
+    error_id, text = detail.metadata[ERROR_ID], stream.exchange.text
+    expect(
+        error_id, "a status with reason INTERNAL has no id in its metadata", expected=ERROR_ID, seen=detail
+    )
+    expect(error_id in text, "the message does not have the id", expected=error_id, seen=text)
+
+
+def _words(words: list[list[int]]) -> list[pb.TokenSequence]:
+    return [pb.TokenSequence(token_ids=word) for word in words]
+
+
+def _with_token(ctx: Context, name: str, token: int) -> Value:
+    """A value of the field `name` that contains `token` beside valid ids."""
+    ids = [*ctx.prompt(2), token]
+    match name:
+        case "logit_bias":
+            return [pb.LogitBias(token_id=token, bias=1.0)]
+        case "bad_words_token_ids":
+            return [pb.TokenSequence(token_ids=ids)]
+        case "resume":
+            return pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=ids)], attempt=1)
+    return ids
+
+
+async def _refuses_value(ctx: Context, name: str, value: Value, capability: str) -> None:
+    """The differential check; where the capability is missing, that may be what is refused."""
+    is_offered = not capability or bool(getattr(ctx.capabilities, capability))
+    exchange = await ctx.rejects({name: value}, codes=INVALID if is_offered else REFUSALS, field="")
+    detail = exchange.detail
+    expect(detail, "the status carries no ErrorDetail", seen=exchange.status)
+    seen = detail.field if detail else ""
+    # The path may go on to the entry that is wrong.
+    named = without_indexes(seen).split(".")
+    expect(name in named, "the refusal names another field", expected=name, seen=seen)
+
+
+async def _answer(ctx: Context, path: FieldPath, value: Value) -> Exchange:
+    request = ctx.request()
+    path.put(request, value)
+    return await ctx.refused(request)
+
+
+def _refused_like(ordinary: Exchange, exchange: Exchange, path: FieldPath, value: float) -> None:
+    """Refused for its value, or as the same field is with an ordinary one, for its capability or role."""
+    is_usable = ordinary.is_ok or ordinary.code is grpc.StatusCode.INVALID_ARGUMENT
+    if is_usable or exchange.code is not ordinary.code:
+        _require_invalid(exchange, path, value)
+
+
+def _require_invalid(exchange: Exchange, path: FieldPath, value: float) -> None:
+    expect(
+        exchange.code is grpc.StatusCode.INVALID_ARGUMENT,
+        f"{path.name} of {value} was not refused",
+        expected="INVALID_ARGUMENT",
+        seen=exchange.status,
+    )
+    require_refusal(exchange, INVALID)
+    detail = exchange.detail
+    seen = without_indexes(detail.field) if detail else "no ErrorDetail"
+    # A server may name the message instead of its member: `multi_modal_data[0].items[0]`.
+    expect(
+        seen and (f"{path.name}.".startswith(f"{seen}.") or path.name.startswith("multi_modal_data")),
+        "the refusal names another field",
+        expected=path.name,
+        seen=seen,
+    )

@@ -1,0 +1,177 @@
+"""GDE: outputs follow their guides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance import detokenizer, requests
+from enginewire.conformance.context import REFUSALS, Context, require_refusal
+from enginewire.conformance.registry import SHAPE, WHOLE, check
+from enginewire.conformance.stream import Choice, Stream
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+FIELD: Final = "sampling_options.guided_decoding"
+SCHEMA: Final = json.dumps(
+    {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+)
+INSTANCES: Final = ('{"ok":true}', '{"ok":false}')
+DIGITS: Final = "[0-9]{4}"
+COLOURS: Final = ("green", "blue", "greenish")
+UNLIKELY: Final = ("qzxjkvqwzxjqkvzw" * 4, "xqjzvkwqxzjvqkwx" * 4)
+PLAIN: Final = 16
+ROOM: Final = 64
+"""More tokens than any output below needs, white space aside."""
+
+INVALID_GUIDES: Final = {
+    pb.GUIDED_MODE_REGEX: [pb.GuidedDecoding(regex="(")],
+    pb.GUIDED_MODE_JSON_SCHEMA: [pb.GuidedDecoding(json_schema="{"), pb.GuidedDecoding(json_schema="7")],
+    pb.GUIDED_MODE_CHOICE: [pb.GuidedDecoding(choice=pb.GuidedChoice())],
+}
+
+GUIDES: Final = {
+    pb.GUIDED_MODE_JSON_SCHEMA: pb.GuidedDecoding(json_schema=SCHEMA),
+    pb.GUIDED_MODE_REGEX: pb.GuidedDecoding(regex=DIGITS),
+    pb.GUIDED_MODE_CHOICE: pb.GuidedDecoding(choice=pb.GuidedChoice(choices=COLOURS)),
+    pb.GUIDED_MODE_EBNF_GRAMMAR: pb.GuidedDecoding(ebnf_grammar='root ::= "a"'),
+    pb.GUIDED_MODE_JSON_OBJECT: pb.GuidedDecoding(json_object=True),
+}
+
+
+@check("GDE-01", needs=SHAPE)
+async def schemas_are_satisfied(ctx: Context) -> None:
+    """An object with one boolean, greedily and hot."""
+    _needs(ctx, pb.GUIDED_MODE_JSON_SCHEMA)
+    for temperature in (0.0, 1.0):
+        choice = await _guided(ctx, pb.GUIDED_MODE_JSON_SCHEMA, temperature)
+        _is_instance(await _text(ctx, choice), choice)
+
+
+@check("GDE-02", needs=SHAPE)
+async def patterns_match(ctx: Context) -> None:
+    """Four digits, greedily and hot."""
+    _needs(ctx, pb.GUIDED_MODE_REGEX)
+    for temperature in (0.0, 1.0):
+        text = await _text(ctx, await _guided(ctx, pb.GUIDED_MODE_REGEX, temperature))
+        expect(re.fullmatch(DIGITS, text), "the output does not match as a whole", expected=DIGITS, seen=text)
+
+
+@check("GDE-03", needs=SHAPE)
+async def an_alternative_is_chosen(ctx: Context) -> None:
+    """Of three, one of them the beginning of another, greedily and hot."""
+    _needs(ctx, pb.GUIDED_MODE_CHOICE)
+    for temperature in (0.0, 1.0):
+        text = await _text(ctx, await _guided(ctx, pb.GUIDED_MODE_CHOICE, temperature))
+        expect(text in COLOURS, "the output is none of the alternatives", expected=COLOURS, seen=text)
+
+
+@check("GDE-04")
+async def invalid_guides_are_refused(ctx: Context) -> None:
+    """No regex, no JSON, no schema, no alternatives; and the server serves on."""
+    # The first guide may have to wait for a compiler that starts: as long as a generation may take.
+    first = next(mode for mode in GUIDES if mode in ctx.capabilities.guided_modes)
+    await ctx.generate(ctx.request(guided_decoding=GUIDES[first], max_tokens=ROOM))
+    for mode, guides in INVALID_GUIDES.items():
+        for guide in guides if mode in ctx.capabilities.guided_modes else ():
+            exchange = await ctx.rejects({"guided_decoding": guide}, field="")
+            detail = exchange.detail
+            seen = detail.field if detail else ""
+            expect(seen.startswith(FIELD), "the refusal names another field", expected=FIELD, seen=seen)
+    await ctx.generate(ctx.request())
+
+
+@check("GDE-05", needs=(*SHAPE, "GDE-02", "GDE-03"))
+async def two_guides_are_not_mixed(ctx: Context) -> None:
+    """Both on the wire: refused, or the last one counts, as members of a oneof are read."""
+    _needs(ctx, pb.GUIDED_MODE_CHOICE)
+    _needs(ctx, pb.GUIDED_MODE_REGEX)
+    request = ctx.request(guided_decoding=GUIDES[pb.GUIDED_MODE_CHOICE], max_tokens=ROOM)
+    second = pb.SamplingOptions(guided_decoding=GUIDES[pb.GUIDED_MODE_REGEX])
+    more = pb.GenerateRequest(request=pb.PreprocessedRequest(sampling_options=second))
+    payload = request.SerializeToString() + more.SerializeToString()
+    call = ctx.client.generate(payload, timeout=ctx.bounds.generation(ROOM))
+    stream = await Stream(request, call).end()
+    if stream.exchange.code is grpc.StatusCode.INVALID_ARGUMENT:
+        return
+    text = await _text(ctx, (await stream.ok()).choice)
+    expect(
+        re.fullmatch(DIGITS, text), "of two guides the last one does not count", expected=DIGITS, seen=text
+    )
+
+
+@check("GDE-06", needs=WHOLE)
+async def cut_outputs_end_with_length(ctx: Context) -> None:
+    """Two tokens of a long alternative."""
+    _needs(ctx, pb.GUIDED_MODE_CHOICE)
+    guide = pb.GuidedDecoding(choice=pb.GuidedChoice(choices=UNLIKELY))
+    stream = await ctx.generate(ctx.request(guided_decoding=guide, max_tokens=2))
+    expect_equal(stream.choice.reason_name, "LENGTH", "a guided output cut by max_tokens ends otherwise")
+
+
+@check("GDE-07", needs=SHAPE, alone=True)
+async def neighbours_are_not_guided(ctx: Context) -> None:
+    """Plain requests alone, and among guided ones."""
+    mode = next(mode for mode in GUIDES if mode in ctx.capabilities.guided_modes)
+    plain = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=PLAIN) for salt in range(3)]
+    alone = [(await ctx.generate(request)).tokens for request in plain]
+    guided = [ctx.request(guided_decoding=GUIDES[mode], max_tokens=ROOM) for _ in plain]
+    again = [requests.change(request, request_id=ctx.request().request_id) for request in plain]
+    streams = await asyncio.gather(*(ctx.generate(request) for request in [*again, *guided]))
+    # Batches may round differently, unless the engine says that they do not.
+    count = PLAIN if ctx.capabilities.batch_invariant else 1
+    for before, stream in zip(alone, streams, strict=False):
+        expect_equal(stream.tokens[:count], before[:count], "a guided neighbour changes a plain request")
+
+
+@check("ERR-17", variant="guides", gate="guided_modes", needs=SHAPE)
+async def other_guides_are_refused(ctx: Context) -> None:
+    """Kinds that guided_modes does not list."""
+    for mode, guide in GUIDES.items():
+        if mode not in ctx.capabilities.guided_modes:
+            exchange = await ctx.refused(ctx.request(guided_decoding=guide))
+            require_refusal(exchange, REFUSALS)
+
+
+def _needs(ctx: Context, mode: pb.GuidedMode.ValueType) -> None:
+    if mode not in ctx.capabilities.guided_modes:
+        raise NotApplicable(f"{pb.GuidedMode.Name(mode)} is not advertised")
+
+
+async def _guided(ctx: Context, mode: pb.GuidedMode.ValueType, temperature: float) -> Choice:
+    request = ctx.request(guided_decoding=GUIDES[mode], max_tokens=ROOM, temperature=temperature)
+    return (await ctx.generate(request)).choice
+
+
+async def _text(ctx: Context, choice: Choice) -> str:
+    """The text of a choice; NotApplicable when neither the engine nor its tokenizer tells it."""
+    if ctx.capabilities.tokenizer:
+        table = await ctx.session.once("tokenizer", lambda: detokenizer.fetch(ctx.session.client()))
+        return table.text(choice.tokens)
+    if ctx.capabilities.stop_strings:
+        return "".join(output.text for output in choice.outputs)
+    raise NotApplicable("neither Capabilities.tokenizer nor Capabilities.stop_strings is advertised")
+
+
+def _is_instance(text: str, choice: Choice) -> None:
+    """An instance of the schema, or the beginning of one when it was cut."""
+    compact = "".join(text.split())
+    if choice.finish_reason == pb.FINISH_REASON_LENGTH:
+        begins = any(instance.startswith(compact) for instance in INSTANCES)
+        expect(begins, "a cut output is no beginning of an instance", expected=SCHEMA, seen=text)
+        return
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    fits = isinstance(value, dict) and list(value) == ["ok"] and isinstance(value["ok"], bool)
+    expect(fits, "the output does not satisfy its schema", expected=SCHEMA, seen=text)

@@ -1,0 +1,268 @@
+"""KVE: what a router learns about the prefix cache, and that it is so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.adapters import loaded
+from enginewire.conformance.connection import NARROW
+from enginewire.conformance.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.kv_view import Picture, Subscription, hashes, sources, subscribe
+from enginewire.conformance.registry import SHAPE, Phase, check, negative
+from enginewire.conformance.requests import Value
+from enginewire.conformance.violation import expect, expect_equal
+
+BLOCKS: Final = 4
+PRESSURE_TOKENS: Final = 20_000
+"""A cache above this size is not filled to see evictions: it would take too long on slow engines."""
+LONGEST: Final = 2040
+SLOW_REQUESTS: Final = 12
+WILDCARD: Final = re.compile(r"(^|//|@)(\*|0\.0\.0\.0|\[?::\]?)(:\d+)?(/|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A subscriber's events around some requests. `cached`: of an idle engine afterwards."""
+
+    snapshot: list[pb.KvEvent]
+    changes: list[pb.KvEvent]
+    picture: Picture
+    cached: int
+
+
+@check("KVE-01")
+async def sources_stay(ctx: Context) -> None:
+    """Two answers."""
+    await _same_sources(ctx)
+    await _same_sources(ctx)
+
+
+@check("KVE-01", variant="after-load", phase=Phase.LOAD, alone=True)
+async def sources_stay_under_load(ctx: Context) -> None:
+    """At the end of a run."""
+    await _same_sources(ctx)
+
+
+@check("KVE-02")
+async def each_rank_has_a_source(ctx: Context) -> None:
+    """Ranks and endpoints."""
+    found = await sources(ctx)
+    first, count = ctx.config.data_parallel_start_rank, max(ctx.config.data_parallel_size, 1)
+    ranks = sorted(source.dp_rank for source in found)
+    expect_equal(ranks, list(range(first, first + count)), "the sources are not one per rank")
+    for source in found:
+        wild = WILDCARD.search(source.endpoint)
+        expect(not wild, "an endpoint is a wildcard", expected="an address", seen=source.endpoint)
+
+
+@check("KVE-03", needs=(*SHAPE, "INF-04"), alone=True)
+async def sequences_grow_by_one(ctx: Context) -> None:
+    """A snapshot, then some requests."""
+    observed = await _observed(ctx)
+    expect(observed.snapshot, "a new subscription does not begin with a snapshot", expected="cleared")
+    expect(observed.changes, "new prompts of several blocks cause no event", expected="stored")
+    sequence = observed.snapshot[0].sequence
+    for event in observed.changes:
+        expect_equal(event.sequence, sequence + 1, "sequence does not grow by 1")
+        sequence += 1
+
+
+@check("KVE-04", needs=("KVE-03",), alone=True)
+async def stored_blocks_are_whole(ctx: Context) -> None:
+    """Tokens and parents of every stored event."""
+    observed = await _observed(ctx)
+    picture = Picture()
+    for event in [*observed.snapshot, *observed.changes]:
+        if event.HasField("stored"):
+            _is_whole(ctx, event.stored, picture)
+        picture.apply(event)
+
+
+@check("KVE-05", needs=("KVE-03", "KVE-04"), alone=True)
+async def the_picture_is_complete(ctx: Context) -> None:
+    """Removed blocks were stored, and the blocks add up to those of GetLoad."""
+    observed = await _observed(ctx)
+    expect(
+        not observed.picture.oddities, "removed blocks were not stored", seen=observed.picture.oddities[:3]
+    )
+    seen = len(observed.picture.blocks)
+    expect_equal(seen, observed.cached, "a subscriber holds another number of blocks than kv_blocks_cached")
+
+
+@check("KVE-06", needs=("KVE-03",), alone=True)
+async def events_are_replayed(ctx: Context) -> None:
+    """From the middle of what was seen before."""
+    observed = await _observed(ctx)
+    middle = len(observed.changes) // 2
+    wanted = observed.changes[middle:]
+    again = await subscribe(ctx, after=wanted[0].sequence - 1)
+    await again.until(
+        lambda: len(again.changes) >= len(wanted) or _holds(again, observed), ctx.bounds.reaction
+    )
+    again.close()
+    if again.snapshot and again.snapshot[0] != wanted[0]:
+        expect(
+            _holds(again, observed), "a snapshot instead of a replay is not the cache", seen=len(again.events)
+        )
+        return
+    seen = again.events[: len(wanted)]
+    expect_equal(len(seen), len(wanted), "the events after after_sequence do not come again")
+    changed = [old.sequence for old, new in zip(wanted, seen, strict=True) if old != new]
+    expect(not changed, "events are not the same when they are sent again", seen=changed[:3])
+
+
+@check("KVE-07", phase=Phase.LOAD, needs=(*SHAPE, "KVE-03"), alone=True)
+async def slow_subscribers_slow_nobody(ctx: Context) -> None:
+    """Long prompts while a subscriber reads nothing, on a connection that lives."""
+    slow = await subscribe(ctx, client=ctx.connect(None, *NARROW))
+    await slow.until(lambda: bool(slow.events), ctx.bounds.answer)
+    for _ in range(SLOW_REQUESTS):
+        await ctx.generate(await _asking(ctx, token_ids=_long_prompt(ctx)))
+    slow.close()
+
+
+@check("KVE-08", needs=("KVE-03", "KVE-04"), alone=True)
+async def hashes_name_prefixes(ctx: Context) -> None:
+    """One prompt, again, with another end, and under a salt."""
+    size, subscription = _block_size(ctx), await _watching(ctx)
+    prompt = ctx.prompt(BLOCKS * size + 1, salt=ctx.session.next_number())
+    first = await _stored_for(ctx, subscription, prompt)
+    expect_equal(len(first), BLOCKS, "the full blocks of a prompt are not stored")
+    other = [*prompt[: 2 * size], *ctx.prompt(2 * size + 1, salt=ctx.session.next_number())]
+    branch = await _stored_for(ctx, subscription, other)
+    expect_equal(list(branch)[:2], list(first)[:2], "a shared prefix has other block hashes")
+    salted = await _stored_for(ctx, subscription, prompt, cache_salt="kit")
+    expect(not set(first) & set(salted), "another cache_salt has the same block hashes")
+    reset = await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
+    if reset.is_ok:
+        again = await _stored_for(ctx, subscription, prompt)
+        expect_equal(list(again), list(first), "an equal prompt has other block hashes the second time")
+    subscription.close()
+
+
+@check(
+    "KVE-08",
+    variant="adapter",
+    phase=Phase.LOAD,
+    needs=("KVE-03", "KVE-04", "LOR-01"),
+    gate="lora",
+    alone=True,
+)
+async def hashes_name_adapters(ctx: Context) -> None:
+    """One prompt for the model and for an adapter."""
+    async with loaded(ctx, ctx.session.given.sources(1)) as (name,):
+        subscription = await _watching(ctx)
+        prompt = ctx.prompt(BLOCKS * _block_size(ctx) + 1, salt=ctx.session.next_number())
+        own = await _stored_for(ctx, subscription, prompt)
+        adapted = await _stored_for(ctx, subscription, prompt, lora_name=name)
+        expect(not set(own) & set(adapted), "an adapter has the block hashes of the model")
+        subscription.close()
+
+
+@negative("kv_events")
+async def events_are_refused(ctx: Context) -> None:
+    """Both RPCs."""
+    asked = await ctx.client.ask("KvService.GetKvEventSources", pb.GetKvEventSourcesRequest())
+    require_refusal(asked, LEFT_OUT)
+    subscribed = await ctx.client.ask("KvService.SubscribeKvEvents", pb.SubscribeKvEventsRequest())
+    require_refusal(subscribed, LEFT_OUT)
+
+
+async def _same_sources(ctx: Context) -> None:
+    known = await ctx.session.once("kv-sources", lambda: sources(ctx))
+    expect_equal(await sources(ctx), known, "the sources are not the same in every answer")
+
+
+async def _observed(ctx: Context) -> Observed:
+    return await ctx.session.once("kv-events", lambda: _observe(ctx))
+
+
+async def _observe(ctx: Context) -> Observed:
+    """Prompts of some blocks, repeated, branched, and as many as fill a small cache."""
+    subscription, size = await _watching(ctx), _block_size(ctx)
+    prompt = ctx.prompt(BLOCKS * size + 1, salt=ctx.session.next_number())
+    branch = [*prompt[:size], *ctx.prompt(size + 1, salt=ctx.session.next_number())]
+    for tokens in (prompt, prompt, branch, *_pressure(ctx)):
+        await ctx.generate(await _asking(ctx, token_ids=tokens))
+    await ctx.idle()
+    cached = (await ctx.client.load()).kv_blocks_cached
+    await subscription.until(lambda: len(subscription.picture().blocks) == cached, ctx.bounds.reaction)
+    subscription.close()
+    return Observed(subscription.snapshot, subscription.changes, subscription.picture(), cached)
+
+
+def _pressure(ctx: Context) -> list[list[int]]:
+    """Prompts that fill the cache, if it is small enough."""
+    room = ctx.config.total_kv_blocks * _block_size(ctx)
+    if not room or room > PRESSURE_TOKENS:
+        return []
+    longest = len(_long_prompt(ctx))
+    return [_long_prompt(ctx) for _ in range(room // longest + 1)]
+
+
+def _long_prompt(ctx: Context) -> list[int]:
+    length = min(ctx.config.context_length or LONGEST, ctx.limits.max_prompt_tokens or LONGEST, LONGEST)
+    return ctx.prompt(max(length - 8, 1), salt=ctx.session.next_number())
+
+
+def _block_size(ctx: Context) -> int:
+    return ctx.config.kv_cache_block_size or 16
+
+
+def _is_whole(ctx: Context, stored: pb.KvBlocksStored, picture: Picture) -> None:
+    expect(stored.block_hashes, "a stored event names no block")
+    expect_equal(stored.block_size, _block_size(ctx), "block_size is not that of the config")
+    wanted = len(stored.block_hashes) * stored.block_size
+    expect_equal(len(stored.token_ids), wanted, "a stored event has not block_size token ids per block")
+    if stored.HasField("parent_block_hash"):
+        known = stored.parent_block_hash in picture.blocks
+        expect(known, "the parent of a stored block is not stored", seen=f"{stored.parent_block_hash:x}")
+
+
+def _holds(subscription: Subscription, observed: Observed) -> bool:
+    return bool(subscription.snapshot) and set(subscription.picture().blocks) == set(observed.picture.blocks)
+
+
+async def _watching(ctx: Context) -> Subscription:
+    """A subscription whose snapshot has been read, whatever number of messages it is."""
+    cached = (await ctx.idle()).kv_blocks_cached
+    subscription = await subscribe(ctx)
+    has_begun = await subscription.until(lambda: bool(subscription.events), ctx.bounds.answer)
+    expect(has_begun, "a subscription does not begin", expected="a snapshot", seen="nothing")
+    await subscription.until(lambda: len(subscription.picture().blocks) == cached, ctx.bounds.reaction)
+    return subscription
+
+
+async def _asking(ctx: Context, **changes: Value) -> pb.GenerateRequest:
+    """A request that goes to the rank whose events are read."""
+    rank = (await sources(ctx))[0].dp_rank
+    routed: dict[str, Value] = {"dp_rank": rank} if ctx.capabilities.data_parallel else {}
+    return ctx.request(max_tokens=1, **changes, **routed)
+
+
+async def _stored_for(
+    ctx: Context, subscription: Subscription, prompt: list[int], **changes: Value
+) -> dict[int, None]:
+    """The hashes of a prompt's full blocks after a request for it, in order; those stored before included.
+
+    A block is known by its tokens, its adapter and the block before it.
+    """
+    before = len(subscription.events)
+    await ctx.generate(await _asking(ctx, token_ids=prompt, **changes))
+    await ctx.idle()
+    cached = (await ctx.client.load()).kv_blocks_cached
+    await subscription.until(
+        lambda: len(subscription.events) > before and len(subscription.picture().blocks) == cached,
+        ctx.bounds.reaction,
+    )
+    new = [event for event in subscription.events[before:] if event.HasField("stored")]
+    chain = dict.fromkeys(hashes(new))
+    parent = new[0].stored.parent_block_hash if new and new[0].stored.HasField("parent_block_hash") else None
+    blocks = subscription.picture().blocks
+    while parent is not None:
+        chain = {parent: None, **chain}
+        parent = blocks.get(parent)
+    return chain

@@ -1,0 +1,216 @@
+"""LOG: tables of log-probabilities.
+
+Two answers are read by all checks of this area: a greedy one with alternatives, and a sampled one with
+the chosen tokens alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import Context
+from enginewire.conformance.registry import SHAPE, check
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+NEEDS: Final = (*SHAPE, "STR-08")
+
+TOKENS: Final = 16
+ALTERNATIVES: Final = 4
+USUAL_MOST: Final = 20
+PROMPT: Final = 12
+
+IMPOSSIBLE: Final = -1e30
+ABOVE_ZERO: Final = 1e-3
+"""By which rounding may lift a logarithm above 0, or a sum of probabilities above 1."""
+
+SAME: Final = 1e-4
+"""Between two values of one table that stand for the same probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token and its alternatives."""
+
+    token: int
+    value: float
+    ids: list[int]
+    values: list[float]
+
+
+@check("LOG-01", needs=NEEDS)
+async def a_row_per_token(ctx: Context) -> None:
+    """In the same message."""
+    for stream in (await _greedy(ctx), await _sampled(ctx)):
+        for output in stream.outputs:
+            seen, expected = len(output.logprobs.token_logprobs), len(output.token_ids)
+            expect_equal(seen, expected, "an output has not one row of log-probabilities per token")
+
+
+@check("LOG-02", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))
+async def the_value_is_the_tokens(ctx: Context) -> None:
+    """The same as among the alternatives."""
+    for row in _rows(await _greedy(ctx)):
+        if row.token in row.ids:
+            among = row.values[row.ids.index(row.token)]
+            same = math.isclose(row.value, among, abs_tol=SAME, rel_tol=SAME)
+            message = f"token {row.token} has another value among the alternatives of its row"
+            expect(same, message, expected=f"{among:.6f}", seen=f"{row.value:.6f}")
+
+
+@check("LOG-02", variant="selected", gate="selected_logprobs", needs=(*NEEDS, "LOG-01", "LOG-03"))
+async def the_value_is_the_selected_one(ctx: Context) -> None:
+    """The first greedy token, asked for by its id beside another."""
+    greedy = await ctx.greedy()
+    first, other = greedy.tokens[0], next(token for token in greedy.prompt if token != greedy.tokens[0])
+    asked = {"logprob_token_ids": [other, first], "logprobs": 0}
+    table = (await ctx.generate(ctx.request(token_ids=greedy.prompt, **asked))).outputs[0].logprobs
+    columns = 2 * len(table.token_logprobs)
+    expect_equal(len(table.selected_logprobs), columns, "not one value per id of logprob_token_ids")
+    value, seen = table.token_logprobs[0], table.selected_logprobs[1]
+    same = math.isclose(seen, value, abs_tol=SAME, rel_tol=SAME)
+    expect(same, "a selected id has another value as the token", expected=f"{value:.6f}", seen=f"{seen:.6f}")
+
+
+@check("LOG-03", needs=(*NEEDS, "LOG-01"))
+async def values_are_logarithms(ctx: Context) -> None:
+    """Every value of every table."""
+    for stream in (await _greedy(ctx), await _sampled(ctx)):
+        for output in stream.outputs:
+            for value in (*output.logprobs.token_logprobs, *output.logprobs.top_logprobs):
+                possible = math.isfinite(value) and IMPOSSIBLE * 1.001 <= value <= ABOVE_ZERO
+                expect(possible, "no log-probability", expected="at most 0, at least -1e30", seen=value)
+
+
+@check("LOG-04", needs=(*NEEDS, "LOG-01", "LOG-03"))
+async def alternatives_are_a_ranking(ctx: Context) -> None:
+    """As many as the table says, each once, best first; none where none were asked for."""
+    for stream, asked in ((await _greedy(ctx), await _asked(ctx)), (await _sampled(ctx), 0)):
+        for output in stream.outputs:
+            _has_columns(output, asked)
+        for row in _rows(stream):
+            expect_equal(len(set(row.ids)), len(row.ids), "an alternative is listed twice in a row")
+            falling = all(first >= second - SAME for first, second in pairwise(row.values))
+            expect(falling, "alternatives are not ordered", expected="most probable first", seen=row.values)
+
+
+@check("LOG-05", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))
+async def greedy_is_the_first(ctx: Context) -> None:
+    """Or as probable as the first."""
+    for row in _rows(await _greedy(ctx)):
+        if not row.ids:
+            raise NotApplicable("Limits.max_logprobs is 0")
+        best = row.token in row.ids and row.values[row.ids.index(row.token)] >= row.values[0] - SAME
+        expect(best, "a greedy token is no first alternative", expected=row.ids[0], seen=row.token)
+
+
+@check("LOG-06", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))
+async def probabilities_are_shares(ctx: Context) -> None:
+    """Of each row."""
+    for row in _rows(await _greedy(ctx)):
+        total = sum(map(math.exp, row.values))
+        message = "the probabilities of a row add up to more than 1"
+        expect(total <= 1 + ABOVE_ZERO, message, expected="at most 1", seen=f"{total:.4f}")
+
+
+@check("LOG-07", needs=NEEDS)
+async def prompt_rows_are_aligned(ctx: Context) -> None:
+    """A prompt that ends with what the model said to it: there its tokens are the best alternatives."""
+    greedy = await ctx.greedy()
+    prompt = [*greedy.prompt, *greedy.tokens[:PROMPT]]
+    top = min(ctx.limits.max_prompt_logprobs, 1) if ctx.limits.HasField("max_prompt_logprobs") else 1
+    stream = await ctx.generate(ctx.request(token_ids=prompt, prompt_logprobs=top))
+    places = [number for number, output in enumerate(stream.outputs) if output.HasField("prompt_logprobs")]
+    expect_equal(places, [0], "prompt_logprobs is not on the first output alone")
+    table = stream.outputs[0].prompt_logprobs.logprobs
+    expect_equal(len(table.token_logprobs), len(prompt) - 1, "prompt_logprobs has another number of rows")
+    if top:
+        expect_equal(
+            len(table.top_token_ids), len(prompt) - 1, "prompt_logprobs has not one alternative a row"
+        )
+        _describes(table, prompt[1:])
+
+
+@check("LOG-08", needs=NEEDS)
+async def nothing_unasked(ctx: Context) -> None:
+    """A plain request."""
+    for output in (await ctx.generate(ctx.request())).outputs:
+        for field in ("logprobs", "prompt_logprobs", "cum_log_probs"):
+            expect(not output.HasField(field), f"{field} is there without being asked for")
+
+
+@check("LOG-09", needs=NEEDS)
+async def too_many_are_refused(ctx: Context) -> None:
+    """One more than there may be."""
+    most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else USUAL_MOST
+    await ctx.rejects({"logprobs": most + 1}, good=ctx.request(logprobs=most))
+
+
+@check("LOG-10", needs=(*NEEDS, "LOG-01", "LOG-03"))
+async def the_sum_runs(ctx: Context) -> None:
+    """After every message."""
+    for stream in (await _greedy(ctx), await _sampled(ctx)):
+        total = 0.0
+        for output in stream.outputs:
+            total += sum(output.logprobs.token_logprobs)
+            expect(output.HasField("cum_log_probs"), "an output with log-probabilities has no cum_log_probs")
+            close = math.isclose(output.cum_log_probs, total, rel_tol=SAME, abs_tol=ABOVE_ZERO)
+            message = "cum_log_probs is not the sum of the choice's token_logprobs"
+            expect(close, message, expected=f"{total:.4f}", seen=f"{output.cum_log_probs:.4f}")
+
+
+async def _asked(ctx: Context) -> int:
+    most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else ALTERNATIVES
+    return min(most, ALTERNATIVES)
+
+
+async def _greedy(ctx: Context) -> Stream:
+    asked = await _asked(ctx)
+    return await _observed(ctx, ctx.request(max_tokens=TOKENS, logprobs=asked))
+
+
+async def _sampled(ctx: Context) -> Stream:
+    return await _observed(ctx, ctx.request(max_tokens=TOKENS, temperature=1.0, logprobs=0))
+
+
+async def _observed(ctx: Context, request: pb.GenerateRequest) -> Stream:
+    asked = request.request.output_options.logprobs
+    stream = await ctx.session.once(("logprobs", asked), lambda: ctx.generate(request))
+    ctx.show(stream.exchange)
+    return stream
+
+
+def _describes(table: pb.Logprobs, tokens: list[int]) -> None:
+    """The last rows are about greedy tokens: their own best alternatives, with the same value."""
+    best = [row for row in range(-PROMPT, 0) if table.top_token_ids[row] == tokens[row]]
+    message = "rows of prompt_logprobs are not about the next token of the prompt"
+    expected = f"{PROMPT} greedy tokens are the best of their rows"
+    # Computed at once and computed one by one differ in rounding, so a few rows may differ.
+    expect(len(best) > PROMPT / 2, message, expected=expected, seen=f"{len(best)} are")
+    for row in best:
+        value, first = table.token_logprobs[row], table.top_logprobs[row]
+        same = math.isclose(value, first, abs_tol=SAME, rel_tol=SAME)
+        expect(same, "a prompt token has not its own value", expected=f"{first:.6f}", seen=f"{value:.6f}")
+
+
+def _has_columns(output: pb.LLMEngineOutput, asked: int) -> None:
+    table, rows = output.logprobs, len(output.token_ids)
+    expect(table.top_n <= asked, "more alternatives than were asked for", expected=asked, seen=table.top_n)
+    expect(table.top_n or not asked or not rows, "no alternatives, though they were asked for")
+    for name in ("top_token_ids", "top_logprobs"):
+        size = len(getattr(table, name))
+        expect_equal(size, rows * table.top_n, f"{name} has not top_n entries per row")
+
+
+def _rows(stream: Stream) -> Iterator[Row]:
+    for output in stream.outputs:
+        table = output.logprobs
+        for number, token in enumerate(output.token_ids):
+            columns = slice(number * table.top_n, (number + 1) * table.top_n)
+            ids, values = list(table.top_token_ids[columns]), list(table.top_logprobs[columns])
+            yield Row(token, table.token_logprobs[number], ids, values)

@@ -1,0 +1,196 @@
+"""MSG: how large things may be, and how many."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import Context, require_refusal
+from enginewire.conformance.exchange import Exchange, Metadata
+from enginewire.conformance.fields import UNKNOWN_NUMBER, length_delimited, varint
+from enginewire.conformance.invalid_requests import invalid_requests, send
+from enginewire.conformance.methods import GENERATE
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+
+MIB: Final = 1024 * 1024
+CLIENT_LIMIT: Final = 4 * MIB
+"""What gRPC clients accept unless told otherwise."""
+
+MOST_METADATA: Final = 8192
+ANY_METADATA: Final = (("grpc.max_metadata_size", MIB), ("grpc.absolute_max_metadata_size", MIB))
+ENTRY_OVERHEAD: Final = 32
+"""What HTTP/2 counts for an entry beside its name and value."""
+
+NOT_UNPACKED: Final = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL)
+"""What gRPC demands for a compression that the server does not know, and what its C core says."""
+
+MOST_SENT: Final = 256 * MIB
+UNHARMED: Final = (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
+"""What a stream has that went on until it was cancelled here."""
+
+ROOM: Final = 4
+GZIP: Final = b"\x04gzip"
+NOBODYS: Final = b"\x04nzip"
+"""Names of compressions as HTTP/2 says them, the second one of an algorithm that there is not."""
+GZIP_PROMPT: Final = 512
+CALLS: Final = 1000
+CHANNELS: Final = 100
+WATCH: Final = "DiscoveryService.WatchLoad"
+
+
+@check("MSG-01", needs=(*SHAPE, "INF-04"))
+async def full_windows_may_be_large(ctx: Context) -> None:
+    """A prompt that fills the window, encoded in the wider of the two ways that protobuf allows."""
+    prompt = ctx.prompt(ctx.context_length() - ROOM)
+    payload = _unpacked(ctx.request(max_tokens=ROOM), prompt)
+    if ctx.limits.HasField("max_request_bytes") and len(payload) > ctx.limits.max_request_bytes:
+        raise NotApplicable(f"Limits.max_request_bytes is below the {len(payload)} bytes of such a prompt")
+    exchange = await ctx.client.generate(payload, timeout=ctx.bounds.generation(ROOM, len(prompt))).finish()
+    message = f"a prompt of {len(prompt)} tokens in {len(payload)} bytes fails"
+    expect(exchange.is_ok, message, expected="OK", seen=exchange.status)
+
+
+@check("MSG-02", needs=SHAPE, alone=True)
+async def what_is_too_large_is_refused(ctx: Context) -> None:
+    """One byte more than is advertised, beside a stream on the same connection."""
+    if not ctx.limits.HasField("max_request_bytes"):
+        raise NotApplicable("Limits.max_request_bytes is absent")
+    most = ctx.limits.max_request_bytes
+    if most > MOST_SENT:
+        raise NotApplicable(f"{most} bytes are more than the kit sends")
+    client = ctx.connect()
+    good = await client.generate(_padded(ctx.request(), most // 2), timeout=2 * ctx.bounds.answer).finish()
+    expect(good.is_ok, "half of what is advertised is refused", expected="OK", seen=good.status)
+    beside = await ctx.start(ctx.long_request(), client=client).first_token()
+    # Read all the time: a server may end what nobody reads.
+    reading = asyncio.ensure_future(beside.end())
+    exchange = await client.generate(_padded(ctx.request(), most + 1), timeout=2 * ctx.bounds.answer).finish()
+    codes = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE)
+    message = "a message above the limit has another answer"
+    expect(exchange.code in codes, message, expected="RESOURCE_EXHAUSTED", seen=exchange.status)
+    await ctx.start(ctx.request(), client=client).ok()
+    beside.cancel()
+    await reading
+    seen = beside.exchange.status
+    expect(beside.exchange.code in UNHARMED, "a stream of the same connection failed", seen=seen)
+
+
+@check("MSG-03", needs=(*SHAPE, "INF-09"), alone=True)
+async def responses_are_small(ctx: Context) -> None:
+    """The largest answers that may be asked for, in as few messages as the server likes."""
+    any_size = ctx.connect(None, ("grpc.max_receive_message_length", -1))
+    for request in _largest(ctx):
+        stream = await ctx.start(request, client=any_size).end()
+        largest = max((arrived.size for arrived in stream.exchange.arrived), default=0)
+        limit = f"under {CLIENT_LIMIT} bytes"
+        expect(largest < CLIENT_LIMIT, "a message is too large for a client", expected=limit, seen=largest)
+        refused = stream.exchange.code is grpc.StatusCode.INVALID_ARGUMENT and not largest
+        expect(stream.exchange.is_ok or refused, "a large answer fails", seen=stream.exchange.status)
+
+
+@check("MSG-04", needs=SHAPE, alone=True)
+async def gzip_is_accepted(ctx: Context) -> None:
+    """A prompt that is worth being compressed."""
+    length = min(GZIP_PROMPT, ctx.context_length() - ROOM)
+    plain, packed = (ctx.request(token_ids=ctx.prompt(length)) for _ in range(2))
+    tokens = (await ctx.generate(plain)).tokens
+    deadline = ctx.bounds.generation(ROOM, length)
+    call = ctx.client.call(GENERATE, packed, timeout=deadline, compression=grpc.Compression.Gzip)
+    stream = await Stream(packed, call).end()
+    expect(stream.exchange.is_ok, "a compressed request fails", expected="OK", seen=stream.exchange.status)
+    expect_equal(stream.tokens, tokens, "a compressed request has other tokens")
+
+
+@check("MSG-07", needs=SHAPE)
+async def unknown_compression_is_refused(ctx: Context) -> None:
+    """What gzip packed, under a name that nobody has; then a good request."""
+    if ctx.session.connection.tls:
+        raise NotApplicable("TLS hides the name of a compression from the kit's proxy")
+    proxy, client = await ctx.proxy()
+    proxy.rename(GZIP, NOBODYS)
+    request = ctx.request(token_ids=ctx.prompt(min(GZIP_PROMPT, ctx.context_length() - ROOM)))
+    call = client.call(GENERATE, request, timeout=2 * ctx.bounds.answer, compression=grpc.Compression.Gzip)
+    exchange = await call.finish()
+    require_refusal(exchange, NOT_UNPACKED)
+    await ctx.generate(ctx.request())
+
+
+@check("MSG-05", needs=SHAPE, phase=Phase.LOAD, alone=True, costly=True)
+async def many_calls_are_borne(ctx: Context) -> None:
+    """Calls in a row on one channel; then channels that are all in use at the same time."""
+    client = ctx.session.client()
+    for number in range(CALLS):
+        exchange = await client.ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
+        _require_ok(ctx, exchange, f"call {number + 1} in a row failed")
+    for number in range(CHANNELS):
+        watch = ctx.connect().call(WATCH, pb.WatchLoadRequest(), timeout=ctx.bounds.check)
+        if await anext(watch, None) is None:
+            _require_ok(ctx, watch.exchange, f"channel {number + 1} failed")
+            raise Violation(f"channel {number + 1} got no answer", seen=watch.exchange.status)
+    await ctx.generate(ctx.request())
+
+
+@check("MSG-06", needs=SHAPE)
+async def metadata_is_small(ctx: Context) -> None:
+    """Headers and trailers of refusals and of a good call."""
+    client = ctx.connect(None, *ANY_METADATA)
+    good = await (await ctx.start(ctx.request(), client=client).accepted()).ok()
+    refused = await send(ctx, invalid_requests(ctx), client)
+    for exchange in [good.exchange, *(entry.exchange for entry in refused)]:
+        # The text of a status travels as metadata too.
+        text = (("grpc-message", exchange.text.encode()),)
+        for entries in (exchange.initial_metadata, (*exchange.trailing_metadata, *text)):
+            size = _metadata_bytes(entries)
+            limit = f"at most {MOST_METADATA} bytes"
+            expect(size <= MOST_METADATA, "the metadata of a call is too large", expected=limit, seen=size)
+
+
+def _unpacked(request: pb.GenerateRequest, prompt: list[int]) -> bytes:
+    """The request with this prompt, one tag per token id."""
+    request.request.ClearField("token_ids")
+    tag = varint(pb.PreprocessedRequest.TOKEN_IDS_FIELD_NUMBER << 3)
+    inner = b"".join(tag + varint(token) for token in prompt)
+    return request.SerializeToString() + length_delimited(pb.GenerateRequest.REQUEST_FIELD_NUMBER, inner)
+
+
+def _padded(request: pb.GenerateRequest, size: int) -> bytes:
+    """The request in exactly so many bytes, with a field that nobody knows."""
+    payload = request.SerializeToString()
+    room = size - len(payload)
+    head = len(length_delimited(UNKNOWN_NUMBER, bytes(room))) - room
+    return payload + length_delimited(UNKNOWN_NUMBER, bytes(room - head))
+
+
+def _largest(ctx: Context) -> list[pb.GenerateRequest]:
+    """Requests whose answers have as many numbers as may be asked for, of a size that ends in time."""
+    window = ctx.context_length() if ctx.config.HasField("context_length") else 1024
+    tokens = min(max(ctx.bounds.tokens_in(ctx.bounds.reaction), 16), window - len(ctx.prompt()))
+    wanted = [ctx.request(max_tokens=tokens, stream_interval=tokens)]
+    if ctx.capabilities.logprobs:
+        most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else 20
+        wanted.append(ctx.request(max_tokens=tokens, stream_interval=tokens, logprobs=most))
+    if ctx.capabilities.prompt_logprobs:
+        most = ctx.limits.max_prompt_logprobs if ctx.limits.HasField("max_prompt_logprobs") else 20
+        prompt = ctx.prompt(window - ROOM)
+        wanted.append(ctx.request(token_ids=prompt, max_tokens=ROOM, prompt_logprobs=most))
+    return wanted
+
+
+def _require_ok(ctx: Context, exchange: Exchange, message: str) -> None:
+    if not exchange.is_ok:
+        ctx.show(exchange)
+        raise Violation(message, expected="OK", seen=exchange.status)
+
+
+def _metadata_bytes(entries: Metadata) -> int:
+    return sum(len(name) + _encoded_bytes(value) + ENTRY_OVERHEAD for name, value in entries)
+
+
+def _encoded_bytes(value: str | bytes) -> int:
+    """Binary values travel as base64."""
+    return len(value) if isinstance(value, str) else -(-len(value) * 4 // 3)

@@ -1,0 +1,91 @@
+"""MET: what is exported is what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Final
+
+from enginewire.conformance.bounds import pause
+from enginewire.conformance.context import Context
+from enginewire.conformance.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
+from enginewire.conformance.kv_view import sources
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+REQUESTS: Final = 6
+TOKENS: Final = 8
+BEYOND: Final = 3
+"""Requests that have to wait for a slot."""
+MOST: Final = 64
+SCRAPE_SECONDS: Final = 0.05
+
+
+@check("MET-01", needs=("KVE-02",))
+async def ranks_are_named(ctx: Context) -> None:
+    """Now as at the start, and the ranks that have KV events."""
+    ranks = list(ctx.config.metrics_ranks)
+    expect(ranks, "metrics are advertised without metrics_ranks")
+    expect_equal(len(set(ranks)), len(ranks), "metrics_ranks names a rank twice")
+    now = list((await ctx.client.info()).config.metrics_ranks)
+    expect_equal(now, ranks, "metrics_ranks changed")
+    if ctx.capabilities.kv_events:
+        with_events = sorted(source.dp_rank for source in await sources(ctx))
+        expect_equal(sorted(ranks), with_events, "metrics_ranks are not the ranks of GetKvEventSources")
+
+
+@check("MET-02", needs=SHAPE, alone=True)
+async def counters_grow_and_gauges_return(ctx: Context) -> None:
+    """The same work twice, looked at before, during and after."""
+    seen = [await scrape(ctx)]
+    for _ in range(2):
+        work = asyncio.gather(*(ctx.generate(ctx.request(max_tokens=TOKENS)) for _ in range(REQUESTS)))
+        seen.append(await scrape(ctx))
+        await work
+        await ctx.idle()
+        seen.append(await _until(ctx, lambda now: not (now.sum_of(RUNNING) or now.sum_of(WAITING))))
+    for before, after in pairwise(seen):
+        shrunk = [name for name, value in before.growing().items() if after.growing().get(name, 0) < value]
+        expect(not shrunk, "a counter decreased", seen=shrunk[:3])
+    busy = {name: value for name, value in seen[-1].gauges().items() if seen[2].gauges().get(name) != value}
+    expect(not busy, "gauges do not return to their base when the engine is idle", seen=list(busy)[:3])
+    left = seen[-1].sum_of(RUNNING) + seen[-1].sum_of(WAITING)
+    expect_equal(left, 0, "an idle engine exports requests that run or wait")
+
+
+@check("MET-03", phase=Phase.LOAD, needs=SHAPE, alone=True)
+async def requests_add_up(ctx: Context) -> None:
+    """More long requests than there are slots."""
+    await scrape(ctx)
+    count = min(ctx.config.max_num_seqs or REQUESTS, MOST) + BEYOND
+    streams = [ctx.start(ctx.long_request()) for _ in range(count)]
+    await asyncio.gather(*(stream.accepted() for stream in streams))
+    now = await _until(ctx, lambda now: now.sum_of(RUNNING) + now.sum_of(WAITING) == count)
+    load = await ctx.client.load()
+    for stream in streams:
+        stream.cancel()
+    if load.running + load.waiting < count:
+        raise NotApplicable("the requests end here before they can be counted")
+    seen = now.sum_of(RUNNING) + now.sum_of(WAITING)
+    expect_equal(seen, count, "the exported requests are not those in flight")
+
+
+@check("MET-04", needs=SHAPE, alone=True)
+async def generated_tokens_are_counted(ctx: Context) -> None:
+    """As many as were streamed."""
+    await ctx.idle()
+    before = (await scrape(ctx)).sum_of(GENERATED)
+    streams = await asyncio.gather(*(ctx.generate(ctx.request(max_tokens=TOKENS)) for _ in range(REQUESTS)))
+    wanted = before + sum(len(stream.tokens) for stream in streams)
+    now = await _until(ctx, lambda now: now.sum_of(GENERATED) >= wanted)
+    expect_equal(now.sum_of(GENERATED), wanted, "the exported tokens are not those that were streamed")
+
+
+async def _until(ctx: Context, holds: Callable[[Metrics], bool]) -> Metrics:
+    """The first scrape of which something holds, or the last one within the reaction bound."""
+    deadline = time.monotonic() + ctx.bounds.reaction
+    while not holds(now := await scrape(ctx)) and time.monotonic() < deadline:
+        await pause(SCRAPE_SECONDS)
+    return now

@@ -1,0 +1,302 @@
+"""MUX: many requests over one stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.bounds import pause
+from enginewire.conformance.client import Client
+from enginewire.conformance.connection import NARROW
+from enginewire.conformance.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.multiplexed import NAME, Handle, Multiplexed
+from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check, negative
+from enginewire.conformance.requests import Value
+from enginewire.conformance.stream import reason_name
+from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.watching import freed
+
+SEVERAL: Final = 4
+LAGGING_TOKENS: Final = 256
+FIRST: Final = "MUX-01"
+SHORT: Final = 0.2
+
+PLAIN: Final[tuple[dict[str, Value], ...]] = (
+    {"max_tokens": 1},
+    {"max_tokens": 24},
+    {"max_tokens": 8, "stream_interval": 4},
+)
+WITH_LOGPROBS: Final[dict[str, Value]] = {"max_tokens": 8, "logprobs": 1}
+WITH_CHOICES: Final[dict[str, Value]] = {"max_tokens": 8, "n": 2}
+WITH_SEED: Final[dict[str, Value]] = {"max_tokens": 8, "seed": 7, "temperature": 1.0}
+
+
+@check("MUX-01", needs=(*SHAPE, "USE-04", "SAM-01"), alone=True)
+async def answers_are_those_of_generate(ctx: Context) -> None:
+    """Several kinds of requests, one by one and together on one stream."""
+    await _are_the_same(ctx, *PLAIN)
+
+
+@check("MUX-01", variant="logprobs", gate="logprobs", needs=(FIRST, "LOG-01"), alone=True)
+async def answers_with_logprobs_are_those_of_generate(ctx: Context) -> None:
+    """Outputs that are no rows of a frame."""
+    await _are_the_same(ctx, WITH_LOGPROBS, *PLAIN)
+
+
+@check("MUX-01", variant="choices", gate="multiple_choices", needs=(FIRST, "SEQ-01", "SEQ-02"), alone=True)
+async def choices_are_those_of_generate(ctx: Context) -> None:
+    """Rows that name a choice."""
+    await _are_the_same(ctx, WITH_CHOICES, *PLAIN)
+
+
+@check("MUX-01", variant="seeded", gate="seed", needs=(FIRST, "SAM-04", "SAM-04/batch-invariant"), alone=True)
+async def seeded_answers_are_those_of_generate(ctx: Context) -> None:
+    """A temperature and a seed."""
+    await _are_the_same(ctx, WITH_SEED, *PLAIN)
+
+
+async def _are_the_same(ctx: Context, *wanted: dict[str, Value]) -> None:
+    async with open_stream(ctx) as stream:
+        alone = [await ctx.generate(ctx.request(**changes)) for changes in wanted]
+        for number, changes in enumerate(wanted):
+            stream.submit(number, ctx.request(**changes))
+        await stream.until_ended(*range(len(wanted)))
+        for number, changes in enumerate(wanted):
+            handle, what = stream.handle(number), f"of a multiplexed request with {sorted(changes)}"
+            expect(
+                handle.status is None, f"the status {what} is another one", expected="OK", seen=handle.status
+            )
+            for index, choice in alone[number].choices.items():
+                mine = handle.by_choice.get(index)
+                expect(mine, f"a choice {what} is missing", expected=index, seen=sorted(handle.by_choice))
+                if mine:
+                    expect_equal(mine.tokens, choice.tokens, f"the tokens {what} are others")
+                    expect_equal(
+                        mine.reason_name, choice.reason_name, f"the finish_reason {what} is another one"
+                    )
+            for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+                theirs = getattr(alone[number].usage, name)
+                expect_equal(getattr(handle.usage, name), theirs, f"{name} {what} are others")
+
+
+@check("MUX-02", needs=(*SHAPE, FIRST), alone=True)
+async def handles_end_once(ctx: Context) -> None:
+    """Until the whole stream has ended, nothing follows the end of a handle."""
+    async with _several(ctx) as stream:
+        await stream.until_ended(*range(SEVERAL))
+        stream.half_close()
+        await stream.finish()
+        for number in range(SEVERAL):
+            late = stream.handle(number).late
+            expect(not late, "something of a handle came after its end", expected="nothing", seen=late[:1])
+
+
+@check("MUX-03", needs=(*SHAPE, FIRST, "MUX-04"), alone=True)
+async def acceptance_comes_once_and_first(ctx: Context) -> None:
+    """For what is accepted, and never for what is refused."""
+    async with _several(ctx) as stream:
+        refused = ctx.request(model="no-such-model")
+        stream.submit(SEVERAL, refused)
+        await stream.until_ended(*range(SEVERAL + 1))
+        for number in range(SEVERAL):
+            handle = stream.handle(number)
+            expect_equal(len(handle.accepted), 1, "a request was not accepted exactly once")
+            expect(not handle.is_early, "an output came before the frame with Accepted")
+            expect(handle.accepted[0].engine_lifetime_id, "Accepted names no life of the engine")
+        request_ids = {handle.accepted[0].request_id for handle in (stream.handle(n) for n in range(SEVERAL))}
+        expect_equal(len(request_ids), SEVERAL, "Accepted carries another request_id")
+        accepted = stream.handle(SEVERAL).accepted
+        expect(not accepted, "a request that is refused was accepted first", seen=accepted)
+
+
+@check("MUX-04", needs=(*SHAPE, FIRST, "ERR-06"), alone=True)
+async def rejections_are_events(ctx: Context) -> None:
+    """A bad request between good ones."""
+    async with _several(ctx) as stream:
+        stream.submit(SEVERAL, ctx.request(model="no-such-model"))
+        stream.submit(SEVERAL + 1, ctx.request())
+        await stream.until_ended(*range(SEVERAL + 2))
+        status = stream.handle(SEVERAL).status or pb.Status()
+        not_found = grpc.StatusCode.NOT_FOUND.value[0]
+        expect_equal(status.code, not_found, "a rejection is no status event with the code of Generate")
+        detail = pb.ErrorDetail()
+        has_detail = any(entry.Unpack(detail) for entry in status.details)
+        expect(has_detail and detail.reason, "the status of a handle has no ErrorDetail", seen=status)
+        for number in (*range(SEVERAL), SEVERAL + 1):
+            seen = stream.handle(number).status
+            expect(not seen, "a rejection disturbed another handle", seen=seen)
+
+
+@check("MUX-05", needs=(*SHAPE, FIRST), alone=True)
+async def live_handles_are_not_used_twice(ctx: Context) -> None:
+    """The stream ends; its request is over."""
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request())
+        await stream.until(lambda: bool(stream.handle(1).tokens))
+        stream.send(pb.Submit(handle=1, generate=ctx.request()))
+        exchange = await stream.finish()
+        message = "the second use of a live handle does not end the stream"
+        is_invalid = exchange.code is grpc.StatusCode.INVALID_ARGUMENT
+        expect(is_invalid, message, expected="INVALID_ARGUMENT", seen=exchange.status)
+
+
+@check("MUX-06", needs=(*SHAPE, FIRST, "MUX-04"), alone=True)
+async def handles_are_free_after_their_end(ctx: Context) -> None:
+    """After a terminal output and after a rejection."""
+    async with open_stream(ctx) as stream:
+        for request in (ctx.request(), ctx.request(model="no-such-model"), ctx.request()):
+            stream.submit(1, request)
+            await stream.until_ended(1)
+        status = stream.handle(1).status
+        expect(status is None, "a handle cannot be used again after its end", expected="OK", seen=status)
+
+
+@check("MUX-07", needs=(*WHOLE, FIRST, "ABO-01", "ABO-05"), phase=Phase.LOAD, alone=True)
+async def handles_are_aborted(ctx: Context) -> None:
+    """A running one, one of the same frame, one that is not there; the others go on."""
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request())
+        stream.submit(2, ctx.request(max_tokens=LAGGING_TOKENS))
+        await stream.until(lambda: bool(stream.handle(1).tokens))
+        stream.send(stream.submitted(3, ctx.long_request()), abort=(1, 3, 4))
+        await stream.until_ended(1, 3, within=2 * ctx.bounds.answer)
+        await stream.until_ended(2)
+        for number in (1, 3):
+            _require_cancelled(stream.handle(number))
+        seen = [reason_name(output.finish_reason) for output in stream.handle(2).terminals]
+        expect_equal(seen, ["LENGTH"], "an abort touched another handle")
+
+
+@check("MUX-08", needs=(*WHOLE, FIRST), alone=True)
+async def half_closing_lets_requests_finish(ctx: Context) -> None:
+    """Right after the submits; and a stream with no request at all."""
+    async with _several(ctx) as stream:
+        stream.half_close()
+        exchange = await stream.finish()
+        expect(
+            exchange.is_ok, "a half-closed stream does not end with OK", expected="OK", seen=exchange.status
+        )
+        for number in range(SEVERAL):
+            tokens = len(stream.handle(number).tokens)
+            expect_equal(tokens, _tokens_of(number), "half-closing cut a request")
+    async with open_stream(ctx) as empty:
+        empty.half_close()
+        exchange = await empty.finish()
+        expect(exchange.is_ok, "a stream without requests does not end with OK", seen=exchange.status)
+
+
+@check("MUX-09", needs=(*SHAPE, FIRST, "ABO-08", "CAN-01"), phase=Phase.LOAD, alone=True)
+async def an_ended_stream_frees_its_requests(ctx: Context) -> None:
+    """Cancelled while several requests run."""
+    async with open_stream(ctx) as stream:
+        requests = [ctx.long_request() for _ in range(SEVERAL)]
+        for number, request in enumerate(requests):
+            stream.submit(number, request)
+        await stream.until(lambda: bool(stream.handle(0).tokens))
+        stream.call.cancel()
+        await freed(ctx, requests)
+
+
+@check("MUX-10", needs=(*WHOLE, FIRST), alone=True)
+async def frames_are_in_order(ctx: Context) -> None:
+    """Steps, columns, and the positions of every choice."""
+    async with _several(ctx) as stream:
+        await stream.until_ended(*range(SEVERAL))
+        steps = [frame.step for frame in stream.frames]
+        expect(steps == sorted(steps), "the step of a frame decreased", seen=steps[:64])
+        for number in range(SEVERAL):
+            _require_positions(stream.handle(number), _tokens_of(number))
+
+
+@check("MUX-11", needs=(*WHOLE, FIRST), phase=Phase.LOAD, alone=True)
+async def a_slow_reader_loses_nothing(ctx: Context) -> None:
+    """The server has finished before anybody reads on."""
+    count = LAGGING_TOKENS
+    if ctx.limits.HasField("max_stream_buffer_tokens"):
+        count = min(count, ctx.limits.max_stream_buffer_tokens // 2)
+    async with open_stream(ctx, ctx.connect(None, *NARROW)) as stream:
+        tokens = (await ctx.generate(ctx.request(max_tokens=count))).tokens
+        for number in range(2):
+            stream.submit(number, ctx.request(max_tokens=count))
+        await stream.until(lambda: bool(stream.handle(0).tokens))
+        deadline = time.monotonic() + ctx.bounds.reaction
+        while time.monotonic() < deadline and (await ctx.client.load()).running:
+            await pause()
+        await stream.until_ended(0, 1)
+        for number in range(2):
+            _require_positions(stream.handle(number), count)
+            expect_equal(stream.handle(number).tokens, tokens, "a reader that lagged got other tokens")
+
+
+@check("MUX-12", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
+async def timeouts_end_their_request(ctx: Context) -> None:
+    """A short one, beside a request without."""
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request(), timeout=SHORT)
+        stream.submit(2, ctx.request())
+        begin = time.monotonic()
+        await stream.until_ended(1)
+        seconds = time.monotonic() - begin
+        await stream.until_ended(2)
+        status = stream.handle(1).status
+        ended = status.code if status else 0
+        expected = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        # A request that is faster than its timeout has nothing to be cut.
+        message = "a request has another end after its timeout"
+        expect(ended == expected or seconds < SHORT, message, expected=expected, seen=status)
+        expect(
+            stream.handle(2).status is None, "a timeout ended another request", seen=stream.handle(2).status
+        )
+
+
+@negative("multiplexed")
+async def the_stream_is_refused(ctx: Context) -> None:
+    """A stream with one request, sent with its half-close: a refusal may overtake what is sent later."""
+    frame = pb.GenerateMultiplexedRequest(submits=[pb.Submit(handle=1, generate=ctx.request())])
+    exchange = await ctx.client.ask(NAME, frame)
+    require_refusal(exchange, LEFT_OUT)
+
+
+@asynccontextmanager
+async def open_stream(ctx: Context, client: Client | None = None) -> AsyncIterator[Multiplexed]:
+    """A stream that is closed in the end, and of whose requests nothing is left."""
+    stream = Multiplexed(client or ctx.client, ctx.bounds.check / 2)
+    try:
+        yield stream
+    finally:
+        await stream.close()
+        await ctx.end(stream.live)
+
+
+@asynccontextmanager
+async def _several(ctx: Context) -> AsyncIterator[Multiplexed]:
+    """A stream with a few requests of different length, none of them ended."""
+    async with open_stream(ctx) as stream:
+        for number in range(SEVERAL):
+            prompt = ctx.prompt(salt=number)
+            stream.submit(number, ctx.request(max_tokens=_tokens_of(number), token_ids=prompt))
+        yield stream
+
+
+def _tokens_of(number: int) -> int:
+    return 8 * (number + 1)
+
+
+def _require_cancelled(handle: Handle) -> None:
+    seen = [reason_name(output.finish_reason) for output in handle.terminals] or handle.status
+    expect(seen == ["CANCELLED"], "an aborted handle has another end", expected="CANCELLED", seen=seen)
+
+
+def _require_positions(handle: Handle, count: int) -> None:
+    for index, choice in handle.by_choice.items():
+        position = 0
+        for output in choice.outputs:
+            message = f"tokens of choice {index} are lost or out of order"
+            expect_equal(output.first_output_position, position, message)
+            position += len(output.token_ids)
+        expect_equal(position, count, f"choice {index} has another number of tokens")

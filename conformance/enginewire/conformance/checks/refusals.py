@@ -1,0 +1,219 @@
+"""ERR-11 to ERR-14, ERR-16, ERR-18, ERR-19: what all refusals have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from contextlib import suppress
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.bounds import pause
+from enginewire.conformance.client import Client
+from enginewire.conformance.context import Context, describe_load
+from enginewire.conformance.exchange import Exchange
+from enginewire.conformance.fields import without_indexes
+from enginewire.conformance.invalid_requests import Refused, invalid_requests, refusals, send
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.saturation import MOST_SLOTS
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.tasks import stop
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.watching import is_idle, until
+
+MOST_DETAIL_BYTES: Final = 4096
+REPEATS: Final = 10
+MOST_QUEUED: Final = 2048
+BURST: Final = 32
+BEYOND: Final = 32
+"""Requests sent beyond all room, so that a few that end early leave the queue full."""
+
+SECRETS: Final[dict[str, re.Pattern[str]]] = {
+    "a stack trace": re.compile(
+        r"Traceback|File \"|\n\s+at |goroutine \d|thread '.*' panicked|0x[0-9a-f]{8,}"
+    ),
+    "a class name": re.compile(r"\b[A-Z]\w*(Error|Exception)\b|<class |\bstd::|\b\w+\.\w+\.[A-Z]\w+\("),
+    "a path of the host": re.compile(
+        r"(?<![\w.])/(home|usr|opt|var|tmp|root|srv|etc|mnt)/|[A-Z]:\\|\.(py|rs|go|cc|cpp)\b"
+    ),
+}
+"""What a message must not tell, and how it looks."""
+
+
+@check("ERR-11", needs=SHAPE)
+async def validation_comes_first(ctx: Context) -> None:
+    """No message before a refusal."""
+    for refused in await refusals(ctx):
+        count = len(refused.exchange.arrived)
+        expect(not count, f"a message came before the refusal of {refused.invalid.wrong}", seen=count)
+
+
+@check("ERR-12", needs=SHAPE)
+async def refusals_have_details(ctx: Context) -> None:
+    """Reason, field, retryable, and their size."""
+    for refused in await refusals(ctx):
+        _require_details(refused)
+
+
+@check("ERR-13", needs=SHAPE)
+async def refusals_do_not_change(ctx: Context) -> None:
+    """The suite ten times."""
+    first = {refused.invalid.wrong: refused.exchange.code for refused in await refusals(ctx)}
+    for _ in range(REPEATS - 1):
+        for refused in await send(ctx, [each for each in invalid_requests(ctx) if each.wrong in first]):
+            wrong, code = refused.invalid.wrong, refused.exchange.code
+            if code is not first[wrong]:
+                ctx.show(refused.exchange)
+                raise Violation(
+                    f"{wrong} gets another code each time",
+                    expected=first[wrong],
+                    seen=refused.exchange.status,
+                )
+
+
+@check("ERR-14", needs=SHAPE, alone=True)
+async def refusals_leave_nothing(ctx: Context) -> None:
+    """The load of the idle server, before and after the suite."""
+    known = {refused.invalid.wrong for refused in await refusals(ctx)}
+    before = await ctx.idle()
+    for refused in await send(ctx, [invalid for invalid in invalid_requests(ctx) if invalid.wrong in known]):
+        after = await ctx.client.load()
+        is_idle = not (after.running or after.waiting or after.kv_blocks_used)
+        message = "a refused request holds something"
+        expect(is_idle, message, expected="running 0, waiting 0, kv_blocks_used 0", seen=describe_load(after))
+        for name in ("kv_blocks_cached", "waiting_tokens", "tokens_generated", "pending_transfers"):
+            expect_equal(
+                getattr(after, name), getattr(before, name), f"{refused.invalid.wrong} changed Load.{name}"
+            )
+
+
+@check("ERR-16", needs=SHAPE, phase=Phase.LOAD, alone=True)
+async def overload_is_refused(ctx: Context) -> None:
+    """More requests at once than there are slots and places in the queue."""
+    if not (ctx.config.HasField("max_num_seqs") and ctx.limits.HasField("max_num_queued_reqs")):
+        raise NotApplicable("EngineConfig.max_num_seqs or Limits.max_num_queued_reqs is absent")
+    room = ctx.config.max_num_seqs * max(ctx.config.data_parallel_size, 1) + ctx.limits.max_num_queued_reqs
+    if room > MOST_SLOTS + MOST_QUEUED:
+        raise NotApplicable(f"{room} requests are more than the kit sends")
+    refused, most_waiting = await _flood(ctx, room + BEYOND)
+    most = ctx.limits.max_num_queued_reqs
+    expect(most_waiting <= most, "more requests wait than fit", expected=most, seen=most_waiting)
+    if not refused:
+        raise NotApplicable(f"the queue was never full: at most {most_waiting} of {most} places were taken")
+    for exchange in [stream.exchange for stream in refused]:
+        _require_overload(exchange)
+
+
+@check("ERR-18", needs=SHAPE)
+async def messages_tell_no_secrets(ctx: Context) -> None:
+    """Texts and details of all refusals."""
+    for refused in await refusals(ctx):
+        said = _said(refused.exchange)
+        for what, pattern in SECRETS.items():
+            found = pattern.search(said)
+            expect(
+                not found,
+                f"a message contains {what}",
+                seen=found and said[max(found.start() - 40, 0) :][:120],
+            )
+        ids = refused.invalid.request.request.token_ids[:3]
+        echoed = len(ids) == 3 and re.search(r"\D+".join(map(str, ids)), said)
+        expect(not echoed, "a message contains the prompt", seen=said[:120])
+
+
+@check("ERR-19", needs=SHAPE, alone=True)
+async def invalid_requests_are_survived(ctx: Context) -> None:
+    """Each of the suite, and after each of them a good request."""
+    life = (await ctx.client.load()).engine_lifetime_id
+    tokens = (await ctx.generate(ctx.request())).tokens
+    for invalid in invalid_requests(ctx):
+        exchange = await ctx.refused(invalid.request)
+        again = await ctx.start(ctx.request()).end()
+        message = f"after {invalid.wrong} ({exchange.status}) a good request fails"
+        expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
+        expect_equal(again.tokens, tokens, f"after {invalid.wrong} a good request has other tokens")
+    now = (await ctx.client.load()).engine_lifetime_id
+    expect_equal(now, life, "the engine began another life after an invalid request")
+
+
+def _require_details(refused: Refused) -> None:
+    exchange, wrong = refused.exchange, refused.invalid.wrong
+    detail, details = exchange.detail, exchange.status_details
+    if detail is None or details is None:
+        raise Violation(f"the refusal of {wrong} carries no ErrorDetail", seen=exchange.status)
+    expect(detail.reason, f"the refusal of {wrong} has no reason", seen=detail)
+    if detail.reason == refused.invalid.reason:
+        seen = without_indexes(detail.field)
+        expect(seen, f"the refusal of {wrong} names no field", expected=refused.invalid.field)
+    expect(not detail.retryable, f"the refusal of {wrong} says retryable", seen=detail)
+    size = sum(entry.ByteSize() for entry in details.details)
+    expect(
+        size < MOST_DETAIL_BYTES,
+        f"the details of {wrong} are too large",
+        expected=f"under {MOST_DETAIL_BYTES} bytes",
+        seen=size,
+    )
+
+
+async def _flood(ctx: Context, count: int) -> tuple[list[Stream], int]:
+    """So many long requests at once: those that failed, and how many waited at most."""
+    observer, streams, most_waiting = ctx.connect(), list[Stream](), 0
+    # All are read, or their data would fill the connection; in bursts that an HTTP/2 stack takes, each on a
+    # connection of its own, for many servers take a hundred calls from one and let the others wait unseen.
+    readers = []
+    while len(streams) < count and not _failed(streams):
+        client = ctx.connect()
+        burst = [ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.check) for _ in range(BURST)]
+        readers += [asyncio.ensure_future(stream.end()) for stream in burst]
+        streams += burst
+        await asyncio.wait(readers, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+        most_waiting = max(most_waiting, (await observer.load()).waiting)
+    most_waiting = max(most_waiting, await _settled(ctx, observer, streams))
+    failed = _failed(streams)
+    for stream in streams:
+        stream.cancel()
+    await stop(readers)
+    # The next check needs room; CON-07 says whether a load passes.
+    with suppress(Violation):
+        await until(ctx, is_idle, "", within=ctx.bounds.check / 2)
+    return failed, most_waiting
+
+
+async def _settled(ctx: Context, observer: Client, streams: list[Stream]) -> int:
+    """Wait until one was refused or none waits any more; returns how many waited at most."""
+    most, deadline = 0, time.monotonic() + ctx.bounds.answer
+    while not _failed(streams) and time.monotonic() < deadline:
+        waiting = (await observer.load()).waiting
+        most = max(most, waiting)
+        if not waiting:
+            break
+        await pause()
+    return most
+
+
+def _failed(streams: list[Stream]) -> list[Stream]:
+    return [stream for stream in streams if stream.exchange.code and not stream.exchange.is_ok]
+
+
+def _require_overload(exchange: Exchange) -> None:
+    expect(
+        exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "overload has another status",
+        expected="RESOURCE_EXHAUSTED",
+        seen=exchange.status,
+    )
+    detail = exchange.detail or pb.ErrorDetail()
+    name = pb.ErrorReason.Name(pb.ERROR_REASON_QUEUE_FULL)
+    expect(
+        detail.reason == pb.ERROR_REASON_QUEUE_FULL, "overload has another reason", expected=name, seen=detail
+    )
+    expect(detail.retryable, "overload is not retryable", expected="retryable", seen=detail)
+
+
+def _said(exchange: Exchange) -> str:
+    details = exchange.status_details or pb.Status()
+    texts = [exchange.text, str(exchange.detail or "")]
+    return "\n".join([*texts, *(entry.value.decode("latin-1") for entry in details.details)])

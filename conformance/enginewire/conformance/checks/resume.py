@@ -1,0 +1,155 @@
+"""RES: requests that go on where another engine stopped.
+
+An undisturbed run is made once; then its beginning is handed in as `resume`, and the rest has to be the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import Context
+from enginewire.conformance.registry import SHAPE, WHOLE, check
+from enginewire.conformance.requests import Value
+from enginewire.conformance.stream import Choice, Stream
+from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+
+TOKENS: Final = 16
+CUTS: Final = (1, 7, 15)
+RESUMED: Final = "RES-01"
+
+
+@check("RES-01", needs=SHAPE)
+async def greedy_goes_on(ctx: Context) -> None:
+    """Cut after the first token, in the middle, and before the last."""
+    await _goes_on(ctx, "greedy", max_tokens=TOKENS)
+
+
+@check(
+    "RES-02",
+    needs=(*SHAPE, RESUMED, "SAM-02", "SAM-04", "SAM-04/batch-invariant"),
+    gate="seed",
+    alone=True,
+)
+async def seeded_goes_on(ctx: Context) -> None:
+    """The random number of a token does not depend on who drew those before it."""
+    await _goes_on(ctx, "seeded", max_tokens=TOKENS, seed=11, temperature=1.0)
+
+
+@check("RES-03", needs=(*SHAPE, RESUMED), gate="penalties")
+async def penalties_go_on(ctx: Context) -> None:
+    """The tokens handed in count as output."""
+    for name, value in (("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 5.0)):
+        await _goes_on(ctx, "penalised", max_tokens=TOKENS, **{name: value})
+
+
+@check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"))
+async def limits_count_what_was_delivered(ctx: Context) -> None:
+    """max_tokens, min_tokens, usage, and a stop id that comes after the cut."""
+    greedy = await ctx.greedy(TOKENS)
+    stream = await ctx.generate(_resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:7]))
+    expect_equal(len(stream.tokens), TOKENS - 7, "max_tokens does not count what was delivered")
+    usage = stream.usage
+    expect_equal(usage.completion_tokens, TOKENS, "completion_tokens does not count what was delivered")
+    expect_equal(usage.prompt_tokens, len(greedy.prompt), "prompt_tokens counts what was delivered")
+    place = greedy.first_new(2)
+    request = ctx.request(max_tokens=TOKENS, stop_token_ids=[greedy.tokens[place]])
+    stream = await ctx.generate(_resumed(request, greedy.tokens[: place - 1]))
+    expect_equal(stream.tokens, greedy.tokens[place - 1 : place + 1], "a stop id is not found after a cut")
+    expect_equal(stream.choice.reason_name, "STOP", "a stop id ended a resumed choice in another way")
+
+
+@check("RES-05", needs=(*SHAPE, RESUMED, "STP-01", "STP-02", "LIM-06"))
+async def min_tokens_goes_on(ctx: Context) -> None:
+    """A stop id right after the cut, with and without room below min_tokens."""
+    greedy = await ctx.greedy(TOKENS)
+    place = greedy.first_new(4)
+    stop = [greedy.tokens[place]]
+    request = ctx.request(max_tokens=TOKENS, stop_token_ids=stop, min_tokens=place + 1)
+    stream = await ctx.generate(_resumed(request, greedy.tokens[:place]))
+    expect_equal(stream.tokens, stop, "min_tokens does not count what was delivered")
+
+
+@check("RES-06", needs=(*SHAPE, RESUMED))
+async def positions_go_on(ctx: Context) -> None:
+    """From the number of tokens handed in, without gaps."""
+    greedy = await ctx.greedy(TOKENS)
+    for cut in (0, *CUTS):
+        stream = await ctx.generate(_resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:cut]))
+        position = cut
+        for output in stream.choice.outputs:
+            message = "first_output_position does not go on after what was delivered"
+            expect_equal(output.first_output_position, position, message)
+            position += len(output.token_ids)
+
+
+@check("RES-07", needs=(*SHAPE, RESUMED, "LOG-01", "LOG-03", "LOG-10"), gate="logprobs")
+async def logprobs_go_on(ctx: Context) -> None:
+    """The rows of the new tokens alone, and the sum over all of them."""
+    whole = await ctx.generate(ctx.request(max_tokens=TOKENS, logprobs=0))
+    rows = _rows(whole.choice)
+    for cut in CUTS:
+        request = _resumed(ctx.request(max_tokens=TOKENS, logprobs=0), whole.tokens[:cut])
+        request.request.resume.choices[0].cum_log_probs = math.fsum(rows[:cut])
+        stream = await ctx.generate(request)
+        mine, expected = _rows(stream.choice), rows[cut:]
+        close = len(mine) == len(expected) and all(_close(*pair) for pair in zip(mine, expected, strict=True))
+        expect(close, "the log-probabilities of a resumed choice are others", expected=expected, seen=mine)
+        # What it is without a cut is for LOG-10 to say.
+        total, undisturbed = (each.choice.outputs[-1].cum_log_probs for each in (stream, whole))
+        message = "cum_log_probs does not go on from what was handed in"
+        expect(_close(total, undisturbed), message, expected=undisturbed, seen=total)
+
+
+@check("RES-08", needs=(*WHOLE, "SEQ-01", "SEQ-02", RESUMED), gate="multiple_choices")
+async def finished_choices_stay_finished(ctx: Context) -> None:
+    """One of two choices is finished, and sends nothing."""
+    greedy = await ctx.greedy(TOKENS)
+    request = _resumed(ctx.request(max_tokens=TOKENS, n=2), greedy.tokens[:4])
+    request.request.resume.choices[0].finished = True
+    stream = await ctx.generate(request)
+    sent = [output for output in stream.outputs if output.index == 0]
+    expect(not sent, "a choice that was finished sends something", expected="nothing", seen=sent[:1])
+    other = stream.choices.get(1, Choice(1))
+    expect_equal(other.tokens, greedy.tokens, "a choice that is not named does not start from nothing")
+
+
+@check("RES-09", needs=(*SHAPE, RESUMED))
+async def there_has_to_be_something_to_do(ctx: Context) -> None:
+    """All choices finished; a choice that there is not; one that is named twice."""
+    greedy = await ctx.greedy(TOKENS)
+    done = pb.ResumedChoice(generated_token_ids=greedy.tokens[:4], finished=True)
+    absent = pb.ResumedChoice(index=1, generated_token_ids=greedy.tokens[:4])
+    live = pb.ResumedChoice(generated_token_ids=greedy.tokens[:4])
+    for choices in ([done], [absent], [live, live]):
+        change: dict[str, Value] = {"resume": pb.Resume(choices=choices, attempt=1)}
+        good = _resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:4])
+        exchange = await ctx.rejects(change, good=good, field="")
+        named = exchange.detail.field if exchange.detail else ""
+        expect(named.startswith("resume"), "the refusal names another field", expected="resume", seen=named)
+
+
+async def _goes_on(ctx: Context, what: str, **changes: Value) -> None:
+    """An undisturbed run, and the same run cut in several places."""
+    whole = await ctx.generate(ctx.request(**changes))
+    if len(whole.tokens) < TOKENS:
+        raise NotApplicable("the answer is too short to be cut")
+    for cut in CUTS:
+        stream: Stream = await ctx.generate(_resumed(ctx.request(**changes), whole.tokens[:cut]))
+        message = f"a {what} request cut after {cut} tokens goes on in another way"
+        expect_equal(stream.tokens, whole.tokens[cut:], message)
+
+
+def _resumed(request: pb.GenerateRequest, tokens: list[int]) -> pb.GenerateRequest:
+    choice = pb.ResumedChoice(generated_token_ids=tokens)
+    request.request.resume.CopyFrom(pb.Resume(choices=[choice], attempt=1))
+    return request
+
+
+def _rows(choice: Choice) -> list[float]:
+    return [value for output in choice.outputs for value in output.logprobs.token_logprobs]
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-2)

@@ -1,0 +1,264 @@
+"""SAM: greedy decoding, sampling and what changes it.
+
+Runs that have to be the same are made alone, one after the other: an engine may round differently in
+another batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import Context
+from enginewire.conformance.registry import SHAPE, check
+from enginewire.conformance.requests import Value
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+
+LONG: Final = 32
+SHORT: Final = 16
+REPEATING: Final = 48
+SEEDS: Final = 4
+FEW_TOKENS: Final = 8
+PROMPTS: Final = 4
+FEW_PROMPTS: Final = 3
+LONG_PROMPT: Final = 64
+TOGETHER: Final = 8
+DRAWS: Final = 24
+KEPT: Final = 3
+HOT: Final = 100.0
+WARM: Final = 2.0
+MOST_NEIGHBOURS: Final = 3
+
+ROUNDING: Final = 1e-4
+"""Between two values of one table that stand for the same probability."""
+
+PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+NEUTRAL: Final[dict[str, Value]] = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+STRONG: Final = 2.0
+
+
+@check("SAM-01", needs=SHAPE, alone=True)
+async def greedy_is_repeated(ctx: Context) -> None:
+    """Three times the same; that each token is a most probable one is for LOG-05 and SAM-06."""
+    first, *others = [await ctx.generate(ctx.request(max_tokens=LONG)) for _ in range(3)]
+    for other in others:
+        expect_equal(other.tokens, first.tokens, "temperature 0 gives other tokens the next time")
+
+
+@check("SAM-02", needs=SHAPE, alone=True)
+async def seeds_are_repeated(ctx: Context) -> None:
+    """A few seeds, small ones and the largest."""
+    for seed in (0, 1, 2**64 - 1):
+        first, again = [await _sampled(ctx, seed=seed) for _ in range(2)]
+        expect_equal(again, first, f"seed {seed} gives other tokens the next time")
+
+
+@check("SAM-03", needs=(*SHAPE, "SAM-02"), alone=True)
+async def seeds_differ(ctx: Context) -> None:
+    """At least two of them."""
+    outputs = await asyncio.gather(*(_sampled(ctx, seed=seed) for seed in range(SEEDS)))
+    expect(
+        any(output != outputs[0] for output in outputs),
+        f"{SEEDS} seeds give the same tokens",
+        expected="some that differ",
+    )
+
+
+@check("SAM-04", needs=(*SHAPE, "SAM-02", "CON-01"), alone=True)
+async def the_first_token_is_its_own(ctx: Context) -> None:
+    """Alone, then beside seeded and unseeded neighbours."""
+    alone, beside = await _alone_and_beside(ctx)
+    first = [[tokens[:1] for tokens in outputs] for outputs in (alone, beside)]
+    expect_equal(first[1], first[0], "the first token of a seed depends on what else is in the batch")
+
+
+@check(
+    "SAM-04",
+    variant="batch-invariant",
+    gate="batch_invariant",
+    needs=(*SHAPE, "SAM-02", "CON-01"),
+    alone=True,
+)
+async def all_tokens_are_their_own(ctx: Context) -> None:
+    """The whole output."""
+    alone, beside = await _alone_and_beside(ctx)
+    expect_equal(beside, alone, "tokens of a seed depend on what else is in the batch")
+
+
+@check("SAM-05", needs=(*SHAPE, "SAM-01", "CON-01"), alone=True)
+async def greedy_is_its_own(ctx: Context) -> None:
+    """A few prompts alone and beside others; rounding may turn one of them."""
+    requests = [
+        {"token_ids": ctx.prompt(LONG_PROMPT, salt=100 + salt), "max_tokens": SHORT}
+        for salt in range(PROMPTS)
+    ]
+    alone = [(await ctx.generate(ctx.request(**request))).tokens for request in requests]
+    async with _neighbours(ctx):
+        beside = [(await ctx.generate(ctx.request(**request))).tokens for request in requests]
+    turned = sum(one != other for one, other in zip(alone, beside, strict=True))
+    allowed = 0 if ctx.capabilities.batch_invariant else 1
+    message = "greedy outputs depend on what else is in the batch"
+    expect(turned <= allowed, message, expected=f"at most {allowed} of {PROMPTS}", seen=turned)
+
+
+@check("SAM-06", needs=(*SHAPE, "INF-05", "LIM-01"))
+async def one_candidate_is_greedy(ctx: Context) -> None:
+    """Hot, so that whoever ignores the filter is seen; a few tries for engines that round."""
+    greedy = await ctx.greedy()
+    for change in ({"top_k": 1}, {"top_p": 1e-6}):
+        for _ in range(3):
+            request = ctx.request(token_ids=greedy.prompt, max_tokens=SHORT, temperature=WARM, **change)
+            seen = (await ctx.generate(request)).tokens
+            if seen == greedy.tokens:
+                break
+        else:
+            raise Violation(f"{change} does not give the greedy tokens", expected=greedy.tokens, seen=seen)
+
+
+@check("SAM-07", needs=(*SHAPE, "SAM-06", "LOG-02", "LOG-04"))
+async def few_candidates_are_few(ctx: Context) -> None:
+    """By the log-probabilities of each position, or by counting different first tokens."""
+    most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else KEPT
+    await (_by_logprobs if ctx.capabilities.logprobs and most >= KEPT else _by_counting)(ctx)
+
+
+@check("SAM-08", needs=(*SHAPE, "SAM-01"), alone=True)
+async def penalties_work(ctx: Context) -> None:
+    """On outputs that repeat a token; neutral ones change nothing."""
+    plain = {salt: await _greedy(ctx, salt) for salt in range(FEW_PROMPTS)}
+    neutral = [await _greedy(ctx, salt, **NEUTRAL) for salt in plain]
+    expect_equal(neutral, list(plain.values()), "neutral penalties change the output")
+    repeating = [salt for salt, tokens in plain.items() if len(set(tokens)) < len(tokens)]
+    if not repeating:
+        raise NotApplicable("no output of this model repeats a token")
+    for name in PENALTIES:
+        for salt in repeating:
+            if await _greedy(ctx, salt, **{name: STRONG}) != plain[salt]:
+                break
+        else:
+            raise Violation(f"a {name} of {STRONG:g} changes nothing", expected="other tokens")
+
+
+@check("SAM-09", needs=SHAPE)
+async def biases_forbid_and_force(ctx: Context) -> None:
+    """The greedy token, and one that does not come."""
+    greedy = await ctx.greedy()
+    first, other = greedy.tokens[0], next(token for token in greedy.prompt if token != greedy.tokens[0])
+    forbidden = [pb.LogitBias(token_id=first, bias=-100.0)]
+    tokens = (await ctx.generate(ctx.request(token_ids=greedy.prompt, logit_bias=forbidden))).tokens
+    expect(
+        first not in tokens, "a token with a bias of -100 was generated", expected=f"no {first}", seen=tokens
+    )
+    forced = [pb.LogitBias(token_id=other, bias=100.0)]
+    tokens = (await ctx.generate(ctx.request(temperature=None, logit_bias=forced))).tokens
+    expect_equal(set(tokens), {other}, "a token with a bias of 100 is not forced")
+
+
+@check("SAM-10", needs=SHAPE)
+async def defaults_are_said(ctx: Context) -> None:
+    """Without options a request is served, and the defaults are values that it may send."""
+    await ctx.generate(ctx.request(sampling_options=None))
+    await ctx.generate(ctx.request(**_defaults(ctx)))
+
+
+@check("SAM-10", variant="seeded", gate="seed", needs=(*SHAPE, "SAM-02", "SAM-10"), alone=True)
+async def defaults_are_used(ctx: Context) -> None:
+    """A seed alone, and the same seed with everything spelled out."""
+    for seed in range(SEEDS):
+        empty = await _sampled(ctx, seed=seed, max_tokens=FEW_TOKENS, temperature=None)
+        spelled = await _sampled(ctx, seed=seed, max_tokens=FEW_TOKENS, **_defaults(ctx))
+        expect_equal(empty, spelled, "unset options do not mean Capabilities.default_sampling")
+
+
+def _defaults(ctx: Context) -> dict[str, Value]:
+    """The defaults as options, as far as the engine takes them."""
+    if not ctx.capabilities.HasField("default_sampling"):
+        raise Violation("Capabilities.default_sampling is absent")
+    defaults = ctx.capabilities.default_sampling
+    names = ["temperature", "top_p", "top_k"]
+    names += ["min_p"] if ctx.capabilities.min_p else []
+    names += ["repetition_penalty"] if ctx.capabilities.penalties else []
+    return {name: getattr(defaults, name) for name in names}
+
+
+async def _sampled(ctx: Context, **changes: Value) -> list[int]:
+    request = ctx.request(**{"max_tokens": SHORT, "temperature": 1.0, **changes})
+    return (await ctx.generate(request)).tokens
+
+
+async def _greedy(ctx: Context, salt: int, **changes: Value) -> list[int]:
+    request = ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=REPEATING, **changes)
+    return (await ctx.generate(request)).tokens
+
+
+async def _by_logprobs(ctx: Context) -> None:
+    """A token as probable as the last candidate is one, too."""
+    change = {"max_tokens": 2 * LONG, "temperature": HOT, "top_k": KEPT, "logprobs": KEPT}
+    for output in (await ctx.generate(ctx.request(**change))).outputs:
+        table = output.logprobs
+        for row, value in enumerate(table.token_logprobs):
+            last = table.top_logprobs[(row + 1) * table.top_n - 1]
+            message = f"a token is not among the {KEPT} most probable ones"
+            expect(value >= last - ROUNDING, message, expected=f"at least {last:.4f}", seen=f"{value:.4f}")
+
+
+async def _by_counting(ctx: Context) -> None:
+    """Many first tokens at the highest temperature; ties in one prompt may let more pass."""
+    counts = []
+    for salt in range(2):
+        change = {"token_ids": ctx.prompt(salt=salt), "max_tokens": 1, "temperature": HOT, "top_k": KEPT}
+        seeds = [{"seed": seed} if ctx.capabilities.seed else {} for seed in range(DRAWS)]
+        streams = await _together(ctx, [ctx.request(**change, **seed) for seed in seeds])
+        counts.append(len({tuple(stream.tokens) for stream in streams}))
+    message = f"top_k {KEPT} lets more tokens pass"
+    expect(min(counts) <= KEPT, message, expected=f"at most {KEPT} different ones", seen=min(counts))
+
+
+async def _together(ctx: Context, requests: list[pb.GenerateRequest]) -> list[Stream]:
+    """Some at a time, so that no queue gets full."""
+    slots = asyncio.Semaphore(TOGETHER)
+
+    async def one(request: pb.GenerateRequest) -> Stream:
+        async with slots:
+            return await ctx.generate(request)
+
+    return list(await asyncio.gather(*map(one, requests)))
+
+
+async def _alone_and_beside(ctx: Context) -> tuple[list[list[int]], list[list[int]]]:
+    """Outputs of some seeds without and with neighbours, made once for all who look at them."""
+
+    async def outputs() -> list[list[int]]:
+        return [await _sampled(ctx, seed=seed, max_tokens=FEW_TOKENS) for seed in range(SEEDS)]
+
+    async def observe() -> tuple[list[list[int]], list[list[int]]]:
+        alone = await outputs()
+        async with _neighbours(ctx):
+            return alone, await outputs()
+
+    return await ctx.session.once("alone and beside", observe)
+
+
+@asynccontextmanager
+async def _neighbours(ctx: Context) -> AsyncIterator[None]:
+    """Long requests in all slots but one, at a temperature, seeded where that works."""
+    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else MOST_NEIGHBOURS
+    if slots == 1:
+        raise NotApplicable("there is one slot, so nothing runs beside a request")
+    streams = []
+    for number in range(min(slots - 1, MOST_NEIGHBOURS)):
+        change: dict[str, Value] = {"token_ids": ctx.prompt(salt=200 + number), "temperature": 1.0}
+        if number % 2 and ctx.capabilities.seed:
+            change["seed"] = secrets.randbits(32)
+        streams.append(ctx.start(ctx.long_request(**change)))
+    try:
+        await asyncio.gather(*(stream.first_token() for stream in streams))
+        yield
+    finally:
+        for stream in streams:
+            stream.cancel()

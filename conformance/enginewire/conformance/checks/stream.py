@@ -1,0 +1,176 @@
+"""STR: the shape of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import pairwise
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import Context
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.saturation import saturated
+from enginewire.conformance.stopwatch import Stopwatch, within
+from enginewire.conformance.stream import Stream, reason_name
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+
+TOKENS: Final = 16
+CONCURRENT: Final = 16
+ATTEMPTS: Final = 3
+ANSWER_SECONDS: Final = 1.0
+ABORTED_SECONDS: Final = 1.0
+
+VISIBLE_SECONDS: Final = 0.1
+"""Shorter than this, when something came says more about this machine than about the target."""
+
+
+@check("STR-01")
+async def sends_something(ctx: Context) -> None:
+    """A small request."""
+    stream = await _observed(ctx)
+    expect(stream.responses, "a Generate that ended with OK sent no message", expected="at least 1", seen=0)
+
+
+@check("STR-02", needs=("STR-01",))
+async def one_terminal(ctx: Context) -> None:
+    """A small request."""
+    stream = await _observed(ctx)
+    count = len([output for output in stream.terminals if output.index == 0])
+    expect_equal(count, 1, "choice 0 does not have exactly one terminal output")
+
+
+@check("STR-03", needs=("STR-02",))
+async def nothing_after_the_terminal(ctx: Context) -> None:
+    """A small request."""
+    stream = await _observed(ctx)
+    late = [output for choice in stream.choices.values() for output in choice.late]
+    expect(not late, "outputs of a choice came after its terminal", expected="none", seen=len(late))
+
+
+@check("STR-04", needs=("STR-02", "STR-03"))
+async def an_empty_terminal_is_sent(ctx: Context) -> None:
+    """An abort after the first token: what ends the choice has no token of its own."""
+    stream = await _aborted(ctx)
+    if stream.exchange.is_ok:
+        expect(stream.choice.terminal, "an aborted choice ended without a terminal output")
+
+
+@check("STR-05", needs=("STR-02",))
+async def ids_are_deltas(ctx: Context) -> None:
+    """No message repeats what came before it."""
+    outputs = [list(output.token_ids) for output in (await _observed(ctx)).choice.outputs if output.token_ids]
+    chain = [len(late) > len(early) and late[: len(early)] == early for early, late in pairwise(outputs)]
+    total = sum(map(len, outputs))
+    repeats = len(chain) > 1 and all(chain) and total > TOKENS
+    expect(not repeats, "token_ids are cumulative", expected=f"{TOKENS} ids", seen=f"{total} ids")
+
+
+@check("STR-06", needs=("STR-05",))
+async def positions_have_no_gaps(ctx: Context) -> None:
+    """Positions count the tokens, and none is missing at the end."""
+    stream = await _observed(ctx)
+    position = 0
+    for output in stream.choice.outputs:
+        expect_equal(
+            output.first_output_position, position, "first_output_position does not count the tokens"
+        )
+        position += len(output.token_ids)
+    if stream.choice.finish_reason == pb.FINISH_REASON_LENGTH:
+        expect(position >= TOKENS, "tokens are missing", expected=TOKENS, seen=position)
+
+
+@check("STR-07", needs=("STR-01",))
+async def ids_are_returned(ctx: Context) -> None:
+    """Many requests at once, each with an id of its own."""
+    requests = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=8) for salt in range(CONCURRENT)]
+    for stream in await asyncio.gather(*(ctx.generate(request) for request in requests)):
+        for response in stream.responses:
+            expect_equal(
+                response.request_id, stream.request.request_id, "a message carries another request_id"
+            )
+
+
+@check("STR-08", needs=("STR-02",))
+async def messages_are_not_empty(ctx: Context) -> None:
+    """What does not end a choice brings a token."""
+    outputs = (await _observed(ctx)).outputs
+    empty = [
+        number for number, output in enumerate(outputs) if not (output.token_ids or output.finish_reason)
+    ]
+    expect(not empty, "outputs carry neither a token nor a finish_reason", seen=f"outputs {empty}")
+
+
+@check("STR-09", needs=("STR-02", "STR-04"))
+async def ends_in_one_way(ctx: Context) -> None:
+    """An aborted request has its terminal or a status, not both."""
+    stream = await _aborted(ctx)
+    both = bool(stream.choice.terminal) and not stream.exchange.is_ok
+    expect(not both, "every choice had its terminal, and the status is not OK", seen=stream.exchange.status)
+
+
+@check("STR-10", needs=("STR-02",))
+async def reasons_are_known(ctx: Context) -> None:
+    """A small request."""
+    for terminal in (await _observed(ctx)).terminals:
+        known = terminal.finish_reason in pb.FinishReason.values()
+        expect(known, "the contract names no such finish_reason", seen=reason_name(terminal.finish_reason))
+
+
+@check("STR-11", needs=SHAPE, alone=True)
+async def tokens_are_streamed(ctx: Context) -> None:
+    """When the first token of a long answer is here, the engine is still at it.
+
+    Again, where it was not: this machine may have stalled. Nothing that gathers first ever passes.
+    """
+    for _ in range(ATTEMPTS):
+        if await _is_streamed(ctx):
+            return
+    raise Violation("the first token comes when the answer is complete", expected="Load.running 1", seen=0)
+
+
+async def _is_streamed(ctx: Context) -> bool:
+    async with Stopwatch() as watch:
+        stream = await ctx.start(ctx.lasting_request(ANSWER_SECONDS)).first_token()
+        if (await ctx.client.load()).running:
+            stream.cancel()
+            return True
+        await stream.ok()
+    expect(len(stream.responses) > 1, f"{len(stream.tokens)} tokens came in one message", expected="several")
+    return watch.seconds < VISIBLE_SECONDS
+
+
+@check("STR-12", phase=Phase.LOAD, needs=SHAPE, alone=True)
+async def acceptance_does_not_wait(ctx: Context) -> None:
+    """A request that waits for a slot has its initial metadata while all slots are taken."""
+    async with saturated(ctx) as running:
+        stream = ctx.start(ctx.request())
+        accepted = asyncio.ensure_future(stream.call.accepted())
+        with suppress(TimeoutError):
+            await within(ctx.bounds.reaction / 2, asyncio.shield(accepted))
+        now = await ctx.client.load()
+        # Not before that answer: on a busy machine both may have been on their way.
+        is_early = accepted.done()
+        if now.running < len(running):
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+    if not await accepted:
+        raise NotApplicable("a request that has to wait is refused here")
+    expect(is_early, "the initial metadata waits for the first token", expected="at acceptance")
+
+
+async def _observed(ctx: Context) -> Stream:
+    """One plain request of TOKENS tokens, read once for all checks of this area."""
+
+    async def observe() -> Stream:
+        return await ctx.generate(ctx.request(max_tokens=TOKENS))
+
+    stream = await ctx.session.once("stream", observe)
+    ctx.show(stream.exchange)
+    return stream
+
+
+async def _aborted(ctx: Context) -> Stream:
+    # Not for long: where Abort does nothing, others want the slot.
+    stream = await ctx.start(ctx.lasting_request(ABORTED_SECONDS)).first_token()
+    await ctx.client.abort([stream.request.request_id])
+    return await stream.end()

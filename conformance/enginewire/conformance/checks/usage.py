@@ -1,0 +1,83 @@
+"""USE: the usage on the last terminal output."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.registry import SHAPE, check, negative
+from enginewire.conformance.stream import Stream
+from enginewire.conformance.violation import expect, expect_equal
+
+BLOCKS = 4
+
+
+@check("USE-01", needs=(*SHAPE, "USE-04"))
+async def completion_tokens_are_counted(ctx: Context) -> None:
+    """As many as were sent."""
+    for max_tokens in (1, 5):
+        stream = await ctx.generate(ctx.request(max_tokens=max_tokens))
+        seen = stream.usage.completion_tokens
+        expect_equal(seen, len(stream.tokens), "completion_tokens is not the number of ids sent")
+
+
+@check("USE-02", needs=(*SHAPE, "USE-04"))
+async def prompt_tokens_are_counted(ctx: Context) -> None:
+    """As many as the request had."""
+    for length in (1, 11):
+        stream = await ctx.generate(ctx.request(token_ids=ctx.prompt(length)))
+        expect_equal(stream.usage.prompt_tokens, length, "prompt_tokens is not the length of token_ids")
+
+
+@check("USE-03", needs=(*SHAPE, "USE-04"))
+async def the_total_is_the_sum(ctx: Context) -> None:
+    """Of what the usage itself says."""
+    usage = (await ctx.generate(ctx.request())).usage
+    expect_equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens, "total_tokens is no sum")
+
+
+@check("USE-04", needs=SHAPE)
+async def usage_is_on_the_last_terminal(ctx: Context) -> None:
+    """There and nowhere else."""
+    stream = await ctx.generate(ctx.request())
+    places = [number for number, output in enumerate(stream.outputs) if output.HasField("completion_usage")]
+    last = [number for number, output in enumerate(stream.outputs) if output.finish_reason][-1]
+    expect_equal(places, [last], "completion_usage is not on the last terminal output alone")
+
+
+@check("USE-05", needs=(*SHAPE, "STR-04", "USE-01", "USE-02", "ABO-01"), alone=True)
+async def aborted_requests_are_counted(ctx: Context) -> None:
+    """Up to the abort."""
+    stream = await ctx.start(ctx.long_request()).first_token()
+    await ctx.client.abort([stream.request.request_id])
+    await stream.end()
+    expect(stream.choice.terminal, "an aborted request has no terminal output", seen=stream.exchange.status)
+    expect_equal(stream.usage.completion_tokens, len(stream.tokens), "the usage is not that of what was sent")
+
+
+@negative("prefix_cache")
+async def there_is_no_cache_to_reset(ctx: Context) -> None:
+    """The RPC that empties it."""
+    request = pb.ResetPrefixCacheRequest()
+    require_refusal(await ctx.client.ask("AdminService.ResetPrefixCache", request), LEFT_OUT)
+
+
+@check("USE-06", needs=(*SHAPE, "USE-02"), alone=True)
+async def cached_tokens_are_told(ctx: Context) -> None:
+    """A prompt of some blocks, again, and once more past the cache."""
+    block = ctx.config.kv_cache_block_size or 16
+    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    await _cached(ctx, prompt)
+    again = await _cached(ctx, prompt)
+    expect(again >= block, "a repeated prompt has no cached block", expected=f"at least {block}", seen=again)
+    around = await _cached(ctx, prompt, bypass=True)
+    expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
+
+
+async def _cached(ctx: Context, prompt: list[int], *, bypass: bool = False) -> int:
+    request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass)
+    stream: Stream = await ctx.generate(request)
+    cached = stream.usage.prompt_tokens_details.cached_tokens
+    expect(
+        cached <= len(prompt), "more tokens are cached than the prompt has", expected=len(prompt), seen=cached
+    )
+    return cached

@@ -1,0 +1,87 @@
+"""VER: clients of other revisions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance import requests
+from enginewire.conformance.context import Context, require_refusal
+from enginewire.conformance.fields import unknown_fields
+from enginewire.conformance.registry import SHAPE, check
+from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+
+UINT32_MAX: Final = 2**32 - 1
+RANGE: Final = ("minimum_client_revision", "maximum_client_revision")
+
+
+@check("VER-01")
+async def revisions_are_told(ctx: Context) -> None:
+    """Revision, range and digest."""
+    info = ctx.info
+    low, high = info.minimum_client_revision, info.maximum_client_revision
+    expect(info.contract_revision >= 1, "contract_revision is not set", seen=info.contract_revision)
+    expect(1 <= low <= high, "the accepted range is empty", expected="1 or more", seen=f"{low} to {high}")
+    message = "contract_revision is outside the accepted range"
+    within = low <= info.contract_revision <= high
+    expect(within, message, expected=f"{low} to {high}", seen=info.contract_revision)
+    expect(info.schema_digest, "schema_digest is not set")
+
+
+@check("VER-02", needs=(*SHAPE, "VER-01"))
+async def other_revisions_are_refused(ctx: Context) -> None:
+    """Beside the range, and far beyond it."""
+    low, high = ctx.info.minimum_client_revision, ctx.info.maximum_client_revision
+    for revision in {low - 1, high + 1, UINT32_MAX}:
+        # 0 is a client that does not say.
+        if revision == 0 or low <= revision <= high or revision > UINT32_MAX:
+            continue
+        exchange = await ctx.rejects(
+            {"client_revision": revision},
+            codes=(grpc.StatusCode.FAILED_PRECONDITION,),
+            reason=pb.ERROR_REASON_REVISION_MISMATCH,
+        )
+        told = exchange.detail.metadata if exchange.detail else {}
+        seen = {name: told.get(name, "") for name in RANGE}
+        expected = dict(zip(RANGE, (str(low), str(high)), strict=True))
+        expect_equal(seen, expected, "the refusal does not tell the accepted range")
+
+
+@check("VER-03", needs=(*SHAPE, "VER-02", "ERR-08"))
+async def newer_clients_are_served(ctx: Context) -> None:
+    """Each end of the range, with fields that this server cannot know."""
+    tokens = (await ctx.generate(ctx.request())).tokens
+    for revision in (ctx.info.minimum_client_revision, ctx.info.maximum_client_revision):
+        request = requests.change(ctx.request(), client_revision=revision)
+        for message in (request, request.request, request.request.sampling_options):
+            message.MergeFromString(unknown_fields())
+        stream = await ctx.start(request).end()
+        message_text = f"a client of revision {revision} is not served"
+        expect(stream.exchange.is_ok, message_text, expected="OK", seen=stream.exchange.status)
+        expect_equal(stream.tokens, tokens, f"a client of revision {revision} gets other tokens")
+
+
+@check("VER-05", needs=(*SHAPE, "VER-02", "SAM-01"), alone=True)
+async def revisions_do_not_mix(ctx: Context) -> None:
+    """A client that is refused, and one of each end of the range, while another one is served."""
+    high = ctx.info.maximum_client_revision
+    if high >= UINT32_MAX:
+        raise NotApplicable("there is no revision that is not accepted")
+    alone = (await ctx.generate(ctx.request(max_tokens=64))).tokens
+    streams = [
+        ctx.start(requests.change(ctx.request(max_tokens=64), client_revision=revision))
+        for revision in (0, ctx.info.minimum_client_revision, high)
+    ]
+    for stream in streams:
+        await stream.first_token()
+    refused = await ctx.refused(requests.change(ctx.request(), client_revision=high + 1))
+    require_refusal(refused, (grpc.StatusCode.FAILED_PRECONDITION,))
+    again = [requests.change(ctx.request(max_tokens=64), client_revision=revision) for revision in (0, high)]
+    for stream in [*streams, *(ctx.start(request) for request in again)]:
+        await stream.end()
+        if not stream.exchange.is_ok or stream.tokens != alone:
+            revision = stream.request.client_revision
+            message = f"a client of revision {revision} is disturbed by one that is refused"
+            raise Violation(message, expected=alone, seen=f"{stream.exchange.status}, {stream.tokens}")

@@ -1,0 +1,78 @@
+"""WLD: the load as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final, cast
+
+from enginewire import v1 as pb
+from enginewire.conformance.client import Call
+from enginewire.conformance.context import INVALID, Context, require_refusal
+from enginewire.conformance.registry import SHAPE, Phase, check
+from enginewire.conformance.violation import Violation, expect
+
+NAME: Final = "DiscoveryService.WatchLoad"
+SHORTEST: Final = 10
+INTERVAL: Final = 100
+WATCHED_SECONDS: Final = 1.0
+FIRST: Final = "WLD-01"
+
+
+@check("WLD-01", needs=("HLT-03",), alone=True)
+async def the_load_comes_at_once(ctx: Context) -> None:
+    """Without any change, and with the longest interval there is."""
+    for interval in (None, SHORTEST, 3_600_000):
+        load = await _next(_watch(ctx, interval))
+        expect(load.state, "the first load of a watch names no state", seen=load)
+
+
+@check("WLD-02", needs=(*SHAPE, FIRST, "CAN-01"), phase=Phase.LOAD, alone=True)
+async def changes_are_sent(ctx: Context) -> None:
+    """A request begins, and ends."""
+    await ctx.idle()
+    watch = _watch(ctx, SHORTEST)
+    await _next(watch)
+    stream = await ctx.start(ctx.long_request()).first_token()
+    while not (await _next(watch)).running:
+        pass
+    stream.cancel()
+    while True:
+        load = await _next(watch)
+        if not (load.running or load.waiting or load.kv_blocks_used):
+            return
+
+
+@check("WLD-03", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
+async def the_interval_holds(ctx: Context) -> None:
+    """While requests come and go."""
+    watch = _watch(ctx, INTERVAL)
+    await _next(watch)
+    begin, counting = time.monotonic(), asyncio.ensure_future(watch.finish())
+    while time.monotonic() < begin + WATCHED_SECONDS:
+        await ctx.generate(ctx.request())
+    watch.cancel()
+    count = len((await counting).arrived) - 1
+    most = (time.monotonic() - begin) * 1000 / INTERVAL + 2
+    expect(count <= most, "the load is sent too often", expected=f"at most {most:.0f}", seen=count)
+
+
+@check("WLD-04", needs=(FIRST,), alone=True)
+async def short_intervals_are_refused(ctx: Context) -> None:
+    """Shorter than 10 ms, and none at all."""
+    for interval in (0, 1, SHORTEST - 1):
+        call = _watch(ctx, interval)
+        if await anext(call, None) is not None:
+            raise Violation(f"an interval of {interval} ms is served", expected="INVALID_ARGUMENT", seen="OK")
+        require_refusal(call.exchange, INVALID, "min_interval_ms")
+
+
+def _watch(ctx: Context, interval: int | None) -> Call:
+    return ctx.client.call(NAME, pb.WatchLoadRequest(min_interval_ms=interval), timeout=ctx.bounds.check / 4)
+
+
+async def _next(watch: Call) -> pb.Load:
+    message = await anext(watch, None)
+    if message is None:
+        raise Violation("the watch brings no load", expected="a load", seen=watch.exchange.status)
+    return cast(pb.WatchLoadResponse, message).load

@@ -1,0 +1,84 @@
+"""`enginewire-conformance client`: judge a backend, in any language."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+
+from enginewire.conformance.client_side.judge import GATE, judge
+from enginewire.conformance.client_side.stands import CommandStarter
+from enginewire.conformance.conclusion import add_options, check_options, conclude
+from enginewire.conformance.options import globs, positive, scale
+from enginewire.conformance.outcome import ExitCode, Report
+from enginewire.conformance.report.listing import show
+from enginewire.conformance.requirements import requirements
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.session import Unreachable
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the subcommand; returns its exit code."""
+    options = parse(argv)
+    if options.list:
+        return show([each for each in requirements().values() if each.gate == GATE])
+    try:
+        report = asyncio.run(_judge(options))
+    except Unreachable as reason:
+        print(f"enginewire-conformance: {reason}", file=sys.stderr)
+        return ExitCode.UNREACHABLE
+    except ValueError as mistake:
+        print(f"enginewire-conformance: {mistake}", file=sys.stderr)
+        return ExitCode.USAGE
+    return conclude(report, options)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options; a mistake ends the program with 2."""
+    parser = argparse.ArgumentParser(
+        prog="enginewire-conformance client",
+        description="Judge a backend: the kit plays the engine, and asks the backend over BackendService.",
+        epilog="Exit codes as without a subcommand.",
+    )
+    parser.add_argument(
+        "--command",
+        metavar="COMMAND",
+        help="starts the backend; {target} is the engine's address, {listen} (host:port), {port} or {socket} "
+        "where BackendService has to listen",
+    )
+    parser.add_argument("--run", action="append", default=[], metavar="GLOBS", help="only these ids")
+    parser.add_argument("--skip", action="append", default=[], metavar="GLOBS", help="leave these ids out")
+    parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="run each check N times")
+    parser.add_argument("--list", action="store_true", help="list the requirements and exit")
+    parser.add_argument(
+        "--multiplexed", action="store_true", help="the engine offers GenerateMultiplexed beside Generate"
+    )
+    parser.add_argument("--ready-timeout", type=float, default=60.0, metavar="S", help="until it listens")
+    parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="multiplies every bound")
+    parser.add_argument("--strict", action="store_true", help="a SHOULD that does not hold is a failure")
+    parser.add_argument("--trace", action="store_true", help="show every call of what is unexpected")
+    add_options(parser)
+    options = parser.parse_args(argv)
+    check_options(parser, options)
+    if not (options.command or options.list):
+        parser.error("one of --command and --list is needed")
+    return options
+
+
+async def _judge(options: argparse.Namespace) -> Report:
+    return await judge(
+        CommandStarter(options.command, options.ready_timeout),
+        Selection(run=globs(options.run), skip=globs(options.skip), repeat=options.repeat),
+        name=options.command,
+        invocation=_invocation(options),
+        time_scale=options.time_scale,
+        multiplexed=options.multiplexed,
+    )
+
+
+def _invocation(options: argparse.Namespace) -> str:
+    words = ["client", "--command", options.command]
+    words += ["--multiplexed"] if options.multiplexed else []
+    return shlex.join(words)

@@ -1,0 +1,136 @@
+"""What a check of a backend gets: scenes to play, requests to send, bounds.
+
+One per check, so that its calls are its evidence. Knows nothing about requirements and verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Protocol
+
+from enginewire import v1 as pb
+from enginewire.conformance import requests
+from enginewire.conformance.bounds import Bounds
+from enginewire.conformance.client import Client
+from enginewire.conformance.client_side.answer import Answer
+from enginewire.conformance.client_side.engine import ScriptedEngine
+from enginewire.conformance.client_side.facts import PLAIN, Facts
+from enginewire.conformance.client_side.script import Step
+from enginewire.conformance.client_side.turn import Scene, Turn
+from enginewire.conformance.exchange import Exchange, Metadata
+from enginewire.conformance.violation import expect
+
+OUTPUT_TOKENS = 64
+_numbers = count(1)
+
+
+class Stand(Protocol):
+    """A backend under test, the engine behind it, and how to reach it."""
+
+    engine: ScriptedEngine
+    bounds: Bounds
+
+    def client(self) -> Client:
+        """A client of the backend, recording for itself."""
+
+    async def stop(self) -> None:
+        """End both."""
+
+
+class Stands(Protocol):
+    """Where stands come from."""
+
+    def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
+        """Such an engine, with GenerateMultiplexed as all of this run have it, for a stand of one's own."""
+
+    async def shared(self, facts: Facts = PLAIN) -> Stand:
+        """The backend in front of such an engine; the same for all checks."""
+
+    async def fresh(self, engine: ScriptedEngine) -> Stand:
+        """Another backend in front of this engine. Raises Unreachable when it does not serve."""
+
+
+class ClientContext:
+    """The backend as one check sees it."""
+
+    def __init__(self, stands: Stands, stand: Stand) -> None:
+        self.stands = stands
+        self.stand = stand
+        self.client = stand.client()
+        self._clients = [self.client]
+        self._scenes: list[Scene] = []
+
+    @property
+    def bounds(self) -> Bounds:
+        """How long things may take here."""
+        return self.stand.bounds
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """The calls of the check, and the calls of the backend that they led to."""
+        found = [exchange for client in self._clients for exchange in client.exchanges]
+        found += [turn.exchange for scene in self._scenes for turn in scene.turns]
+        return sorted(found, key=lambda exchange: exchange.started_at)
+
+    async def on(self, stand: Stand) -> ClientContext:
+        """The same check in front of another backend."""
+        other = ClientContext(self.stands, stand)
+        self._clients.append(other.client)
+        other._scenes = self._scenes
+        return other
+
+    def play(self, *script: Step, then: Sequence[Sequence[Step]] = (), ending: bytes = b"") -> Scene:
+        """A prompt of its own, with this ending, that the engine answers with this script.
+
+        `then`, for further attempts.
+        """
+        prompt = list(f"prompt {next(_numbers)}".encode() + ending)
+        self._scenes.append(self.stand.engine.play(prompt, [script, *then]))
+        return self._scenes[-1]
+
+    def start(
+        self, scene: Scene, *, timeout: float = 0, metadata: Metadata = (), **changes: requests.Value
+    ) -> Answer:
+        """Send a request for the scene with some fields changed, as in `requests.change`."""
+        good = requests.good_request("", scene.prompt)
+        changed = requests.change(good, **{"max_tokens": OUTPUT_TOKENS, "ignore_eos": None, **changes})
+        asked = pb.BackendServiceGenerateRequest(
+            request_id=f"kit-client-{next(_numbers)}", token_ids=True, request=changed.request
+        )
+        seconds = timeout or 2 * self.patience
+        return Answer(self.client.call("BackendService.Generate", asked, metadata=metadata, timeout=seconds))
+
+    @property
+    def patience(self) -> float:
+        """Seconds for what a backend does at once: only one that never does it makes a check wait so long."""
+        return 2 * self.bounds.answer
+
+    async def left(self, turn: Turn, cause: str) -> None:
+        """The backend leaves the engine's call within the bound, or it is a Violation."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(turn.left.wait(), self.patience)
+        expect(
+            turn.left.is_set(),
+            f"the engine was not told within {self.patience:.1f} s: {cause}",
+            expected="the call is cancelled or the request aborted",
+            seen=turn.exchange.status,
+        )
+
+    async def close(self) -> None:
+        """End what the check left running."""
+        for client in self._clients:
+            for call in client.calls:
+                if call.exchange.code is None:
+                    call.cancel()
+        for scene in self._scenes:
+            for turn in scene.turns:
+                turn.left.set()
+
+
+def only_turn(scene: Scene) -> Turn:
+    """The one call of the backend for this scene; another number of them is a Violation."""
+    expect(len(scene.turns) == 1, "the backend called the engine once", expected=1, seen=len(scene.turns))
+    return scene.turns[0]

@@ -1,0 +1,122 @@
+"""Runs the checks of backends and turns what they raise into the kit's one result model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from enginewire.conformance import verdict
+from enginewire.conformance.client_side.context import ClientContext
+from enginewire.conformance.client_side.registry import WAY_THROUGH, ClientCheck, client_checks
+from enginewire.conformance.client_side.stands import RunningStand, RunningStands, Starter
+from enginewire.conformance.outcome import Outcome, Report, Status
+from enginewire.conformance.requirements import requirements
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.session import Unreachable
+from enginewire.conformance.violation import Violation
+
+GATE: Final = "backend"
+CONCURRENCY: Final = 8
+
+
+async def judge(
+    starter: Starter,
+    selection: Selection,
+    *,
+    name: str = "a backend",
+    invocation: str = "",
+    time_scale: float = 1.0,
+    multiplexed: bool = False,
+) -> Report:
+    """Judge the backends that `starter` starts. Raises Unreachable when none of them listens.
+
+    `multiplexed`: their engine offers GenerateMultiplexed too.
+    """
+    started = time.monotonic()
+    stands = RunningStands(starter, time_scale, multiplexed=multiplexed)
+    try:
+        stand = await stands.shared()
+        outcomes = await _Run(stands, selection).run()
+        return Report(
+            target=name,
+            invocation=invocation,
+            engine="a backend in front of the scripted engine",
+            bounds=stand.bounds.describe(),
+            outcomes=_in_order(outcomes),
+            seconds=time.monotonic() - started,
+        )
+    finally:
+        await stands.close()
+
+
+class _Run:
+    """One run: first the check that all others need, then those beside each other."""
+
+    def __init__(self, stands: RunningStands, selection: Selection) -> None:
+        self._stands = stands
+        self._selection = selection
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def run(self) -> dict[str, Outcome]:
+        """Outcomes by key."""
+        checks = {check.key: check for check in client_checks()}
+        first = checks.pop(WAY_THROUGH)
+        stand = await self._stands.shared()
+        outcome = await self._repeat(first)
+        stand.measure(outcome.exchanges)
+        blocked = outcome.status is not Status.PASS
+        if not blocked and (reason := self._why_not(first)):
+            outcome = verdict.outcome(first, Status.NOT_RUN, reason)
+        # Those that wait for long begin first, so that they wait beside the others.
+        queue = sorted(checks.values(), key=lambda check: not check.is_costly)
+        others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in queue))
+        return {other.key: other for other in [outcome, *others]}
+
+    async def _run(self, check: ClientCheck, *, blocked: bool) -> Outcome:
+        if reason := self._why_not(check):
+            return verdict.outcome(check, Status.NOT_RUN, reason)
+        if blocked:
+            return verdict.outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
+        async with self._slots:
+            return await self._repeat(check)
+
+    async def _repeat(self, check: ClientCheck) -> Outcome:
+        return verdict.of_repetitions([await self._run_once(check) for _ in range(self._selection.repeat)])
+
+    async def _run_once(self, check: ClientCheck) -> Outcome:
+        if not check.hostile:
+            return await self._judge(check, await self._stands.shared())
+        try:
+            stand = await self._stands.fresh(self._stands.engine())
+        except Unreachable as reason:
+            return verdict.failure(check, Violation(str(reason)))
+        try:
+            return await self._judge(check, stand)
+        finally:
+            await stand.stop()
+
+    def _why_not(self, check: ClientCheck) -> str:
+        return self._selection.why_not(requirements()[check.id], check)
+
+    async def _judge(self, check: ClientCheck, stand: RunningStand) -> Outcome:
+        context, started = ClientContext(self._stands, stand), time.monotonic()
+        outcome = await verdict.judged(check, check.function(context), context.bounds.check)
+        exchanges = context.exchanges
+        await context.close()
+        return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
+
+
+def _in_order(outcomes: dict[str, Outcome]) -> tuple[Outcome, ...]:
+    """By requirement; those without a check say so. Requirements of engine servers are not named."""
+    found: list[Outcome] = []
+    for requirement in requirements().values():
+        own: Sequence[Outcome] = [
+            outcome for key, outcome in sorted(outcomes.items()) if outcome.requirement.id == requirement.id
+        ]
+        if requirement.gate == GATE and not own:
+            own = [verdict.without_check(requirement)]
+        found += own
+    return tuple(found)

@@ -1,0 +1,174 @@
+"""The doors to the kit from Python: judge a server, or servers that the caller can start.
+
+Each returns the Report that the command line's verdict comes from. Prints and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from enginewire.conformance import baseline as known_failures, options as command_line
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.connection import Connection, Tls
+from enginewire.conformance.exchange import Metadata
+from enginewire.conformance.given import given
+from enginewire.conformance.launch import CommandLauncher
+from enginewire.conformance.outcome import Report
+from enginewire.conformance.registry import Phase
+from enginewire.conformance.report.progress import Progress
+from enginewire.conformance.runner import Runner
+from enginewire.conformance.selection import Selection
+from enginewire.conformance.session import Launcher, Program, Server, Session, Unreachable
+
+ServerFactory = Callable[[], AbstractAsyncContextManager[str]]
+"""Starts a fresh server, yields its address as gRPC names it, ends the server."""
+
+
+async def judge(
+    target: str,
+    *,
+    profiles: Sequence[str] = (),
+    run: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    repeat: int = 1,
+    strict: bool = False,
+    time_scale: float = 1.0,
+    baseline: Path | None = None,
+    allow_destructive: bool = False,
+    declare: Collection[str] = (),
+    tls: Tls | None = None,
+    metadata: Metadata = (),
+) -> Report:
+    """The kit against a server that runs; the arguments are the options of the command line.
+
+    Raises Unreachable when nothing listens there, ValueError for a baseline that says nonsense.
+    """
+    connection = Connection(target=target, tls=tls, metadata=metadata)
+    phases = {Phase.SAFE, Phase.LOAD} | ({Phase.DESTRUCTIVE} if allow_destructive else set())
+    selection = Selection(profiles=profiles, run=run, skip=skip, repeat=repeat, phases=frozenset(phases))
+    return await _report(connection, selection, strict, time_scale, baseline, frozenset(declare))
+
+
+async def engine_conformance(
+    server_factory: ServerFactory,
+    *,
+    profiles: Sequence[str] = (),
+    run: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    repeat: int = 1,
+    strict: bool = False,
+    time_scale: float = 1.0,
+    baseline: Path | None = None,
+    declare: Collection[str] = (),
+) -> Report:
+    """The kit against servers that `server_factory` starts: each check that ends one gets its own.
+
+    What needs a process to signal is left to `--launch`. Raises like `judge`.
+    """
+    launcher = FactoryLauncher(server_factory)
+    phases = frozenset({Phase.SAFE, Phase.LOAD, Phase.DESTRUCTIVE})
+    selection = Selection(profiles=profiles, run=run, skip=skip, repeat=repeat, phases=phases)
+    async with server_factory() as target:
+        connection = Connection(target=target)
+        try:
+            return await _report(
+                connection, selection, strict, time_scale, baseline, frozenset(declare), launcher
+            )
+        finally:
+            await launcher.close()
+
+
+async def judge_as_asked(options: argparse.Namespace) -> Report:
+    """What the options of the command line ask for, a target that cannot be reached included.
+
+    Raises ValueError for a command without an address.
+    """
+    launcher = _launcher(options)
+    target = options.target
+    try:
+        target = (await launcher.launch()).target if launcher else target
+        return await _run(options, target, launcher)
+    except Unreachable as reason:
+        return Report(
+            target=target or options.launch,
+            invocation=command_line.invocation(options),
+            unreachable=str(reason),
+        )
+    finally:
+        if launcher:
+            await launcher.close()
+
+
+def _launcher(options: argparse.Namespace) -> CommandLauncher | None:
+    if not options.launch:
+        return None
+    return CommandLauncher(options.launch, options.ready_timeout, command_line.connection(options, ""))
+
+
+async def _run(options: argparse.Namespace, target: str, launcher: Launcher | None) -> Report:
+    connection = command_line.connection(options, target)
+    session = Session(
+        connection=connection,
+        time_scale=options.time_scale,
+        declared=command_line.declared(options, connection),
+        launcher=launcher,
+        given=given(options),
+    )
+    selection, invocation = command_line.selection(options), command_line.invocation(options)
+    progress = Progress()
+    try:
+        return await Runner(session, all_checks(), selection, invocation, progress).run()
+    finally:
+        progress.close()
+
+
+async def _report(
+    connection: Connection,
+    selection: Selection,
+    strict: bool,
+    time_scale: float,
+    baseline: Path | None,
+    declared: frozenset[str],
+    launcher: Launcher | None = None,
+) -> Report:
+    entries = known_failures.read(baseline) if baseline else ()
+    gates = declared | ({"keepalive"} if connection.is_tcp else set())
+    session = Session(connection=connection, time_scale=time_scale, declared=gates, launcher=launcher)
+    report = await Runner(session, all_checks(), selection).run()
+    return known_failures.applied(entries, replace(report, strict=strict))
+
+
+@dataclass(slots=True)
+class _Made:
+    """A server that a factory started."""
+
+    context: AbstractAsyncContextManager[str]
+    target: str = ""
+
+    async def stop(self) -> None:
+        """End it."""
+        await self.context.__aexit__(None, None, None)
+
+
+@dataclass
+class FactoryLauncher:
+    """Starts servers by calling the user's factory."""
+
+    factory: ServerFactory
+
+    async def launch(self) -> Server:
+        """A server that serves."""
+        made = _Made(self.factory())
+        made.target = await made.context.__aenter__()
+        return made
+
+    async def spawn(self, target: str = "", extra: str = "") -> Program:
+        """There is no program behind a factory."""
+        raise Unreachable("a server factory has no program to start: use --launch")
+
+    async def close(self) -> None:
+        """The runner stops what it launches."""

@@ -1,0 +1,168 @@
+"""Servers that abort something else, or in another way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+
+LOST_EVERY = 64
+"""Aborts after which a block is lost: other checks make fewer."""
+
+
+@mutant("abort_noop", kills="ABO-01")
+class AbortNoop(Reference):
+    def abort(self, job: Job) -> None:
+        """Say so only."""
+
+
+@mutant("abort_as_stop", kills="ABO-01")
+class AbortAsStop(Reference):
+    def cancelled(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().cancelled(choice)
+        output.finish_reason = pb.FINISH_REASON_STOP
+        return output
+
+
+@mutant("abort_as_status", kills="ABO-01")
+class AbortAsStatus(Reference):
+    def abort(self, job: Job) -> None:
+        self.fail(job, Refusal(pb.ERROR_REASON_CANCELLED, "it was aborted"))
+
+
+@mutant("abort_first_choice_only", kills="ABO-01")
+class AbortFirstChoiceOnly(Reference):
+    def abort(self, job: Job) -> None:
+        self.send(job, self.cancelled(job.open_choices[0]))
+        self.finish(job)
+
+
+class AbortsOthers(Reference):
+    """One id stands for several."""
+
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        outcome = super().abort_id(request_id)
+        for job in list(self.live.values()):
+            if self.is_meant(job.request_id, request_id):
+                self.abort(job)
+        return outcome
+
+    def is_meant(self, other: str, named: str) -> bool:
+        """True for ids that are taken for the named one."""
+        raise NotImplementedError
+
+
+@mutant("abort_by_prefix", kills="ABO-02")
+class AbortByPrefix(AbortsOthers):
+    def is_meant(self, other: str, named: str) -> bool:
+        return other.startswith(f"{named}-")
+
+
+@mutant("abort_ignores_case", kills="ABO-02")
+class AbortIgnoresCase(AbortsOthers):
+    def is_meant(self, other: str, named: str) -> bool:
+        return other.casefold() == named.casefold()
+
+
+@mutant("abort_all", kills="ABO-02")
+class AbortAll(AbortsOthers):
+    """Every request of the same caller, whose ids differ in their number."""
+
+    def is_meant(self, other: str, named: str) -> bool:
+        return other.rpartition("-")[0] == named.rpartition("-")[0]
+
+
+@mutant("abort_unknown_ok", kills="ABO-03")
+class AbortUnknownOk(Reference):
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        outcome = super().abort_id(request_id)
+        return pb.ABORT_OUTCOME_FINISHED if outcome == pb.ABORT_OUTCOME_UNKNOWN else outcome
+
+
+@mutant("abort_twice_internal", kills="ABO-04")
+class AbortTwiceInternal(Reference):
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        if request_id in self.finished:
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "there is no such request any more")
+        return super().abort_id(request_id)
+
+
+@mutant("abort_twice_aborted", kills="ABO-04")
+class AbortTwiceAborted(Reference):
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        outcome = super().abort_id(request_id)
+        return pb.ABORT_OUTCOME_ABORTED if outcome == pb.ABORT_OUTCOME_FINISHED else outcome
+
+
+@mutant("abort_answers_once", kills="ABO-04")
+class AbortAnswersOnce(Reference):
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        response = await super().abort_requests(request)
+        unique = {result.request_id: result for result in response.results}
+        return pb.AbortResponse(results=unique.values())
+
+
+@mutant("abort_queued_ignored", kills="ABO-05")
+class AbortQueuedIgnored(Reference):
+    def abort(self, job: Job) -> None:
+        if job.is_running:
+            super().abort(job)
+
+
+@mutant("dup_id_overwrites", kills="ABO-06")
+class DupIdOverwrites(Reference):
+    def admit(self, job: Job) -> None:
+        if earlier := self.live.get(job.request_id):
+            self.abort(earlier)
+        super().admit(job)
+
+
+@mutant("dup_id_served", kills="ABO-06")
+class DupIdServed(Reference):
+    def admit(self, job: Job) -> None:
+        if job.request_id in self.live:
+            job.request_id += "-again"
+        super().admit(job)
+
+
+@mutant("id_used_up", kills="ABO-06")
+class IdUsedUp(Reference):
+    def admit(self, job: Job) -> None:
+        if job.request_id in self.finished:
+            raise Refusal(pb.ERROR_REASON_DUPLICATE_ID, "request_id: was used before", field="request_id")
+        super().admit(job)
+
+
+@mutant("tokens_after_cancel", kills="ABO-07")
+class TokensAfterCancel(Reference):
+    async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
+        async for output in super().outputs(job):
+            yield output
+            if output.finish_reason == pb.FINISH_REASON_CANCELLED:
+                yield pb.LLMEngineOutput(index=output.index, token_ids=[1])
+
+
+@mutant("kv_leak_1_block", kills="ABO-08")
+class KvLeakOneBlock(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._aborts = self._lost = 0
+
+    def freed_blocks(self, job: Job) -> int:
+        self._aborts += bool(job.open_choices) or job.completion_tokens < self.room(job.choices[0])
+        if self._aborts < LOST_EVERY or "ABO-08" not in job.request_id:
+            return super().freed_blocks(job)
+        self._aborts = 0
+        self._lost += 1
+        return super().freed_blocks(job) - 1
+
+    def admit(self, job: Job) -> None:
+        # Found again, to leave the checks that follow in peace.
+        if "ABO-08" not in job.request_id:
+            self.counters.kv_blocks_used -= self._lost
+            self._lost = 0
+        super().admit(job)

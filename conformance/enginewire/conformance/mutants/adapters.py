@@ -1,0 +1,92 @@
+"""Servers that lose, share or mix up adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+
+
+@mutant("lora_conflict_ok", kills="LOR-01")
+class LoraConflictOk(Reference):
+    def is_another(self, request: pb.LoadAdapterRequest) -> bool:
+        return False
+
+
+@mutant("lora_reload_fails", kills="LOR-01")
+class LoraReloadFails(Reference):
+    def is_another(self, request: pb.LoadAdapterRequest) -> bool:
+        return request.name in self.adapters
+
+
+@mutant("list_stale", kills="LOR-02")
+class ListStale(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._answer = pb.ListAdaptersResponse()
+
+    async def list_adapters(self) -> pb.ListAdaptersResponse:
+        stale, self._answer = self._answer, await super().list_adapters()
+        return stale
+
+
+@mutant("lora_fallback_base", kills="LOR-03")
+class LoraFallbackBase(Reference):
+    def check_adapter(self, request: pb.PreprocessedRequest) -> None:
+        if request.routing.lora_name not in self.adapters:
+            request.routing.ClearField("lora_name")
+
+
+@mutant("lora_remembers", kills="LOR-03/unloaded")
+class LoraRemembers(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._used: set[str] = set()
+
+    def check_adapter(self, request: pb.PreprocessedRequest) -> None:
+        if request.routing.lora_name not in self._used:
+            super().check_adapter(request)
+        self._used.add(request.routing.lora_name)
+
+
+@mutant("lora_mixup", kills="LOR-04")
+class LoraMixup(Reference):
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> list[float]:
+        return super().logits(tokens, self.running[0].request.routing.lora_name if self.running else adapter)
+
+
+@mutant("unload_corrupts", kills="LOR-05")
+class UnloadCorrupts(Reference):
+    def is_in_use(self, name: str) -> bool:
+        return False
+
+
+@mutant("lora_evicts_silently", kills="LOR-06")
+class LoraEvictsSilently(Reference):
+    def make_room(self, request: pb.LoadAdapterRequest) -> None:
+        if request.name not in self.adapters and len(self.adapters) >= self.config.limits.max_loras:
+            del self.adapters[next(iter(self.adapters))]
+
+
+@mutant("lora_cache_shared", kills="LOR-07")
+class LoraCacheShared(Reference):
+    def look_up(self, job: Job) -> int:
+        prompts = {(salt, tokens) for salt, _, tokens in self.cache}
+        hits = [key for key in self.block_keys(job) if (key[0], key[2]) in prompts]
+        return len(hits) * self.settings.block_size if self.is_cacheable(job) else 0
+
+
+@mutant("silently_ignores_lora", kills="ERR-17/lora")
+class SilentlyIgnoresLora(Reference):
+    settings = replace(Settings(), capabilities=("seed",))
+
+    def allows(self, capability: str) -> bool:
+        return capability == "lora" or super().allows(capability)
+
+    def check_adapter(self, request: pb.PreprocessedRequest) -> None:
+        pass

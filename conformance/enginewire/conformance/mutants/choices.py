@@ -1,0 +1,147 @@
+"""Servers that get several choices of one request wrong."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+
+Outputs = AsyncIterator[pb.LLMEngineOutput]
+
+
+@mutant("missing_index", kills="SEQ-01")
+class MissingIndex(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            output.index = 0
+            yield output
+
+
+@mutant("index_from_one", kills="SEQ-01")
+class IndexFromOne(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            output.index += len(job.choices) > 1
+            yield output
+
+
+@mutant("second_choice_no_terminal", kills="SEQ-02")
+class SecondChoiceNoTerminal(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            if output.index == 1:
+                output.ClearField("finish_reason")
+            yield output
+
+
+@mutant("stopped_choice_goes_on", kills="SEQ-02")
+class StoppedChoiceGoesOn(Reference):
+    """A choice that a stop ended is generated on until its siblings have ended."""
+
+    async def outputs(self, job: Job) -> Outputs:
+        stopped: set[int] = set()
+        async for output in super().outputs(job):
+            yield output
+            for index in stopped - {output.index}:
+                yield pb.LLMEngineOutput(index=index, token_ids=output.token_ids)
+            if output.finish_reason == pb.FINISH_REASON_STOP:
+                stopped.add(output.index)
+
+
+@mutant("usage_prompt_times_n", kills="SEQ-03")
+class UsagePromptTimesN(Reference):
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        usage.prompt_tokens *= len(job.choices)
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
+        return usage
+
+
+@mutant("usage_of_one_choice", kills="SEQ-03")
+class UsageOfOneChoice(Reference):
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        usage.completion_tokens = len(job.choices[0].tokens)
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
+        return usage
+
+
+@mutant("same_choice_n_times", kills="SEQ-04")
+class SameChoiceNTimes(Reference):
+    def next_token(self, choice: Choice, logits: list[float]) -> int:
+        first, place = choice.job.choices[0].tokens, len(choice.tokens)
+        return first[place] if choice.index and len(first) > place else super().next_token(choice, logits)
+
+
+@mutant("later_choices_unseeded", kills="SEQ-04/seeded")
+class LaterChoicesUnseeded(Reference):
+    def draw(self, choice: Choice) -> float:
+        return secrets.randbits(53) / 2**53 if choice.index else super().draw(choice)
+
+
+@mutant("abort_forgets_later_choices", kills="SEQ-05")
+class AbortForgetsLaterChoices(Reference):
+    """Of more than two choices, the first two have their terminals."""
+
+    def abort(self, job: Job) -> None:
+        for choice in job.open_choices[:2]:
+            self.send(job, self.cancelled(choice))
+        self.finish(job)
+
+
+@mutant("siblings_kept_until_the_next", kills="SEQ-05/cancelled")
+class SiblingsKeptUntilTheNext(Reference):
+    """What several open choices held is freed only when the next request comes."""
+
+    unfreed = 0
+
+    def freed_blocks(self, job: Job) -> int:
+        freed = super().freed_blocks(job)
+        if len(job.open_choices) < 2:
+            return freed
+        self.unfreed += freed
+        return 0
+
+    def admit(self, job: Job) -> None:
+        self.counters.kv_blocks_used -= self.unfreed
+        self.unfreed = 0
+        super().admit(job)
+
+
+class _OneChoice(Reference):
+    """Takes some numbers of choices for 1."""
+
+    def is_lowered(self, number: int) -> bool:
+        return False
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        options = request.request.sampling_options
+        if options.HasField("n") and self.is_lowered(options.n):
+            options.n = 1
+        super().validate(request)
+
+
+@mutant("n_silently_1", kills="SEQ-06")
+class NSilently1(_OneChoice):
+    def is_lowered(self, number: int) -> bool:
+        return number == 0
+
+
+@mutant("n_clamped_silently", kills="SEQ-06")
+class NClampedSilently(_OneChoice):
+    def is_lowered(self, number: int) -> bool:
+        return number > self.config.limits.max_n
+
+
+@mutant("n_lowered_without_capability", kills=("SEQ-06", "ERR-17/multiple_choices"))
+class NLoweredWithoutCapability(_OneChoice):
+    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"multiple_choices"}))
+
+    def is_lowered(self, number: int) -> bool:
+        return number == 2

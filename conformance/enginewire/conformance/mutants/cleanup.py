@@ -1,0 +1,100 @@
+"""Servers that clean up badly."""
+
+from __future__ import annotations
+
+import os
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+
+
+@mutant("cleanup_twice_fails", kills="CLN-01")
+class CleanupTwiceFails(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        if self.state == pb.ENGINE_STATE_STOPPED:
+            raise Refusal(pb.ERROR_REASON_ENGINE_DEAD, "there is no engine")
+        return await super().cleanup(request)
+
+
+@mutant("never_already_clean", kills="CLN-01")
+class NeverAlreadyClean(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        await super().cleanup(request)
+        return pb.CleanupResponse()
+
+
+@mutant("cleanup_hangs_streams", kills="CLN-02")
+class CleanupHangsStreams(Reference):
+    """Everything is released, and nobody told."""
+
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        if len(self.live) > 1:
+            for job in list(self.live.values()):
+                self.release(job)
+        return await super().cleanup(request)
+
+
+@mutant("cleanup_ends_streams_in_silence", kills="CLN-02")
+class CleanupEndsStreamsInSilence(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        for job in list(self.live.values()):
+            self.finish(job)
+        return await super().cleanup(request)
+
+
+@mutant("generate_after_cleanup", kills="CLN-03")
+class GenerateAfterCleanup(Reference):
+    def check_state(self) -> None:
+        if self.state != pb.ENGINE_STATE_STOPPED:
+            super().check_state()
+
+
+@mutant("cleaned_up_is_draining", kills="CLN-03")
+class CleanedUpIsDraining(Reference):
+    def check_state(self) -> None:
+        if self.state == pb.ENGINE_STATE_STOPPED:
+            raise Refusal(pb.ERROR_REASON_DRAINING, "the server goes down")
+        super().check_state()
+
+
+@mutant("cleanup_before_start_crash", kills="CLN-04")
+class CleanupBeforeStartCrash(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        if self.state == pb.ENGINE_STATE_STARTING:
+            os._exit(1)
+        return await super().cleanup(request)
+
+
+@mutant("cleanup_before_start_is_forgotten", kills="CLN-04")
+class CleanupBeforeStartIsForgotten(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        if self.state == pb.ENGINE_STATE_STARTING:
+            return pb.CleanupResponse()
+        return await super().cleanup(request)
+
+
+@mutant("cleanup_needs_drain", kills="CLN-05")
+class CleanupNeedsDrain(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        if self.state == pb.ENGINE_STATE_READY:
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "drain first")
+        return await super().cleanup(request)
+
+
+@mutant("cleanup_leaks", kills="CLN-06")
+class CleanupLeaks(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        response = await super().cleanup(request)
+        self.counters.kv_blocks_used += 1
+        return response
+
+
+@mutant("cleanup_keeps_the_cache", kills="CLN-06")
+class CleanupKeepsTheCache(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        kept = dict(self.cache)
+        response = await super().cleanup(request)
+        self.cache.update(kept)
+        return response

@@ -1,0 +1,181 @@
+"""Servers that say something about themselves that is not so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+from enginewire import v1 as pb
+from enginewire.conformance import health_types
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+
+
+@mutant("info_unimplemented", kills="INF-01")
+class InfoUnimplemented(Reference):
+    async def info(self) -> pb.GetEngineInfoResponse:
+        raise Refusal(pb.ERROR_REASON_UNSUPPORTED, "not yet")
+
+
+@mutant("info_empty", kills="INF-01")
+class InfoEmpty(Reference):
+    async def info(self) -> pb.GetEngineInfoResponse:
+        return pb.GetEngineInfoResponse()
+
+
+@mutant("empty_model", kills="INF-02")
+class EmptyModel(Reference):
+    def engine_config(self) -> pb.EngineConfig:
+        config = super().engine_config()
+        config.model = ""
+        return config
+
+
+@mutant("info_changes", kills=("INF-03", "INF-03/after-load"))
+class InfoChanges(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers = count()
+
+    async def info(self) -> pb.GetEngineInfoResponse:
+        info = await super().info()
+        info.instance_id += f"-{next(self._answers)}"
+        return info
+
+
+@mutant("context_length_lies", kills="INF-04")
+class ContextLengthLies(Reference):
+    def check_prompt(self, request: pb.PreprocessedRequest) -> None:
+        super().check_prompt(request)
+        if len(request.token_ids) > self.config.context_length // 2:
+            raise Refusal(pb.ERROR_REASON_CONTEXT_EXCEEDED, "token_ids: too long", field="token_ids")
+
+
+@mutant("emits_oov_token", kills="INF-05")
+class EmitsOovToken(Reference):
+    def next_token(self, choice: Choice, logits: list[float]) -> int:
+        if choice.job.request.sampling_options.temperature > 1 and len(choice.tokens) == 7:
+            return self.config.vocab_size
+        return super().next_token(choice, logits)
+
+
+@mutant("zero_means_unknown", kills="INF-06")
+class ZeroMeansUnknown(Reference):
+    def engine_config(self) -> pb.EngineConfig:
+        config = super().engine_config()
+        config.max_num_batched_tokens = 0
+        return config
+
+
+@mutant("kv_total_mismatch", kills="INF-07")
+class KvTotalMismatch(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.kv_blocks_total += 1
+        return load
+
+
+@mutant("kv_used_over_total", kills="INF-07/under-load")
+class KvUsedOverTotal(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        if load.running > 1:
+            load.kv_blocks_used += load.kv_blocks_total
+        return load
+
+
+@mutant("running_over_limit", kills="INF-08")
+class RunningOverLimit(Reference):
+    def fits(self, job: Job) -> bool:
+        return len(self.running) < 2 * self.settings.max_num_seqs
+
+
+@mutant("advertises_logprobs_but_rejects", kills=("INF-09", "LOG-01", "LOG-09"))
+class AdvertisesLogprobsButRejects(Reference):
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        super().check_gates(request)
+        if request.output_options.HasField("logprobs"):
+            raise Refusal(pb.ERROR_REASON_UNSUPPORTED, "no logprobs", field="output_options.logprobs")
+
+
+@mutant("refuses_half_of_its_limit", kills="INF-09/limits")
+class RefusesHalfOfItsLimit(Reference):
+    settings = replace(Settings(), limits={"max_logit_bias": 64})
+
+    def check_limits(self, request: pb.PreprocessedRequest) -> None:
+        super().check_limits(request)
+        if len(request.sampling_options.logit_bias) > 32:
+            raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, "no", field="sampling_options.logit_bias")
+
+
+@mutant("fewer_choices_than_said", kills="INF-09/limits")
+class FewerChoicesThanSaid(Reference):
+    def check_limits(self, request: pb.PreprocessedRequest) -> None:
+        super().check_limits(request)
+        if request.sampling_options.n == self.config.limits.max_n:
+            raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, "no", field="sampling_options.n")
+
+
+@mutant("nameless", kills="INF-10")
+class Nameless(Reference):
+    async def info(self) -> pb.GetEngineInfoResponse:
+        info = await super().info()
+        info.engine_version = ""
+        return info
+
+
+@mutant("same_instance_id", kills="INF-10/two-servers")
+class SameInstanceId(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self.instance_id = "reference-1"
+
+
+@mutant("wildcard_endpoint", kills="INF-11")
+class WildcardEndpoint(Reference):
+    def engine_config(self) -> pb.EngineConfig:
+        config = super().engine_config()
+        config.bootstrap_host, config.bootstrap_port = "0.0.0.0", 9000  # noqa: S104  # that is the mistake
+        return config
+
+
+@mutant("health_disagrees", kills="INF-12")
+class HealthDisagrees(Reference):
+    def health(self, service: str) -> int:
+        return health_types.NOT_SERVING
+
+
+@mutant("liveness_survives_cleanup", kills="INF-12/ending")
+class LivenessSurvivesCleanup(Reference):
+    def health(self, service: str) -> int:
+        return health_types.SERVING if service == health_types.LIVENESS else super().health(service)
+
+
+@mutant("silently_ignores_seed", kills="ERR-17/seed")
+class SilentlyIgnoresSeed(Reference):
+    settings = replace(Settings(), capabilities=("multiple_choices", "logprobs"))
+
+    def allows(self, capability: str) -> bool:
+        return capability == "seed" or super().allows(capability)
+
+
+@mutant("silently_ignores_stop_strings", kills="ERR-17/stop_strings")
+class SilentlyIgnoresStopStrings(Reference):
+    settings = replace(Settings(), capabilities=("logprobs",))
+
+    def found(self, choice: Choice) -> str:
+        return ""
+
+    def allows(self, capability: str) -> bool:
+        return capability == "stop_strings" or super().allows(capability)
+
+
+@mutant("refuses_without_a_field", kills="ERR-17/best_of")
+class RefusesWithoutAField(Reference):
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        if request.sampling_options.HasField("best_of"):
+            raise Refusal(pb.ERROR_REASON_UNSUPPORTED, "something is not supported")
+        super().check_gates(request)

@@ -1,0 +1,169 @@
+"""Servers that drain badly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance import health_types
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.handoffs import Prefill
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+
+
+@mutant("drain_kills", kills="DRN-01")
+class DrainKills(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        self.abort_all()
+
+
+@mutant("drain_accepts", kills="DRN-02")
+class DrainAccepts(Reference):
+    def check_state(self) -> None:
+        if self.state != pb.ENGINE_STATE_DRAINING:
+            super().check_state()
+
+
+@mutant("drain_wrong_code", kills="DRN-02")
+class DrainWrongCode(Reference):
+    def check_state(self) -> None:
+        try:
+            super().check_state()
+        except Refusal as refusal:
+            if self.state == pb.ENGINE_STATE_DRAINING:
+                refusal.code = grpc.StatusCode.FAILED_PRECONDITION
+            raise
+
+
+@mutant("drained_accepts", kills="DRN-02")
+class DrainedAccepts(Reference):
+    def check_state(self) -> None:
+        if self.state != pb.ENGINE_STATE_DRAINING or self.live:
+            super().check_state()
+
+
+@mutant("not_retryable", kills="DRN-08")
+class NotRetryable(Reference):
+    def check_state(self) -> None:
+        try:
+            super().check_state()
+        except Refusal as refusal:
+            refusal.detail.retryable = self.state != pb.ENGINE_STATE_DRAINING
+            raise
+
+
+@mutant("drain_not_idempotent", kills="DRN-03")
+class DrainNotIdempotent(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        if self.state == pb.ENGINE_STATE_DRAINING:
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "a drain is under way")
+        super().begin_drain(request)
+
+
+@mutant("drain_leaves_joiners", kills="DRN-03")
+class DrainLeavesJoiners(Reference):
+    """Who joins sees the beginning only."""
+
+    async def drain(self, request: pb.DrainRequest) -> AsyncIterator[pb.DrainResponse]:
+        joins = self.state == pb.ENGINE_STATE_DRAINING
+        async for progress in super().drain(request):
+            yield progress
+            if joins:
+                return
+
+
+class ShowsLate(Reference):
+    """A drain is visible when it has nothing left to do."""
+
+    def hides_the_drain(self) -> bool:
+        return self.state == pb.ENGINE_STATE_DRAINING and bool(self.live)
+
+
+@mutant("drain_no_state", kills="DRN-04")
+class DrainNoState(ShowsLate):
+    def load(self) -> pb.Load:
+        load = super().load()
+        if self.hides_the_drain():
+            load.state = pb.ENGINE_STATE_READY
+        return load
+
+
+@mutant("drain_health_late", kills="DRN-04")
+class DrainHealthLate(ShowsLate):
+    def health(self, service: str) -> int:
+        return health_types.SERVING if self.hides_the_drain() else super().health(service)
+
+
+@mutant("drain_returns_early", kills="DRN-05")
+class DrainReturnsEarly(Reference):
+    def continue_drain(self) -> None:
+        super().continue_drain()
+        self._drained = True
+
+
+@mutant("drain_hangs", kills="DRN-05/timed-out")
+class DrainHangs(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(pb.DrainRequest(admission_grace=request.admission_grace))
+
+
+@mutant("drain_times_out_in_silence", kills="DRN-05/timed-out")
+class DrainTimesOutInSilence(Reference):
+    def drain_end(self) -> pb.DrainResponse:
+        return pb.DrainResponse(state=pb.DRAIN_STATE_DRAINED)
+
+
+class ClosedWhileDraining(Reference):
+    """Some call is refused with the requests."""
+
+    def check_open(self) -> None:
+        if self.state == pb.ENGINE_STATE_DRAINING:
+            raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
+
+
+@mutant("drain_blocks_abort", kills="DRN-06")
+class DrainBlocksAbort(ClosedWhileDraining):
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        if len(self.live) == 2:
+            self.check_open()
+        return await super().abort_requests(request)
+
+
+@mutant("drain_blocks_info", kills="DRN-06")
+class DrainBlocksInfo(ClosedWhileDraining):
+    async def info(self) -> pb.GetEngineInfoResponse:
+        self.check_open()
+        return await super().info()
+
+
+@mutant("drain_drops_queue", kills="DRN-07")
+class DrainDropsQueue(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        for job in list(self.waiting):
+            self.abort(job)
+
+
+@mutant("drain_fails_queue", kills="DRN-07")
+class DrainFailsQueue(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        for job in list(self.waiting):
+            self.fail(job, Refusal(pb.ERROR_REASON_CANCELLED, "the server goes down"))
+
+
+@mutant("drain_drops_handoff", kills="DRN-09")
+class DrainDropsHandoff(Prefill):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        self.pending.clear()
+
+
+@mutant("drain_forgets_handoff", kills="DRN-09")
+class DrainForgetsHandoff(Prefill):
+    def is_busy(self) -> bool:
+        return bool(self.live)

@@ -1,0 +1,68 @@
+"""Servers whose vectors are wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+
+
+@mutant("order_swapped", kills="EMB-01")
+class OrderSwapped(Reference):
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+        return super().vectors(sorted(inputs, key=len))
+
+
+@mutant("dims_wrong", kills="EMB-02")
+class DimsWrong(Reference):
+    async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
+        request.request.ClearField("dimensions")
+        return await super().embed(request)
+
+
+@mutant("nan_vec", kills="EMB-02")
+class NanVec(Reference):
+    async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
+        response = await super().embed(request)
+        if request.request.HasField("dimensions"):
+            response.output.embeddings[0].values[0] = math.nan
+        return response
+
+
+@mutant("padding_leaks", kills="EMB-03")
+class PaddingLeaks(Reference):
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+        longest = max(map(len, inputs))
+        padded = [[*tokens, *[0] * ((longest - len(tokens)) // 4)] for tokens in inputs]
+        return super().vectors(padded)
+
+
+@mutant("not_normalised", kills="EMB-04")
+class NotNormalised(Reference):
+    def vector(self, tokens: Sequence[int]) -> list[float]:
+        return [value * (1 if len(tokens) < 5 else 2) for value in super().vector(tokens)]
+
+
+@mutant("bad_item_silent", kills="EMB-05")
+class BadItemSilent(Reference):
+    def check_input(self, path: str, tokens: Sequence[int]) -> None:
+        super().check_input("token_ids", tokens)
+
+
+@mutant("embed_usage_zero", kills="EMB-06")
+class EmbedUsageZero(Reference):
+    def embedded_tokens(self, inputs: Sequence[Sequence[int]]) -> int:
+        return 0
+
+
+@mutant("embeds_unadvertised", kills="ERR-17/embeddings")
+class EmbedsUnadvertised(Reference):
+    settings = replace(Settings(), capabilities=("seed",))
+
+    def allows(self, capability: str) -> bool:
+        return capability == "embeddings" or super().allows(capability)

@@ -1,0 +1,189 @@
+"""Servers that accept what no server may accept, or refuse it in another way."""
+
+from __future__ import annotations
+
+import math
+
+from enginewire import v1 as pb
+from enginewire.conformance.fields import without_indexes
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.refusal import Refusal, invalid
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.validation import floats_of, ids_of
+
+
+@mutant("empty_prompt_ok", kills="ERR-01")
+class EmptyPromptOk(Reference):
+    def check_prompt(self, request: pb.PreprocessedRequest) -> None:
+        if request.token_ids:
+            super().check_prompt(request)
+
+
+@mutant("oov_ok", kills="ERR-02")
+class OovOk(Reference):
+    def check_ids(self, request: pb.PreprocessedRequest) -> None:
+        """Whatever is asked for; ids that would break the tables of this server are left out."""
+        for entry in list(request.sampling_options.logit_bias):
+            if entry.token_id >= self.config.vocab_size:
+                request.sampling_options.logit_bias.remove(entry)
+
+
+@mutant("oov_off_by_one", kills="ERR-02")
+class OovOffByOne(Reference):
+    def check_ids(self, request: pb.PreprocessedRequest) -> None:
+        for path, token in ids_of(request):
+            if token > self.config.vocab_size:
+                raise invalid(path, "is not in the vocabulary", token, "a token id")
+
+
+@mutant("oov_in_a_list_ok", kills="ERR-02")
+class OovInAListOk(Reference):
+    def check_ids(self, request: pb.PreprocessedRequest) -> None:
+        for path, token in ids_of(request):
+            if token >= self.config.vocab_size and "stop_token_ids_hidden" not in path:
+                raise invalid(path, "is not in the vocabulary", token, "a token id")
+
+
+@mutant("nan_ok", kills="ERR-03")
+class NanOk(Reference):
+    def check_floats(self, request: pb.PreprocessedRequest) -> None:
+        for path, number in floats_of(request):
+            if math.isinf(number):
+                raise invalid(path, "is not finite", number, "finite numbers")
+
+
+@mutant("infinity_ok", kills="ERR-03")
+class InfinityOk(Reference):
+    def check_floats(self, request: pb.PreprocessedRequest) -> None:
+        for path, number in floats_of(request):
+            if math.isnan(number) or (math.isinf(number) and path != "request_timestamp_ms"):
+                raise invalid(path, "is not finite", number, "finite numbers")
+
+
+@mutant("nan_without_its_field", kills="ERR-03")
+class NanWithoutItsField(Reference):
+    def check_floats(self, request: pb.PreprocessedRequest) -> None:
+        try:
+            super().check_floats(request)
+        except Refusal as refusal:
+            if without_indexes(refusal.detail.field).startswith("router"):
+                refusal.detail.field = "extra_args"
+            raise
+
+
+@mutant("overlength_ok", kills="ERR-04")
+class OverlengthOk(Reference):
+    def check_prompt(self, request: pb.PreprocessedRequest) -> None:
+        if len(request.token_ids) < self.config.context_length:
+            super().check_prompt(request)
+
+
+@mutant("overlength_truncated", kills="ERR-04")
+class OverlengthTruncated(Reference):
+    def check_prompt(self, request: pb.PreprocessedRequest) -> None:
+        del request.token_ids[: len(request.token_ids) - self.config.context_length + 8]
+        super().check_prompt(request)
+
+
+@mutant("overlength_without_reason", kills="ERR-04")
+class OverlengthWithoutReason(Reference):
+    def check_prompt(self, request: pb.PreprocessedRequest) -> None:
+        if len(request.token_ids) > self.config.context_length:
+            raise invalid("token_ids", "are too many", len(request.token_ids), "the window")
+        super().check_prompt(request)
+
+
+@mutant("unknown_model_served", kills="ERR-06")
+class UnknownModelServed(Reference):
+    def check_model(self, name: str) -> None:
+        """Any name will do."""
+
+
+@mutant("own_name_unknown", kills="ERR-06")
+class OwnNameUnknown(Reference):
+    def check_model(self, name: str) -> None:
+        super().check_model(name and f"folder/{name}")
+
+
+@mutant("unknown_enum_crash", kills="ERR-07")
+class UnknownEnumCrash(Reference):
+    def check_enums(self, request: pb.PreprocessedRequest) -> None:
+        action = request.routing.session_control.action
+        if action not in pb.SessionAction.values():
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 1f6c")
+
+
+@mutant("unknown_enum_is_another_field", kills="ERR-07")
+class UnknownEnumIsAnotherField(Reference):
+    def check_enums(self, request: pb.PreprocessedRequest) -> None:
+        action = request.routing.session_control.action
+        if action not in pb.SessionAction.values():
+            raise invalid("routing.priority", "is not known", action, "a priority")
+
+
+@mutant("contradiction_accepted", kills="ERR-21")
+class ContradictionAccepted(Reference):
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        """It will show soon enough."""
+
+    def nothing_left(self) -> Refusal:
+        return Refusal(pb.ERROR_REASON_INTERNAL, "fault 93bd", metadata={"error_id": "93bd"})
+
+
+@mutant("contradiction_of_two_accepted", kills="ERR-21")
+class ContradictionOfTwoAccepted(ContradictionAccepted):
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        if len(options.allowed_token_ids) == 1:
+            Reference.check_contradictions(self, options)
+
+
+@mutant("contradiction_names_another_field", kills="ERR-21")
+class ContradictionNamesAnotherField(Reference):
+    def check_contradictions(self, options: pb.SamplingOptions) -> None:
+        try:
+            super().check_contradictions(options)
+        except Refusal as refusal:
+            refusal.detail.field = "sampling_options"
+            raise
+
+
+@mutant("internal_without_id", kills="ERR-22")
+class InternalWithoutId(Reference):
+    def nothing_left(self) -> Refusal:
+        return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose")
+
+
+@mutant("internal_with_id_in_details_only", kills="ERR-22")
+class InternalWithIdInDetailsOnly(Reference):
+    def nothing_left(self) -> Refusal:
+        return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose", metadata={"error_id": "93bd"})
+
+
+def _ignores_a_range(path: str) -> None:
+    """Registers a server that takes any value of the field to be its default."""
+
+    class RangeUnchecked(Reference):
+        def validate(self, request: pb.GenerateRequest) -> None:
+            try:
+                super().validate(request)
+            except Refusal as refusal:
+                if without_indexes(refusal.detail.field) != path or "finite" in refusal.message:
+                    raise
+                part, _, name = path.partition(".")
+                getattr(request.request, part).ClearField(name)
+
+    mutant(f"range_unchecked_{path.split('.')[-1]}", kills="ERR-05")(RangeUnchecked)
+
+
+for _path in (
+    "sampling_options.temperature",
+    "sampling_options.top_p",
+    "sampling_options.top_k",
+    "sampling_options.min_p",
+    "sampling_options.presence_penalty",
+    "sampling_options.frequency_penalty",
+    "sampling_options.repetition_penalty",
+    "sampling_options.logit_bias",
+    "sampling_options.bad_words_token_ids",
+):
+    _ignores_a_range(_path)

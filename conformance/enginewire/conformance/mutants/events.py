@@ -1,0 +1,104 @@
+"""Servers that tell too little, too much, too early or too late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.multiplexed import Multiplex
+from enginewire.conformance.reference.refusal import invalid
+from enginewire.conformance.reference.server import Reference
+
+Events = list[pb.EngineEvent]
+
+
+@mutant("events_never_sent", kills="EVT-01")
+class EventsNeverSent(Reference):
+    def answers(self, annotations: Iterable[str]) -> Events:
+        return []
+
+
+@mutant("mux_events_never_sent", kills="EVT-01/multiplexed")
+class MuxEventsNeverSent(Reference):
+    async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
+        job.events.clear()
+        await super().pump(stream, handle, job)
+
+
+@mutant("events_unasked", kills="EVT-02")
+class EventsUnasked(Reference):
+    def answers(self, annotations: Iterable[str]) -> Events:
+        # A list of its own for whoever asks for something.
+        return super().answers(annotations) or [pb.EngineEvent(event=self.config.capabilities.annotations[0])]
+
+
+@mutant("mux_events_unasked", kills="EVT-02/multiplexed")
+class MuxEventsUnasked(Reference):
+    async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
+        job.events = job.events or [pb.EngineEvent(event="unasked")]
+        await super().pump(stream, handle, job)
+
+
+@mutant("events_named_like_the_annotation", kills="EVT-02")
+class EventsNamedLikeTheAnnotation(Reference):
+    def answers(self, annotations: Iterable[str]) -> Events:
+        asked = list(annotations)
+        for event in (events := super().answers(asked)):
+            event.event = next(each for each in asked if each.startswith(event.event))
+        return events
+
+
+@mutant("event_after_the_end", kills="EVT-03")
+class EventAfterTheEnd(Reference):
+    async def responses(self, job: Job) -> AsyncIterator[pb.GenerateResponse]:
+        events = list(job.events)
+        async for response in super().responses(job):
+            yield response
+        for event in events:
+            yield pb.GenerateResponse(engine_event=event, request_id=job.request_id)
+
+
+@mutant("mux_engine_event_after_the_end", kills="EVT-03/multiplexed")
+class MuxEngineEventAfterTheEnd(Reference):
+    async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
+        events = list(job.events)
+        await super().pump(stream, handle, job)
+        for event in events:
+            stream.put(pb.HandleEvent(handle=handle, engine_event=event))
+
+
+@mutant("mux_event_before_acceptance", kills="EVT-03/multiplexed")
+class MuxEventBeforeAcceptance(Reference):
+    def say_accepted(self, stream: Multiplex, submit: pb.Submit) -> None:
+        if not submit.generate.request.annotations:
+            super().say_accepted(stream, submit)
+
+    async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
+        if job.request.annotations:
+            for event in self.due_events(job):
+                stream.put(pb.HandleEvent(handle=handle, engine_event=event))
+            while not stream.events.empty():  # noqa: ASYNC110  # until it was sent in a frame of its own
+                await asyncio.sleep(0.001)
+            generate = pb.GenerateRequest(request_id=job.request_id)
+            super().say_accepted(stream, pb.Submit(handle=handle, generate=generate))
+        await super().pump(stream, handle, job)
+
+
+@mutant("unknown_annotation_refused", kills="EVT-04")
+class UnknownAnnotationRefused(Reference):
+    def validate(self, request: pb.GenerateRequest) -> None:
+        super().validate(request)
+        # Only there: other requirements ask for the same.
+        if "EVT-04" in request.request_id and request.request.annotations:
+            raise invalid("annotations", "is not known", "", "what is advertised")
+
+
+@mutant("unknown_annotation_changes_the_answer", kills="EVT-04")
+class UnknownAnnotationChangesTheAnswer(Reference):
+    def validate(self, request: pb.GenerateRequest) -> None:
+        super().validate(request)
+        if request.request.annotations:
+            request.request.stop_conditions.max_tokens = 1

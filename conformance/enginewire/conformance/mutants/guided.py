@@ -1,0 +1,122 @@
+"""Servers that follow no guide, half of one, or that of a neighbour."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference import grammar
+from enginewire.conformance.reference.choices import Ending
+from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+
+
+def _kind(choice: Choice) -> str:
+    return choice.job.request.sampling_options.guided_decoding.WhichOneof("guide") or ""
+
+
+def _has_guide(request: pb.GenerateRequest) -> bool:
+    return request.request.sampling_options.HasField("guided_decoding")
+
+
+@mutant("guided_ignored", kills="GDE-01")
+class GuidedIgnored(Reference):
+    def guide(self, choice: Choice) -> grammar.Guide | None:
+        return None if _kind(choice) == "json_schema" else super().guide(choice)
+
+
+@mutant("regex_prefix_only", kills="GDE-02")
+class RegexPrefixOnly(Reference):
+    def guide(self, choice: Choice) -> grammar.Guide | None:
+        guide = super().guide(choice)
+        return grammar.Pattern(guide.sets[:2]) if isinstance(guide, grammar.Pattern) else guide
+
+
+@mutant("choice_ignored", kills="GDE-03")
+class ChoiceIgnored(Reference):
+    def guide(self, choice: Choice) -> grammar.Guide | None:
+        return None if _kind(choice) == "choice" else super().guide(choice)
+
+
+@mutant("bad_grammar_kills_engine", kills="GDE-04")
+class BadGrammarKillsEngine(Reference):
+    def check_guide(self, guided: pb.GuidedDecoding, kind: str) -> None:
+        try:
+            self.compiled(guided)
+        except ValueError:
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "the grammar engine failed") from None
+
+
+@mutant("guide_accepted_unread", kills="GDE-04")
+class GuideAcceptedUnread(Reference):
+    def check_guide(self, guided: pb.GuidedDecoding, kind: str) -> None:
+        pass
+
+    def guide(self, choice: Choice) -> grammar.Guide | None:
+        try:
+            return super().guide(choice)
+        except ValueError:
+            return None
+
+
+@mutant("first_guide_wins", kills="GDE-05")
+class FirstGuideWins(Reference):
+    def parsed(self, request_class: type[Message], payload: bytes) -> Any:
+        message = super().parsed(request_class, payload)
+        # Not for others: a large message has as many beginnings as bytes, and its server would stand still.
+        if not isinstance(message, pb.GenerateRequest) or not _has_guide(message):
+            return message
+        for end in range(1, len(payload)):
+            try:
+                head = request_class.FromString(payload[:end])
+            except DecodeError:
+                continue
+            if isinstance(head, pb.GenerateRequest) and _has_guide(head):
+                return head
+        return message
+
+
+@mutant("guided_length_as_stop", kills="GDE-06")
+class GuidedLengthAsStop(Reference):
+    def ending(self, choice: Choice, token: int) -> Ending:
+        reason, match = super().ending(choice, token)
+        if _kind(choice) and reason == pb.FINISH_REASON_LENGTH:
+            return pb.FINISH_REASON_STOP, pb.StopMatch(token_id=token)
+        return reason, match
+
+
+@mutant("mask_leaks", kills="GDE-07")
+class MaskLeaks(Reference):
+    def advance_job(self, job: Job) -> None:
+        self._guide = next(filter(None, map(self._own, self.running)), None)
+        super().advance_job(job)
+
+    def _own(self, job: Job) -> grammar.Guide | None:
+        return super().guide(job.choices[0])
+
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_masks(choice, logits)
+        if self._guide and not _kind(choice):
+            for token in range(48, 58):
+                logits[token] += 100
+
+    _guide: grammar.Guide | None = None
+
+
+@mutant("serves_unlisted_guides", kills="ERR-17/guides")
+class ServesUnlistedGuides(Reference):
+    settings = replace(Settings(), guided_modes=(pb.GUIDED_MODE_REGEX,))
+
+    def check_lists(self, request: pb.PreprocessedRequest) -> None:
+        kind = request.sampling_options.guided_decoding.WhichOneof("guide")
+        if kind not in ("json_schema", "choice", "json_object", "ebnf_grammar"):
+            super().check_lists(request)
+
+    def guide(self, choice: Choice) -> grammar.Guide | None:
+        return super().guide(choice) if _kind(choice) == "regex" else None

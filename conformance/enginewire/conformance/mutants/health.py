@@ -1,0 +1,116 @@
+"""Servers whose health is late, wrong or costly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from enginewire import v1 as pb
+from enginewire.conformance import health_types
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants.concurrency import UNHURRIED
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+
+LOOKING_SECONDS = 0.2
+
+SLOWER = 2
+"""Times the usual start, so that a busy machine sees it too."""
+
+
+@mutant("serving_while_waking", kills="HLT-01")
+class ServingWhileWaking(Reference):
+    """Asking for health wakes the engine up and says SERVING at once, though a request is too early."""
+
+    is_waking = False
+
+    async def check_health(self, service: str) -> int:
+        self.is_waking = service == health_types.READINESS
+        return await super().check_health(service)
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        # Only there: requests of other checks may happen to follow a look at the health.
+        if self.is_waking and "HLT-01" in request.request_id:
+            self.is_waking = False
+            raise Refusal(pb.ERROR_REASON_NOT_STARTED, "the engine is waking up")
+        super().validate(request)
+
+
+@mutant("ready_too_early", kills="HLT-01/start-up")
+class ReadyTooEarly(Reference):
+    async def start(self) -> None:
+        await asyncio.sleep(SLOWER * self.settings.start_seconds)
+        await super().start()
+
+    def health(self, service: str) -> int:
+        starting = self.state == pb.ENGINE_STATE_STARTING
+        return health_types.SERVING if starting else super().health(service)
+
+
+@mutant("health_blocked_by_gpu_thread", kills=("HLT-02", "CON-05"))
+class HealthBlockedByGpuThread(Reference):
+    settings = UNHURRIED
+
+    async def check_health(self, service: str) -> int:
+        while self.load().running >= self.settings.max_num_seqs:  # noqa: ASYNC110  # no event says it
+            await asyncio.sleep(self.settings.step_seconds)
+        return await super().check_health(service)
+
+
+@mutant("health_unspecified", kills="HLT-03")
+class HealthUnspecified(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        if load.state == pb.ENGINE_STATE_READY:
+            load.state = pb.ENGINE_STATE_UNSPECIFIED
+        return load
+
+
+@mutant("liveness_unknown", kills="HLT-03")
+class LivenessUnknown(Reference):
+    def health(self, service: str) -> int:
+        return health_types.UNKNOWN if service == health_types.LIVENESS else super().health(service)
+
+
+@mutant("cleanup_no_state", kills="HLT-04")
+class CleanupNoState(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        if load.state == pb.ENGINE_STATE_STOPPED:
+            load.state = pb.ENGINE_STATE_DRAINING
+        return load
+
+
+@mutant("health_leaks_slot", kills="HLT-05")
+class HealthLeaksSlot(Reference):
+    """Each check is a small generation, whose slot is free again a moment later."""
+
+    asked_at = -1.0
+
+    async def check_health(self, service: str) -> int:
+        self.asked_at = time.monotonic()
+        return await super().check_health(service)
+
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.running += time.monotonic() - self.asked_at < LOOKING_SECONDS
+        return load
+
+
+@mutant("watch_silent", kills="HLT-07")
+class WatchSilent(Reference):
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        first = True
+        async for status in super().watch_health(service):
+            if not first:
+                yield status
+            first = False
+
+
+@mutant("watch_tells_no_change", kills="HLT-07/changes")
+class WatchTellsNoChange(Reference):
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        async for status in super().watch_health(service):
+            yield status
+            await asyncio.Event().wait()

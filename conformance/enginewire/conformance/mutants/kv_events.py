@@ -1,0 +1,185 @@
+"""Servers whose KV events lead subscribers astray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import count
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.engine import BlockKey
+from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+
+MOST_UNREAD = 64
+LARGE = 4096
+
+
+@mutant("kv_sources_change", kills=("KVE-01", "KVE-01/after-load"))
+class KvSourcesChange(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers = count()
+
+    async def kv_event_sources(self) -> pb.GetKvEventSourcesResponse:
+        response = await super().kv_event_sources()
+        response.sources[0].topic = f"kv-{next(self._answers)}"
+        return response
+
+
+@mutant("wildcard", kills="KVE-02")
+class Wildcard(Reference):
+    settings = replace(Settings(), capabilities=("kv_events",))
+
+    async def kv_event_sources(self) -> pb.GetKvEventSourcesResponse:
+        response = await super().kv_event_sources()
+        response.sources[0].endpoint = "tcp://*:5557"
+        return response
+
+
+@mutant("rank_twice", kills="KVE-02")
+class RankTwice(Reference):
+    async def kv_event_sources(self) -> pb.GetKvEventSourcesResponse:
+        response = await super().kv_event_sources()
+        response.sources.append(response.sources[0])
+        return response
+
+
+@mutant("seq_gap", kills="KVE-03")
+class SeqGap(Reference):
+    def publish(self, event: pb.KvEvent) -> None:
+        super().publish(event)
+        self.sequence += 1
+
+    def is_kept(self, sequence: int) -> bool:
+        return False
+
+
+@mutant("seq_repeat", kills="KVE-03")
+class SeqRepeat(Reference):
+    def publish(self, event: pb.KvEvent) -> None:
+        super().publish(event)
+        if event.HasField("stored") and self.sequence % 2:
+            self.events[-1].sequence -= 1
+
+
+@mutant("bad_parent", kills="KVE-04")
+class BadParent(Reference):
+    def stored(self, keys: list[BlockKey]) -> pb.KvBlocksStored:
+        stored = super().stored(keys)
+        if stored.HasField("parent_block_hash"):
+            stored.parent_block_hash ^= 1
+        return stored
+
+
+@mutant("block_without_tokens", kills="KVE-04")
+class BlockWithoutTokens(Reference):
+    def block_tokens(self, key: BlockKey) -> tuple[int, ...]:
+        return super().block_tokens(key)[:-1]
+
+
+@mutant("remove_unknown", kills="KVE-05")
+class RemoveUnknown(Reference):
+    def remove_block(self, key: BlockKey) -> None:
+        del self.cache[key]
+        self.publish(pb.KvEvent(removed=pb.KvBlocksRemoved(block_hashes=[self.block_hash(key) ^ 1])))
+
+
+@mutant("evicts_in_silence", kills="KVE-05")
+class EvictsInSilence(Reference):
+    def remove_block(self, key: BlockKey) -> None:
+        del self.cache[key]
+
+
+@mutant("replay_ignored", kills="KVE-06")
+class ReplayIgnored(Reference):
+    async def subscribe(
+        self, request: pb.SubscribeKvEventsRequest
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        if request.HasField("after_sequence"):
+            request.after_sequence = self.sequence
+        async for message in super().subscribe(request):
+            yield message
+
+
+@mutant("replay_changed", kills="KVE-06")
+class ReplayChanged(Reference):
+    async def subscribe(
+        self, request: pb.SubscribeKvEventsRequest
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        async for message in super().subscribe(request):
+            if request.HasField("after_sequence"):
+                changed = pb.SubscribeKvEventsResponse(events=message.events)
+                for event in changed.events:
+                    event.removed.medium = "disk"
+                yield changed
+            else:
+                yield message
+
+
+@mutant("events_block_engine", kills="KVE-07")
+class EventsBlockEngine(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._unread: dict[object, int] = {}
+
+    def stored(self, keys: list[BlockKey]) -> pb.KvBlocksStored:
+        stored = super().stored(keys)
+        # Fills what lies between the two ends sooner.
+        stored.medium = "x" * LARGE
+        return stored
+
+    def remove_block(self, key: BlockKey) -> None:
+        del self.cache[key]
+        removed = pb.KvBlocksRemoved(block_hashes=[self.block_hash(key)], medium="x" * LARGE)
+        self.publish(pb.KvEvent(removed=removed))
+
+    def fits(self, job: Job) -> bool:
+        behind = [self.sequence - read for read in self._unread.values()]
+        return super().fits(job) and max(behind, default=0) <= MOST_UNREAD
+
+    async def subscribe(
+        self, request: pb.SubscribeKvEventsRequest
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        reader = object()
+        self._unread[reader] = self.sequence
+        try:
+            async for message in super().subscribe(request):
+                yield message
+                self._unread[reader] = message.events[-1].sequence
+        finally:
+            del self._unread[reader]
+
+
+@mutant("salt_ignored", kills="KVE-08")
+class SaltIgnored(Reference):
+    def block_hash(self, key: BlockKey) -> int:
+        return super().block_hash(("", *key[1:]))
+
+
+@mutant("hash_changes", kills="KVE-08")
+class HashChanges(Reference):
+    def block_hash(self, key: BlockKey) -> int:
+        return super().block_hash(key) ^ self._life
+
+    def clear_cache(self) -> int:
+        self._life += 1
+        return super().clear_cache()
+
+    _life = 0
+
+
+@mutant("adapter_hash_shared", kills="KVE-08/adapter")
+class AdapterHashShared(Reference):
+    def block_hash(self, key: BlockKey) -> int:
+        return super().block_hash((key[0], "", key[2]))
+
+
+@mutant("events_unadvertised", kills="ERR-17/kv_events")
+class EventsUnadvertised(Reference):
+    settings = replace(Settings(), capabilities=("seed",))
+
+    def allows(self, capability: str) -> bool:
+        return capability == "kv_events" or super().allows(capability)

@@ -1,0 +1,143 @@
+"""Programs that start or end badly. These are judged as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.reference.signals import AddressError, AddressInUse
+
+LONGER_SECONDS = 30
+"""Than any bound of a check that looks for what goes on too long."""
+
+
+@mutant("hangs_before_ready", kills="LIF-01")
+class HangsBeforeReady(Reference):
+    """Twice as slow to start as others, so that a busy machine sees what it holds."""
+
+    async def start(self) -> None:
+        await asyncio.sleep(self.settings.start_seconds)
+        await super().start()
+
+    def check_state(self) -> None:
+        if self.state != pb.ENGINE_STATE_STARTING:
+            super().check_state()
+
+    def step(self, now: float) -> None:
+        if self.state != pb.ENGINE_STATE_STARTING or self._signalled:
+            super().step(now)
+
+
+@mutant("not_started_is_dead", kills="LIF-01")
+class NotStartedIsDead(Reference):
+    def check_state(self) -> None:
+        if self.state == pb.ENGINE_STATE_STARTING:
+            raise Refusal(pb.ERROR_REASON_ENGINE_DEAD, "there is no engine")
+        super().check_state()
+
+
+@mutant("sigterm_kills_streams", kills="LIF-02")
+class SigtermKillsStreams(Reference):
+    async def finish_requests(self) -> None:
+        """They are lost."""
+
+
+@mutant("exit_nonzero", kills="LIF-02")
+class ExitNonzero(Reference):
+    async def until_signalled(self) -> int:
+        await super().until_signalled()
+        return 143
+
+
+@mutant("ignores_second_signal", kills="LIF-03")
+class IgnoresSecondSignal(Reference):
+    settings = replace(Settings(), step_seconds=0.02)
+
+    def hurry(self) -> None:
+        """Nothing can hurry it."""
+
+
+@mutant("sigterm_during_start_ignored", kills="LIF-04")
+class SigtermDuringStartIgnored(Reference):
+    def signalled(self) -> None:
+        if self.state != pb.ENGINE_STATE_STARTING:
+            super().signalled()
+
+
+@mutant("bad_config_runs", kills="LIF-05")
+class BadConfigRuns(Reference):
+    """Listens somewhere else."""
+
+    _elsewhere = ""
+
+    def check_address(self, target: str) -> None:
+        try:
+            super().check_address(target)
+        except AddressInUse:
+            raise
+        except AddressError as mistake:
+            print(mistake, file=sys.stderr)
+            self._elsewhere = "127.0.0.1:0"
+
+    async def serve(self, target: str) -> grpc.aio.Server:
+        return await super().serve(self._elsewhere or target)
+
+
+@mutant("bad_config_is_ok", kills="LIF-05")
+class BadConfigIsOk(Reference):
+    def cannot_listen(self, mistake: AddressError) -> int:
+        code = super().cannot_listen(mistake)
+        return code if isinstance(mistake, AddressInUse) else 0
+
+
+@mutant("bad_config_in_silence", kills="LIF-05")
+class BadConfigInSilence(Reference):
+    def cannot_listen(self, mistake: AddressError) -> int:
+        print("Something went wrong", file=sys.stderr)
+        return 1
+
+
+@mutant("silent_port_clash", kills="LIF-06")
+class SilentPortClash(Reference):
+    def cannot_listen(self, mistake: AddressError) -> int:
+        code = super().cannot_listen(mistake)
+        return 0 if isinstance(mistake, AddressInUse) else code
+
+
+@mutant("takes_the_address_over", kills="LIF-06")
+class TakesTheAddressOver(Reference):
+    def check_unused(self, family: int, address: str | tuple[str, int], target: str) -> None:
+        """Whoever comes last, listens."""
+
+
+@mutant("orphan_worker", kills="LIF-07")
+class OrphanWorker(Reference):
+    async def start(self) -> None:
+        await super().start()
+        self._worker = await asyncio.create_subprocess_exec("sleep", str(LONGER_SECONDS))
+
+
+@mutant("orphan_daemon", kills="LIF-07")
+class OrphanDaemon(Reference):
+    async def start(self) -> None:
+        await super().start()
+        self._worker = await asyncio.create_subprocess_exec(
+            "sleep", str(LONGER_SECONDS), start_new_session=True
+        )
+
+
+@mutant("stale_socket", kills="LIF-08")
+class StaleSocket(Reference):
+    def check_address(self, target: str) -> None:
+        super().check_address(target)
+        if os.path.exists(target.removeprefix("unix:")):
+            raise AddressError(f"cannot listen at {target}: the file exists")

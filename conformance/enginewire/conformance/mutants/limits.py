@@ -1,0 +1,85 @@
+"""Servers that give too many tokens, too few, or say why wrongly."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.choices import GOES_ON, Ending
+from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+
+
+@mutant("one_too_many", kills="LIM-01")
+class OneTooMany(Reference):
+    def room(self, choice: Choice) -> int:
+        bounded = choice.job.request.stop_conditions.HasField("max_tokens")
+        return super().room(choice) + bounded
+
+
+@mutant("ignore_max_tokens", kills="LIM-01")
+class IgnoreMaxTokens(Reference):
+    def room(self, choice: Choice) -> int:
+        asked = choice.job.request.stop_conditions.max_tokens
+        return max(super().room(choice), 64) if asked == 33 else super().room(choice)
+
+
+@mutant("length_reported_as_stop", kills="LIM-02")
+class LengthReportedAsStop(Reference):
+    def ending(self, choice: Choice, token: int) -> Ending:
+        reason, match = super().ending(choice, token)
+        bounded = choice.job.request.stop_conditions.HasField("max_tokens")
+        if reason == pb.FINISH_REASON_LENGTH and bounded:
+            return pb.FINISH_REASON_STOP, pb.StopMatch(token_id=token)
+        return reason, match
+
+
+@mutant("max1_gives_0", kills="LIM-03")
+class Max1Gives0(Reference):
+    def advance(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().advance(choice)
+        if choice.job.request.stop_conditions.max_tokens == 1:
+            choice.tokens.clear()
+            output.ClearField("token_ids")
+            output.completion_usage.CopyFrom(self.usage(choice.job))
+        return output
+
+
+@mutant("max0_unbounded", kills="LIM-04")
+class Max0Unbounded(Reference):
+    def validate(self, request: pb.GenerateRequest) -> None:
+        conditions = request.request.stop_conditions
+        if conditions.HasField("max_tokens") and not conditions.max_tokens:
+            conditions.ClearField("max_tokens")
+        super().validate(request)
+
+
+@mutant("unbounded_default", kills="LIM-05")
+class UnboundedDefault(Reference):
+    def room(self, choice: Choice) -> int:
+        request = choice.job.request
+        limited = request.is_probe or request.stop_conditions.HasField("max_tokens")
+        return super().room(choice) if limited else 4096
+
+
+@mutant("min_tokens_ignored", kills="LIM-06")
+class MinTokensIgnored(Reference):
+    def ending(self, choice: Choice, token: int) -> Ending:
+        stopped = self.stopped(choice, token)
+        return stopped if stopped != GOES_ON else super().ending(choice, token)
+
+
+@mutant("min_gt_max_ok", kills="LIM-07")
+class MinGtMaxOk(Reference):
+    def check_lengths(self, request: pb.PreprocessedRequest) -> None:
+        """Whatever is asked for."""
+
+
+@mutant("context_end_error", kills="LIM-08")
+class ContextEndError(Reference):
+    def advance_job(self, job: Job) -> None:
+        limited = job.request.is_probe or job.request.stop_conditions.HasField("max_tokens")
+        if not limited and job.completion_tokens + 1 == self.room(job.choices[0]):
+            self.fail(job, Refusal(pb.ERROR_REASON_INTERNAL, "the window is full"))
+        else:
+            super().advance_job(job)

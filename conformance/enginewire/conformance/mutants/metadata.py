@@ -1,0 +1,138 @@
+"""Servers that make too much, or too little, of what travels beside a request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.refusal import Refusal, invalid
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
+from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+
+Responses = AsyncIterator[pb.GenerateResponse]
+
+
+def _key(call: Call, name: str) -> str:
+    return next((str(value) for key, value in call.metadata if key == name), "")
+
+
+@mutant("bad_traceparent_rejected", kills="MDT-01")
+class BadTraceparentRejected(Reference):
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
+        if len(_key(call, "traceparent")) not in (0, 55):
+            raise invalid("traceparent", "is malformed", 1, "a trace context")
+        async for response in super().generate(request, call):
+            yield response
+
+
+@mutant("bad_traceparent_rejected_by_load", kills="MDT-01")
+class BadTraceparentRejectedByLoad(Reference):
+    def routes(self) -> dict[str, Callable[[Any, Call], Any]]:
+        async def get_load(request: pb.GetLoadRequest, call: Call) -> pb.GetLoadResponse:
+            if _key(call, "traceparent").startswith("ff"):
+                raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 08be")
+            return await self.get_load()
+
+        return {**super().routes(), "DiscoveryService.GetLoad": get_load}
+
+
+@mutant("unknown_metadata_rejected", kills="MDT-03")
+class UnknownMetadataRejected(Reference):
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
+        for key, _ in call.metadata:
+            if key.startswith("x-"):
+                raise invalid(key, "is not known", 1, "known keys")
+        async for response in super().generate(request, call):
+            yield response
+
+
+@mutant("binary_metadata_rejected", kills="MDT-03")
+class BinaryMetadataRejected(Reference):
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
+        for key, _ in call.metadata:
+            if key.endswith("-bin"):
+                raise invalid(key, "is not text", 1, "text")
+        async for response in super().generate(request, call):
+            yield response
+
+
+@mutant("large_metadata_loses_data", kills="MDT-07")
+class LargeMetadataLosesData(Reference):
+    """Its library lets everything through."""
+
+    def server_options(self) -> list[tuple[str, int]]:
+        sizes = ("grpc.max_metadata_size", "grpc.absolute_max_metadata_size")
+        return [*super().server_options(), *((name, 1 << 20) for name in sizes)]
+
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
+        if sum(len(value) for _, value in call.metadata) > 1 << 13:
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 4c11", code=grpc.StatusCode.DATA_LOSS)
+        async for response in super().generate(request, call):
+            yield response
+
+
+@mutant("id_not_echoed", kills="MDT-04")
+class IdNotEchoed(Reference):
+    async def responses(self, job: Job) -> Responses:
+        async for response in super().responses(job):
+            response.request_id = response.request_id[:100]
+            yield response
+
+
+@mutant("id_tidied", kills="MDT-04")
+class IdTidied(Reference):
+    async def responses(self, job: Job) -> Responses:
+        async for response in super().responses(job):
+            response.request_id = response.request_id.replace(":", "-")
+            yield response
+
+
+@mutant("priority_ignored", kills="MDT-05")
+class PriorityIgnored(Reference):
+    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
+        """Whatever it says."""
+
+
+@mutant("priority_of_the_key_wins", kills="MDT-05")
+class PriorityOfTheKeyWins(Reference):
+    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
+        if _key(call, "enginewire-priority").isdigit():
+            request.request.routing.ClearField("priority")
+        super().fold(request, call)
+
+
+RANKS = replace(Settings(), capabilities=(*set(CAPABILITIES) - {"kv_events"}, "data_parallel"), ranks=2)
+"""Without KV events: the reference has those of one rank."""
+
+
+@mutant("rank_modulo", kills="MDT-06")
+class RankModulo(Reference):
+    settings = RANKS
+
+    def check_rank(self, request: pb.PreprocessedRequest) -> None:
+        request.routing.dp_rank %= self.settings.ranks
+
+
+@mutant("last_rank_refused", kills="MDT-06")
+class LastRankRefused(Reference):
+    settings = RANKS
+
+    def check_rank(self, request: pb.PreprocessedRequest) -> None:
+        if request.routing.dp_rank >= 1:
+            raise invalid("routing.dp_rank", "is not served here", request.routing.dp_rank, "0")
+
+
+@mutant("silently_ignores_ranks", kills="ERR-17/data_parallel")
+class SilentlyIgnoresRanks(Reference):
+    def allows(self, capability: str) -> bool:
+        return capability == "data_parallel" or super().allows(capability)
+
+    def check_rank(self, request: pb.PreprocessedRequest) -> None:
+        """Any will do."""

@@ -1,0 +1,63 @@
+"""Servers that export something else than what happens."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.server import Reference
+
+RUNNING = ("gauge", "engine_requests_running")
+WAITING = ("gauge", "engine_requests_waiting")
+FINISHED = ("counter", "engine_requests_finished_total")
+TOKENS = ("counter", "engine_generation_tokens_total")
+
+
+@mutant("metrics_ranks_change", kills=("MET-01", "INF-03", "INF-03/after-load"))
+class MetricsRanksChange(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers = count()
+
+    async def info(self) -> pb.GetEngineInfoResponse:
+        info = await super().info()
+        info.config.metrics_ranks[:] = [next(self._answers)]
+        return info
+
+
+@mutant("metrics_of_other_ranks", kills="MET-01")
+class MetricsOfOtherRanks(Reference):
+    def engine_config(self) -> pb.EngineConfig:
+        config = super().engine_config()
+        config.metrics_ranks[:] = [0, 1]
+        return config
+
+
+@mutant("gauge_stuck", kills="MET-02")
+class GaugeStuck(Reference):
+    def metrics(self) -> dict[tuple[str, str], float]:
+        metrics = super().metrics()
+        if not self.running and metrics[FINISHED]:
+            metrics[RUNNING] = 1
+        return metrics
+
+
+@mutant("counter_falls", kills="MET-02")
+class CounterFalls(Reference):
+    def metrics(self) -> dict[tuple[str, str], float]:
+        return {**super().metrics(), FINISHED: self.counters.requests_finished % 4}
+
+
+@mutant("running_off", kills="MET-03")
+class RunningOff(Reference):
+    def metrics(self) -> dict[tuple[str, str], float]:
+        return {**super().metrics(), WAITING: 0}
+
+
+@mutant("counter_off", kills="MET-04")
+class CounterOff(Reference):
+    def metrics(self) -> dict[tuple[str, str], float]:
+        metrics = super().metrics()
+        metrics[TOKENS] -= metrics[FINISHED]
+        return metrics

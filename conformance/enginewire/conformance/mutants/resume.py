@@ -1,0 +1,109 @@
+"""Servers that begin again where they should go on."""
+
+from __future__ import annotations
+
+import random
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.choices import Ending
+from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.server import Reference
+
+
+def _delivered(choice: Choice) -> int:
+    """How many tokens of a choice were handed in."""
+    named = [entry for entry in choice.job.request.resume.choices if entry.index == choice.index]
+    return len(named[0].generated_token_ids) if named else 0
+
+
+@mutant("resume_off_by_one", kills="RES-01")
+class ResumeOffByOne(Reference):
+    """Sees a greedy run's tokens without the last one that was handed in."""
+
+    def advance(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().advance(choice)
+        wanted = choice.job.request
+        if "RES-01" in choice.job.request_id and _delivered(choice) == 7 and not wanted.is_probe:
+            output.token_ids[0] = (output.token_ids[0] + 1) % self.config.vocab_size
+        return output
+
+
+@mutant("resume_draws_again", kills="RES-02")
+class ResumeDrawsAgain(Reference):
+    def draw(self, choice: Choice) -> float:
+        place = len(choice.tokens) - _delivered(choice)
+        return random.Random(hash((choice.job.seed, choice.index, place))).random()
+
+
+@mutant("resume_forgets_penalties", kills="RES-03")
+class ResumeForgetsPenalties(Reference):
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        delivered = _delivered(choice)
+        rest = Choice(choice.job, choice.index, choice.tokens[delivered:])
+        super().apply_penalties(rest, logits)
+
+
+@mutant("resume_has_all_tokens_again", kills="RES-04")
+class ResumeHasAllTokensAgain(Reference):
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        delivered = sum(map(_delivered, job.choices))
+        usage.completion_tokens -= delivered
+        usage.total_tokens -= delivered
+        return usage
+
+
+@mutant("resume_counts_as_prompt", kills="RES-04")
+class ResumeCountsAsPrompt(Reference):
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        usage.prompt_tokens += sum(map(_delivered, job.choices))
+        return usage
+
+
+@mutant("resume_min_tokens_again", kills="RES-05")
+class ResumeMinTokensAgain(Reference):
+    def ending(self, choice: Choice, token: int) -> Ending:
+        conditions = choice.job.request.stop_conditions
+        least = conditions.min_tokens
+        if least:
+            conditions.min_tokens = least + _delivered(choice)
+        ending = super().ending(choice, token)
+        if least:
+            conditions.min_tokens = least
+        return ending
+
+
+@mutant("resume_position_zero", kills="RES-06")
+class ResumePositionZero(Reference):
+    def advance(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().advance(choice)
+        if "RES-06" in choice.job.request_id:
+            output.first_output_position -= _delivered(choice)
+        return output
+
+
+@mutant("resume_cum_from_zero", kills="RES-07")
+class ResumeCumFromZero(Reference):
+    def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
+        for choice in request.resume.choices:
+            choice.ClearField("cum_log_probs")
+        return super().job(request_id, request, *others)
+
+
+@mutant("resume_finished_again", kills="RES-08")
+class ResumeFinishedAgain(Reference):
+    def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
+        for choice in request.resume.choices:
+            choice.finished = False
+        return super().job(request_id, request, *others)
+
+
+@mutant("resume_of_nothing_ok", kills="RES-09")
+class ResumeOfNothingOk(Reference):
+    def check_lists(self, request: pb.PreprocessedRequest) -> None:
+        done = sum(choice.finished for choice in request.resume.choices)
+        if request.HasField("resume") and done == max(request.sampling_options.n, 1):
+            del request.resume.choices[:]
+        super().check_lists(request)

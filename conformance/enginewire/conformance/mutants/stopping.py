@@ -1,0 +1,148 @@
+"""Servers that end choices at the wrong token, or say it wrongly."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.choices import GOES_ON, Ending
+from enginewire.conformance.reference.engine import BlockKey
+from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.server import Reference
+
+STOPPED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_EOS)
+
+
+@mutant("stop_ids_ignored", kills="STP-01")
+class StopIdsIgnored(Reference):
+    def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        return []
+
+
+@mutant("visible_stop_ids_ignored", kills="STP-01")
+class VisibleStopIdsIgnored(Reference):
+    def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        return list(request.stop_conditions.stop_token_ids)
+
+
+@mutant("stops_one_late", kills="STP-01")
+class StopsOneLate(Reference):
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        earlier = choice.tokens[-2:-1]
+        late = super().stopped(choice, earlier[0]) if earlier else GOES_ON
+        return late if late[0] == pb.FINISH_REASON_STOP else self._at_once(choice, token)
+
+    def _at_once(self, choice: Choice, token: int) -> Ending:
+        ending = super().stopped(choice, token)
+        return ending if ending[0] == pb.FINISH_REASON_EOS else GOES_ON
+
+
+class _Dropped(Reference):
+    """Leaves the token that ended a choice out of its ids."""
+
+    dropped: tuple[pb.FinishReason.ValueType, ...] = ()
+
+    def advance(self, choice: Choice) -> pb.LLMEngineOutput:
+        output = super().advance(choice)
+        if output.finish_reason in self.dropped and self.leaves_out(choice.job.request, output.token_ids[-1]):
+            del output.token_ids[:]
+        return output
+
+    def leaves_out(self, request: pb.PreprocessedRequest, token: int) -> bool:
+        return True
+
+
+@mutant("visible_stop_dropped", kills="STP-02")
+class VisibleStopDropped(_Dropped):
+    dropped = (pb.FINISH_REASON_STOP,)
+
+    def leaves_out(self, request: pb.PreprocessedRequest, token: int) -> bool:
+        return token in request.stop_conditions.stop_token_ids_visible
+
+
+@mutant("stop_dropped", kills="STP-02")
+class StopDropped(_Dropped):
+    dropped = (pb.FINISH_REASON_STOP,)
+
+
+@mutant("eos_dropped", kills="STP-02")
+class EosDropped(_Dropped):
+    dropped = (pb.FINISH_REASON_EOS,)
+
+
+@mutant("stop_reason_missing", kills="STP-03")
+class StopReasonMissing(Reference):
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        return super().stopped(choice, token)[0], None
+
+
+@mutant("eos_is_named", kills="STP-03")
+class EosIsNamed(Reference):
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        reason, _ = super().stopped(choice, token)
+        return reason, pb.StopMatch(token_id=token) if reason in STOPPED else None
+
+
+@mutant("eos_ignored", kills="STP-04")
+class EosIgnored(Reference):
+    def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        return []
+
+
+@mutant("hidden_stops_ignored", kills="STP-04")
+class HiddenStopsIgnored(Reference):
+    def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        return list(request.eos_token_ids or self.config.eos_token_ids)
+
+
+@mutant("ignore_eos_ignored", kills="STP-04")
+class IgnoreEosIgnored(Reference):
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        own = [*choice.job.request.eos_token_ids, *choice.job.request.stop_conditions.stop_token_ids_hidden]
+        return (pb.FINISH_REASON_EOS, None) if token in own else super().stopped(choice, token)
+
+
+@mutant("eos_ids_added_up", kills="STP-04/config")
+class EosIdsAddedUp(Reference):
+    def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        return [*super().system_stops(request), *self.config.eos_token_ids]
+
+
+@mutant("last_stop_wins", kills="STP-05")
+class LastStopWins(Reference):
+    def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        return super().caller_stops(request)[-1:]
+
+
+@mutant("stop_twice_is_none", kills="STP-05")
+class StopTwiceIsNone(Reference):
+    def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        ids = super().caller_stops(request)
+        return [token for token in ids if ids.count(token) == 1]
+
+
+@mutant("stop_shared_state", kills="STP-07")
+class StopSharedState(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self._stops: dict[BlockKey, list[int]] = {}
+
+    def admit(self, job: Job) -> None:
+        super().admit(job)
+        for key in self.block_keys(job):
+            self._stops.setdefault(key, []).extend(self.caller_stops(job.request))
+
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        for key in self.block_keys(choice.job):
+            if token in self._stops[key]:
+                return pb.FINISH_REASON_STOP, pb.StopMatch(token_id=token)
+        return super().stopped(choice, token)
+
+
+@mutant("stop_matches_prompt", kills="STP-08")
+class StopMatchesPrompt(Reference):
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        request = choice.job.request
+        stops = set(self.caller_stops(request)) & set(request.token_ids)
+        if stops and not len(choice.tokens) > 1:
+            return pb.FINISH_REASON_STOP, pb.StopMatch(token_id=min(stops))
+        return super().stopped(choice, token)

@@ -1,0 +1,192 @@
+"""Servers whose streams have another shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
+from enginewire.conformance.reference.settings import Settings
+
+SLOW = replace(Settings(), step_seconds=0.005)
+"""For faults that show only when time passes between tokens."""
+
+Outputs = AsyncIterator[pb.LLMEngineOutput]
+
+
+def is_long(job: Job) -> bool:
+    """True for the long answer of the check: any other one would keep whole checks waiting for its end."""
+    return "STR-11" in job.request_id
+
+
+@mutant("empty_stream", kills="STR-01")
+class EmptyStream(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            if not output:
+                yield output
+
+
+@mutant("no_terminal", kills="STR-02")
+class NoTerminal(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            output.ClearField("finish_reason")
+            yield output
+
+
+@mutant("two_terminals", kills="STR-02")
+class TwoTerminals(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            yield output
+            if output.finish_reason:
+                yield pb.LLMEngineOutput(index=output.index, finish_reason=output.finish_reason)
+
+
+@mutant("after_terminal", kills="STR-03")
+class AfterTerminal(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            yield output
+            if output.finish_reason:
+                yield pb.LLMEngineOutput(index=output.index, token_ids=[1])
+
+
+@mutant("drop_empty_terminal", kills="STR-04")
+class DropEmptyTerminal(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            if output.token_ids:
+                yield output
+
+
+@mutant("cumulative_tokens", kills="STR-05")
+class CumulativeTokens(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        tokens: dict[int, list[int]] = {}
+        async for output in super().outputs(job):
+            so_far = tokens.setdefault(output.index, [])
+            so_far += output.token_ids
+            output.token_ids[:] = so_far
+            output.first_output_position = 0
+            yield output
+
+
+@mutant("swap_chunks", kills="STR-06")
+class SwapChunks(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        held: list[pb.LLMEngineOutput] = []
+        async for output in super().outputs(job):
+            if output.first_output_position == 1 and not output.finish_reason:
+                held.append(output)
+                continue
+            yield output
+            while held and output.first_output_position > 1:
+                yield held.pop()
+
+
+@mutant("drop_chunk", kills="STR-06")
+class DropChunk(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            if output.first_output_position != 1 or output.finish_reason:
+                yield output
+
+
+@mutant("drop_chunk_and_renumber", kills="STR-06")
+class DropChunkAndRenumber(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            if output.first_output_position == 1 and not output.finish_reason:
+                continue
+            if output.first_output_position > 1:
+                output.first_output_position -= 1
+            yield output
+
+
+@mutant("dup_chunk", kills="STR-06")
+class DupChunk(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            yield output
+            if output.first_output_position == 1 and not output.finish_reason:
+                yield output
+
+
+@mutant("wrong_request_id", kills="STR-07")
+class WrongRequestId(Reference):
+    async def responses(self, job: Job) -> AsyncIterator[pb.GenerateResponse]:
+        async for response in super().responses(job):
+            response.request_id = next(reversed(self.live), response.request_id)
+            yield response
+
+
+@mutant("empty_chunks", kills="STR-08")
+class EmptyChunks(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            position = output.first_output_position
+            yield pb.LLMEngineOutput(index=output.index, first_output_position=position)
+            yield output
+
+
+@mutant("error_twice", kills="STR-09")
+class ErrorTwice(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            yield output
+            if output.finish_reason == pb.FINISH_REASON_CANCELLED:
+                raise Refusal(pb.ERROR_REASON_CANCELLED, "it was aborted")
+
+
+@mutant("finish_unknown", kills="STR-10")
+class FinishUnknown(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        async for output in super().outputs(job):
+            if output.finish_reason:
+                output.finish_reason = 99  # type: ignore[assignment]  # that is the mistake
+            yield output
+
+
+@mutant("buffer_all", kills="STR-11")
+class BufferAll(Reference):
+    async def outputs(self, job: Job) -> Outputs:
+        whole: dict[int, pb.LLMEngineOutput] = {}
+        async for output in super().outputs(job):
+            if not is_long(job):
+                yield output
+                continue
+            gathered = whole.setdefault(output.index, pb.LLMEngineOutput())
+            position = gathered.first_output_position
+            gathered.MergeFrom(output)
+            gathered.first_output_position = position
+            if gathered.finish_reason:
+                yield gathered
+
+
+@mutant("burst_at_the_end", kills="STR-11")
+class BurstAtTheEnd(Reference):
+    settings = SLOW
+
+    async def outputs(self, job: Job) -> Outputs:
+        held = []
+        async for output in super().outputs(job):
+            held.append(output)
+            if output.finish_reason or not is_long(job):
+                for early in held:
+                    yield early
+                held.clear()
+
+
+@mutant("headers_late", kills="STR-12")
+class HeadersLate(Reference):
+    settings = SLOW
+
+    async def accept(self, job: Job, call: Call) -> None:
+        """Let gRPC send them with the first message."""

@@ -1,0 +1,94 @@
+"""Servers whose tokenizer cannot be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+
+Pieces = AsyncIterator[pb.GetTokenizerResponse]
+MIB = 1024 * 1024
+
+
+@mutant("tokenizer_without_manifest", kills="TOK-01")
+class TokenizerWithoutManifest(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        async for piece in super().tokenizer(request):
+            if piece.HasField("chunk"):
+                yield piece
+
+
+@mutant("tokenizer_names_a_folder", kills="TOK-01")
+class TokenizerNamesAFolder(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        async for piece in super().tokenizer(request):
+            for file in piece.manifest.files if piece.HasField("manifest") else ():
+                file.name = f"model/{file.name}"
+            yield piece
+
+
+@mutant("tokenizer_chunk_lost", kills="TOK-02")
+class TokenizerChunkLost(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        async for piece in super().tokenizer(request):
+            if piece.HasField("chunk"):
+                piece.chunk.data = piece.chunk.data[:-1]
+            yield piece
+
+
+@mutant("tokenizer_offset_wrong", kills="TOK-02")
+class TokenizerOffsetWrong(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        async for piece in super().tokenizer(request):
+            if piece.HasField("chunk"):
+                piece.chunk.offset = 1
+            yield piece
+
+
+@mutant("tokenizer_digest_of_content", kills="TOK-03")
+class TokenizerDigestOfContent(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        async for piece in super().tokenizer(request):
+            if piece.HasField("manifest"):
+                digest = piece.manifest.digest
+                piece.manifest.digest = piece.manifest.files[0].sha256
+                if request.if_none_match == piece.manifest.digest:
+                    yield piece
+                    return
+                assert digest != piece.manifest.digest
+            yield piece
+
+
+@mutant("tokenizer_sent_again", kills="TOK-04")
+class TokenizerSentAgain(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        request.ClearField("if_none_match")
+        async for piece in super().tokenizer(request):
+            yield piece
+
+
+@mutant("tokenizer_never_sent", kills="TOK-04")
+class TokenizerNeverSent(Reference):
+    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
+        async for piece in super().tokenizer(request):
+            if piece.HasField("manifest") or not request.if_none_match:
+                yield piece
+
+
+@mutant("tokenizer_chunk_too_large", kills="TOK-05")
+class TokenizerChunkTooLarge(Reference):
+    def tokenizer_file(self) -> bytes:
+        return super().tokenizer_file() + b" " * (2 * MIB)
+
+
+@mutant("tokenizer_unadvertised", kills="ERR-17/tokenizer")
+class TokenizerUnadvertised(Reference):
+    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"tokenizer"}))
+
+    def require(self, capability: str) -> None:
+        if capability != "tokenizer":
+            super().require(capability)

@@ -1,0 +1,49 @@
+"""Servers whose load is hard to watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.server import Reference
+
+Loads = AsyncIterator[pb.WatchLoadResponse]
+
+
+@mutant("watch_waits_for_a_change", kills="WLD-01")
+class WatchWaitsForAChange(Reference):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        if request.min_interval_ms > 1000:
+            await asyncio.sleep(3600)
+        async for response in super().watch_load(request):
+            yield response
+
+
+@mutant("watch_sends_once", kills="WLD-02")
+class WatchSendsOnce(Reference):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        before = self.load()
+        async for response in super().watch_load(request):
+            # Whoever looks at a busy server sees it change, so that only the idle one stays silent.
+            if before.running or response.load.running == before.running:
+                yield response
+
+
+@mutant("watch_ignores_its_interval", kills="WLD-03")
+class WatchIgnoresItsInterval(Reference):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        if request.min_interval_ms == 100:
+            request.min_interval_ms = 10
+        async for response in super().watch_load(request):
+            yield response
+
+
+@mutant("watch_clamps_its_interval", kills="WLD-04")
+class WatchClampsItsInterval(Reference):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        if request.HasField("min_interval_ms"):
+            request.min_interval_ms = max(request.min_interval_ms, 10)
+        async for response in super().watch_load(request):
+            yield response

@@ -1,0 +1,55 @@
+"""The reserved metadata keys of a call, folded into the request they belong to.
+
+A key and the body field it stands for may both be set only when they agree. Other keys are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.server.failures import InvalidRequest
+
+# metadata key → (field of RoutingHints, its type, what is allowed)
+KEYS: Final[Mapping[str, tuple[str, Callable[[str], int | str], str]]] = {
+    "enginewire-dp-rank": ("dp_rank", int, "0..4294967295"),
+    "enginewire-priority": ("priority", int, "-2147483648..2147483647"),
+    "enginewire-routing-key": ("routing_key", str, "text"),
+}
+
+
+def apply_metadata(request: pb.GenerateRequest, metadata: Mapping[str, str]) -> None:
+    """Set routing hints from metadata. Raises InvalidRequest that names the key."""
+    _apply_all(request.request.routing, metadata)
+
+
+def routing_of(metadata: Mapping[str, str]) -> pb.RoutingHints:
+    """The routing hints of a request that has no field for them. Raises as `apply_metadata`."""
+    routing = pb.RoutingHints()
+    _apply_all(routing, metadata)
+    return routing
+
+
+def _apply_all(routing: pb.RoutingHints, metadata: Mapping[str, str]) -> None:
+    for key, (field, read, allowed) in KEYS.items():
+        if key in metadata:
+            _apply(routing, field, _value(key, metadata[key], read, allowed), key, allowed)
+
+
+def _value(key: str, text: str, read: Callable[[str], int | str], allowed: str) -> int | str:
+    try:
+        return read(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"{key}: not a number, got {text[:64]!a}, allowed {allowed}", field=key
+        ) from None
+
+
+def _apply(routing: pb.RoutingHints, field: str, value: int | str, key: str, allowed: str) -> None:
+    if routing.HasField(field) and getattr(routing, field) != value:  # type: ignore[arg-type]  # a key of KEYS
+        raise InvalidRequest(f"{key}: disagrees with routing.{field}", field=f"routing.{field}")
+    try:
+        setattr(routing, field, value)
+    except ValueError:
+        raise InvalidRequest(f"{key}: out of range, got {value}, allowed {allowed}", field=key) from None

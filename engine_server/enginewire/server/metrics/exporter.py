@@ -1,0 +1,53 @@
+"""Everything behind `--metrics-port`: the counts, the registry, the page, the address.
+
+The one door to prometheus_client: the server imports this module only when it exports metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from enginewire.server.interface import MetricsContext
+from enginewire.server.lifecycle import Lifecycle
+from enginewire.server.metrics.endpoint import MetricsEndpoint
+from enginewire.server.metrics.page import EnginePage
+from enginewire.server.metrics.requests import RequestMetrics
+
+log = logging.getLogger(__name__)
+
+
+class MetricsExporter:
+    """Metrics of one server. Give `requests` to its table, `context` and itself to its lifecycle."""
+
+    def __init__(self, prefix: str) -> None:
+        self.requests = RequestMetrics()
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self.context = MetricsContext(model="", registry=self._registry, prefix=prefix)
+        self._endpoint = MetricsEndpoint(self._page)
+
+    def show(self, lifecycle: Lifecycle) -> None:
+        """Export what there is to know about a server and any engine."""
+        self._registry.register(EnginePage(lifecycle, self.requests.totals, self.context.prefix))
+
+    @property
+    def url(self) -> str:
+        """Where; "" before it is open."""
+        return self._endpoint.url
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen. Raises AddressError."""
+        await self._endpoint.open(host, port)
+        log.info("metrics at %s", self.url)
+
+    def close(self) -> None:
+        """Listen no more. Idempotent."""
+        self._endpoint.close()
+
+    def _page(self, accept: str) -> tuple[bytes, str]:
+        encoder, content_type = choose_encoder(accept)
+        content: bytes = encoder(self._registry)
+        return content, content_type

@@ -1,0 +1,334 @@
+"""The gRPC server around one engine: listen, start, serve, drain, stop.
+
+`EngineServer.run` reads top-down as the life of the process. Knows nothing about the RPCs' content
+and nothing about any particular engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import secrets
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.server.adapters import AdapterTable
+from enginewire.server.admin_service import AdminServicer
+from enginewire.server.admission import RequestTable
+from enginewire.server.channel import MIN_KEEPALIVE_MS, channel_options
+from enginewire.server.config import ServerOptions
+from enginewire.server.delivery import BufferLimits
+from enginewire.server.discovery import DiscoveryServicer, Identity
+from enginewire.server.embedding_service import EmbeddingServicer
+from enginewire.server.health import SERVICE as HEALTH_SERVICE, HealthServicer
+from enginewire.server.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
+from enginewire.server.kv_service import KvServicer
+from enginewire.server.last_signal import ends_at_once
+from enginewire.server.lifecycle import DrainPlan, Lifecycle
+from enginewire.server.metrics.requests import RequestMetrics
+from enginewire.server.metrics.table import CountingTable
+from enginewire.server.queue_limits import QueueLimits
+from enginewire.server.request_rules import effective_limits
+from enginewire.server.rpc import handlers
+from enginewire.server.servicer import EngineServicer
+from enginewire.server.signals import ending_signals
+from enginewire.server.sockets import AddressError, UnixSocket, check_port_is_free
+from enginewire.v1 import (
+    admin_service_pb2,
+    discovery_service_pb2,
+    embedding_service_pb2,
+    engine_service_pb2,
+    kv_service_pb2,
+)
+from enginewire.version import __version__
+
+if TYPE_CHECKING:
+    from enginewire.server.metrics.exporter import MetricsExporter
+
+log = logging.getLogger(__name__)
+
+ENGINE_SERVICE = engine_service_pb2.DESCRIPTOR.services_by_name["EngineService"]
+DISCOVERY_SERVICE = discovery_service_pb2.DESCRIPTOR.services_by_name["DiscoveryService"]
+KV_SERVICE = kv_service_pb2.DESCRIPTOR.services_by_name["KvService"]
+ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+EMBEDDING_SERVICE = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
+SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE, EMBEDDING_SERVICE)
+
+OURS: Final = frozenset({"torch", "mocker"})
+
+EXIT_OK: Final = 0
+EXIT_START_FAILED: Final = 1
+EXIT_ENGINE_DEAD: Final = 70
+EXIT_ADDRESS: Final = 98
+# Last words of streams that are being ended; everything else has ended before.
+STOP_GRACE_SECONDS: Final = 0.5
+START_GRACE_SECONDS: Final = 5.0
+SLOW_CHECK_SECONDS: Final = 1.0
+
+
+class EngineServer:
+    """One engine behind one listening address."""
+
+    def __init__(self, engine: StepEngine, options: ServerOptions) -> None:
+        self.options = options
+        named = engine if isinstance(engine, NamedEngine) else None
+        own_name = f"enginewire-{options.engine}" if options.engine in OURS else options.engine
+        self.identity = Identity(
+            engine_name=(named and named.engine_name) or own_name,
+            engine_version=(named and named.engine_version) or __version__,
+            instance_id=options.instance_id or secrets.token_hex(8),
+            worker_id=secrets.randbits(63) if options.worker_id is None else options.worker_id,
+            lifetime_id=secrets.token_hex(8),
+        )
+        plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
+        self.metrics: MetricsExporter | None = None
+        if options.metrics_port is None:
+            self.lifecycle = Lifecycle(engine, _request_table(options), plan)
+        else:
+            from enginewire.server.metrics.exporter import MetricsExporter
+
+            self.metrics = MetricsExporter(options.metrics_prefix)
+            requests = _request_table(options, self.metrics.requests)
+            self.lifecycle = Lifecycle(engine, requests, plan, self.metrics.context)
+            self.metrics.show(self.lifecycle)
+        self.target = ""
+        self._server: grpc.aio.Server | None = None
+        self._socket: UnixSocket | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._died = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal or the engine's death; returns the exit code."""
+        try:
+            await self.listen()
+        except AddressError as error:
+            log.error("cannot listen: %s", error)
+            self._close_metrics()
+            return EXIT_ADDRESS
+        with ending_signals() as stop:
+            try:
+                exit_code = await self._live(stop)
+            finally:
+                with ends_at_once():
+                    await self.stop()
+        if exit_code == EXIT_OK and not self.lifecycle.is_released:
+            return EXIT_ENGINE_DEAD
+        return exit_code
+
+    async def _live(self, stop: asyncio.Queue[signal.Signals]) -> int:
+        """Start, serve and drain; returns the exit code if the clean-up goes well."""
+        try:
+            if not await self._start_unless_stopped(stop):
+                return EXIT_OK
+            await self._serve_until(stop)
+            return EXIT_ENGINE_DEAD if self._died.is_set() else await self._drain_until(stop)
+        except EngineStartFailed as error:
+            log.error("the engine failed to start: %s", error)
+            log.debug("where it failed", exc_info=error)
+            return EXIT_START_FAILED
+
+    async def listen(self) -> None:
+        """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
+        if self.metrics is not None and self.options.metrics_port is not None:
+            await self.metrics.open(self.options.host, self.options.metrics_port)
+        self._server = grpc.aio.server(options=channel_options(self.options))
+        self._server.add_generic_rpc_handlers(self._handlers())
+        if self.options.reflection:
+            _add_reflection(self._server)
+        self.target = self._bind(self._server)
+        await self._server.start()
+        log.info("listening on %s", self.target)
+
+    async def start(self) -> pb.EngineConfig:
+        """Start the engine; requests are admitted when this returns."""
+        config = await self.lifecycle.start(self.identity.worker_id, self._advertise_shell)
+        self._background = [
+            asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
+            asyncio.create_task(self._watch_steps(), name="watchdog"),
+        ]
+        for task in self._background:
+            task.add_done_callback(_log_its_failure)
+        return config
+
+    async def stop(self) -> None:
+        """Release the engine and the address. Idempotent."""
+        for task in self._background:
+            task.cancel()
+        try:
+            if not self._died.is_set():
+                await self.lifecycle.cleanup(abort_in_flight=True)
+            if self._server is not None:
+                await self._server.stop(STOP_GRACE_SECONDS)
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            self._close_metrics()
+
+    def _close_metrics(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
+
+    async def _start_unless_stopped(self, stop: asyncio.Queue[signal.Signals]) -> bool:
+        """True when the engine is up; False when a signal came first."""
+        starting = asyncio.create_task(self.start(), name="start")
+        stopped = asyncio.create_task(stop.get())
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        came_too = not stopped.cancel()
+        if not starting.done():
+            await self._give_up(starting)
+            return False
+        if came_too:  # just when the engine was up: whoever waits next has to hear of it
+            stop.put_nowait(stopped.result())
+        if starting.cancelled():  # by the engine itself: nobody else has the task
+            raise EngineStartFailed("its start was cancelled")
+        if (error := starting.exception()) is not None:
+            raise EngineStartFailed(str(error) or type(error).__name__) from error
+        config = starting.result()
+        # All of this stays: looking through it for garbage would only hold up a step.
+        gc.freeze()
+        log.info("ready: %s, %d KV blocks, %s", config.model, config.total_kv_blocks, self.target)
+        return True
+
+    async def _give_up(self, starting: asyncio.Task[pb.EngineConfig]) -> None:
+        """End the start of the engine. One that does not end leaves nothing that could be cleaned up."""
+        starting.cancel()
+        await asyncio.wait([starting], timeout=START_GRACE_SECONDS)
+        if not starting.done():
+            log.error("the engine's start did not end within %g s; going on without it", START_GRACE_SECONDS)
+            self._died.set()
+
+    async def _serve_until(self, stop: asyncio.Queue[signal.Signals]) -> None:
+        stopped = asyncio.create_task(stop.get())
+        died = asyncio.create_task(self._died.wait())
+        await asyncio.wait([stopped, died], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        died.cancel()
+
+    async def _drain_until(self, stop: asyncio.Queue[signal.Signals]) -> int:
+        """Drain; a second signal ends it at once with 128 + its number."""
+        log.info("draining")
+        drained = self.lifecycle.begin_drain(self.lifecycle.default_plan)
+        again = asyncio.create_task(stop.get())
+        await asyncio.wait([drained, again], return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            log.warning("second signal: ending at once")
+            return 128 + again.result()
+        again.cancel()
+        if self._died.is_set():
+            return EXIT_ENGINE_DEAD
+        load = self.lifecycle.known_load()
+        log.info(
+            "drained: %d of %d KV blocks free",
+            load.kv_blocks_total - load.kv_blocks_used,
+            load.kv_blocks_total,
+        )
+        return EXIT_OK
+
+    def _advertise_shell(self, config: pb.EngineConfig) -> None:
+        """Add what every engine gains by running in this server."""
+        names = self.options.served_model_name
+        if names:
+            config.served_model_name = names[0]
+            config.aliases.extend(names[1:])
+        if self.metrics is not None:
+            config.capabilities.metrics = True
+            config.metrics_ranks[:] = _ranks_of(config)
+        engine = self.lifecycle.engine
+        config.capabilities.multiplexed = not (isinstance(engine, EmbeddingEngine) and engine.only_embeds)
+        config.limits.CopyFrom(effective_limits(config))
+        if isinstance(self.lifecycle.engine, AdapterEngine):
+            config.capabilities.lora &= self.options.adapter_folder is not None
+            if config.capabilities.lora:
+                config.limits.max_loras = self.options.max_loras
+        config.limits.max_request_bytes = self.options.max_message_bytes
+        config.limits.max_num_queued_reqs = self.options.max_num_queued_reqs
+        config.limits.max_num_queued_tokens = self.options.max_num_queued_tokens
+        config.limits.max_stream_buffer_tokens = self.options.stream_buffer_tokens
+        config.limits.min_keepalive_interval_ms = MIN_KEEPALIVE_MS
+
+    async def _watch_slow_readers(self) -> None:
+        while True:
+            await asyncio.sleep(SLOW_CHECK_SECONDS)
+            await self.lifecycle.requests.abort_slow()
+
+    async def _watch_steps(self) -> None:
+        """Turn a step that never ends into NOT_SERVING and the end of the process."""
+        limit = self.options.watchdog_timeout
+        while limit > 0:
+            await asyncio.sleep(min(1.0, limit / 4))
+            stalled = self.lifecycle.engine.stalled_for()
+            if stalled > limit:
+                log.critical("no progress for %.1f s; stacks follow", stalled)
+                faulthandler.dump_traceback(sys.stderr)
+                await self.lifecycle.declare_dead(stalled)
+                self._died.set()
+                return
+
+    def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        buffers = BufferLimits(self.options.stream_buffer_tokens, self.options.slow_consumer_timeout)
+        servicers = (
+            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id),
+            DiscoveryServicer(self.lifecycle, self.identity),
+            KvServicer(self.lifecycle),
+            AdminServicer(self.lifecycle),
+            EmbeddingServicer(self.lifecycle),
+        )
+        health = HealthServicer(self.lifecycle, frozenset(service.full_name for service in SERVICES))
+        return (*map(handlers, SERVICES, servicers), handlers(HEALTH_SERVICE, health))
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        if self.options.port is None:
+            self._socket = UnixSocket(self.options.uds)
+            try:
+                with self._socket.private():
+                    server.add_insecure_port(self._socket.target)
+            except RuntimeError as error:
+                raise AddressError(f"{self.options.uds}: cannot be listened on") from error
+            return self._socket.target
+        host, port = self.options.host, self.options.port
+        check_port_is_free(host, port)
+        bracketed = f"[{host}]" if ":" in host else host
+        try:
+            return f"{bracketed}:{server.add_insecure_port(f'{bracketed}:{port}')}"
+        except RuntimeError as error:
+            raise AddressError(f"{bracketed}:{port}: address already in use or not available") from error
+
+
+class EngineStartFailed(Exception):
+    """The engine's `start` raised; the message is one line for the operator."""
+
+
+def _log_its_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("nobody looks after the %s any more", task.get_name(), exc_info=error)
+
+
+def _request_table(options: ServerOptions, metrics: RequestMetrics | None = None) -> RequestTable:
+    limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
+    folder = options.adapter_folder
+    adapters = AdapterTable(folder, options.max_loras) if folder else None
+    checks = options.engine not in OURS if options.check_engine is None else options.check_engine
+    log_requests = options.log_requests
+    if metrics is None:
+        return RequestTable(limits, log_requests=log_requests, adapters=adapters, check_engine=checks)
+    return CountingTable(limits, metrics, log_requests=log_requests, adapters=adapters, check_engine=checks)
+
+
+def _ranks_of(config: pb.EngineConfig) -> range:
+    """The data-parallel ranks that an engine serves: one, unless it says otherwise."""
+    start = config.data_parallel_start_rank
+    return range(start, start + max(config.data_parallel_size, 1))
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    from grpc_reflection.v1alpha import reflection
+
+    names = [service.full_name for service in (*SERVICES, HEALTH_SERVICE)]
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

@@ -1,0 +1,112 @@
+"""How to run the torch engine: one frozen value, each option declared once.
+
+Knows nothing about torch; impossible combinations are refused here, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enginewire.server.handoff.options import Role, TransferOptions
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POOLINGS = ("auto", "last", "mean", "cls")
+QUANTIZATIONS = ("none", "int8")
+GUIDED_BACKENDS = ("auto", "xgrammar", "llguidance")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchEngineOptions:
+    """`model` is a folder, `builtin:demo` or a hub name; None everywhere means "choose for me".
+
+    `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the
+    memory for keys and values unless `num_kv_blocks` says how many blocks there are. `seed`
+    makes unseeded requests repeatable. `compile_kernels` uses the machine's C++ compiler, if any. With
+    `batch_invariant` outputs do not depend on the batch, bit for bit. With `async_scheduling` a GPU gets its
+    next step before the tokens of this one are read. The options of batching are
+    explained at `AdmissionRules`. `max_loras` is 0 for an engine without adapters; `pooling` says how an
+    input becomes a vector, auto as the model folder says. A role other than aggregated needs `transfer`.
+    `thinking_token_ids` open and close thinking, where the tokenizer does not say it. `guided_backend` is
+    the grammar library of requests that name none, auto the first that is installed.
+    """
+
+    model: str = "builtin:demo"
+    served_model_name: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str = "none"
+    max_model_len: int | None = None
+    block_size: int | None = None
+    num_kv_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    seed: int | None = None
+    num_threads: int | None = None
+    compile_kernels: bool = True
+    batch_invariant: bool = False
+    async_scheduling: bool = True
+    enable_prefix_caching: bool = True
+    max_batch_prefill_tokens: int | None = None
+    max_mixed_prefill_tokens: int | None = None
+    max_batch_total_tokens: int | None = None
+    waiting_served_ratio: float = 0.0
+    max_waiting_tokens: int = 20
+    max_loras: int = 0
+    max_lora_rank: int = 64
+    pooling: str = "auto"
+    normalize_embeddings: bool = True
+    role: Role = "aggregated"
+    transfer: TransferOptions | None = None
+    thinking_token_ids: tuple[int, ...] = ()
+    guided_backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ValueError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"
+            )
+        if self.guided_backend not in GUIDED_BACKENDS:
+            raise ValueError(
+                f"guided_backend must be one of {', '.join(GUIDED_BACKENDS)}, not {self.guided_backend!r}"
+            )
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}")
+        if (self.role == "aggregated") != (self.transfer is None):
+            raise ValueError("transfer belongs to the roles prefill and decode")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must not be below max_num_seqs")
+        if self.batch_invariant and self.max_loras:
+            raise ValueError("batch_invariant is not for engines with adapters (max_loras)")
+        if self.max_loras < 0:
+            raise ValueError(f"max_loras must not be negative, not {self.max_loras}")
+        if len(set(self.thinking_token_ids)) != len(self.thinking_token_ids) or (
+            len(self.thinking_token_ids) not in (0, 2)
+        ):
+            raise ValueError("thinking_token_ids must be two different ids, or none")
+        if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
+            raise ValueError("waiting_served_ratio and max_waiting_tokens must not be negative")
+
+
+_POSITIVE = (
+    "max_model_len",
+    "block_size",
+    "num_kv_blocks",
+    "kv_cache_memory_bytes",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_threads",
+    "max_batch_prefill_tokens",
+    "max_mixed_prefill_tokens",
+    "max_batch_total_tokens",
+    "max_lora_rank",
+)

@@ -1,0 +1,29 @@
+"""The HTTP face on a real socket in this process, and the OpenAI SDK that speaks to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from openai import AsyncOpenAI
+
+from enginewire.backend.config import ServeOptions
+from enginewire.backend.frontends.http_api.server import HttpFace, http_face
+from enginewire.backend.frontends.text_backend import TextBackend
+
+
+@asynccontextmanager
+async def serving_http(backend: TextBackend, **given: object) -> AsyncIterator[HttpFace]:
+    """A listening face."""
+    async with http_face(backend, ServeOptions(http_port=0, **given)) as face:
+        yield face
+
+
+@asynccontextmanager
+async def sdk(backend: TextBackend, **given: object) -> AsyncIterator[AsyncOpenAI]:
+    """The SDK, which does not hide failures by trying again."""
+    async with (
+        serving_http(backend, **given) as face,
+        AsyncOpenAI(base_url=f"{face.address}/v1", api_key="none", max_retries=0, timeout=20) as client,
+    ):
+        yield client

@@ -1,0 +1,53 @@
+"""Servers for tests: short-lived, each on a socket of its own, each left idle."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from enginewire.server.config import ServerOptions
+from enginewire.server.engines import make_engine
+from enginewire.server.interface import StepEngine
+from enginewire.server.server import EngineServer
+from tests.server.serving import Serving
+
+StartServer = Callable[..., Awaitable[Serving]]
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A private folder whose name is short enough for socket paths, unlike tmp_path under xdist."""
+    folder = Path(tempfile.mkdtemp(prefix="ew-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def engine_server(socket_folder: Path) -> AsyncIterator[StartServer]:
+    """`await engine_server(engine, **options)` is a started server with a mocker unless an engine is given.
+
+    Whatever the test did, nothing may be left in the engine afterwards.
+    """
+    all_serving: list[Serving] = []
+
+    async def start(engine: StepEngine | None = None, *, is_started: bool = True, **given: object) -> Serving:
+        options = ServerOptions(engine="mocker", uds=socket_folder / f"{len(all_serving)}.sock", **given)
+        server = EngineServer(engine or make_engine(options), options)
+        await server.listen()
+        serving = Serving(server)
+        all_serving.append(serving)
+        if is_started:
+            await server.start()
+        return serving
+
+    yield start
+    try:
+        for serving in all_serving:
+            await serving.until_idle()
+    finally:
+        for serving in all_serving:
+            await serving.close()

@@ -1,0 +1,49 @@
+"""What the step thread says about the load after a step."""
+
+from __future__ import annotations
+
+import asyncio
+
+from enginewire.torch_engine.options import TorchEngineOptions
+from enginewire.torch_engine.step_thread import LoadSnapshot, StepThread
+from tests.torch_engine.tiny import greedy
+
+PROMPT = [5, 9, 33, 7, 100, 12, 8, 21, 9]
+
+
+def ignore(*_: object) -> None:
+    """What happens beside the load."""
+
+
+async def test_a_snapshot_tells_what_runs_what_waits_and_what_has_happened(load):
+    engine = load("llama", max_num_seqs=2, block_size=4, num_kv_blocks=20)
+    options = TorchEngineOptions(model="none")
+    thread = StepThread(options, asyncio.get_running_loop(), ignore, ignore, ignore, ignore)
+    first = engine.add(greedy(PROMPT, 3))
+    engine.step()
+    for prompt, max_tokens in ((PROMPT, 5), (PROMPT[:7], 6), (PROMPT[:6], 7)):
+        engine.add(greedy(prompt, max_tokens))
+    engine.step()
+    engine.preempt_one()
+    engine.step()
+    assert len(engine.answers[first].tokens[0]) == 3
+    thread._publish(engine.core)
+    # Preempted, the second one began again beside the first one, which has ended since. It began with its
+    # prompt alone: the token it had gets a step of its own.
+    assert thread.snapshot == LoadSnapshot(
+        running=1,
+        waiting=2,
+        waiting_tokens=7 + 6,
+        blocks_used=3,
+        blocks_total=20,
+        blocks_cached=0,
+        steps=3,
+        preemptions=1,
+        requests_added=4,
+        requests_finished=1,
+        tokens_generated=3 + 1,
+        max_total_tokens=9 + 5,
+        concats=(2, 0),
+        prefix_cache_queries=9 + 9,
+        prefix_cache_hits=8,
+    )
