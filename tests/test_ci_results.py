@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / ".ci" / "count_results"
+from tests.repository import ROOT
+
+SCRIPT = ROOT / ".ci" / "count_results"
 
 PYTEST = "4660 passed in 332.10s (0:05:32)\n"
 KIT = "172 PASS, 92 NEG-PASS, 27 N/A, 36 NOT-RUN in 61.7 s\n"

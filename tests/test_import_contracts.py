@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.repository import ROOT
+
 PLACES = ("proto", "engine_server", "backend_client", "conformance")
 
 

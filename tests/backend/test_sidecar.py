@@ -13,6 +13,7 @@ import pytest
 
 from enginewire.backend.sidecar import SidecarDied, private_folder, sidecar
 from tests.backend.processes import is_alive, until
+from tests.repository import ROOT
 
 # A module that runs any statement, so that a test can say what its process does.
 SETUP = ("timeit", ["-n1", "-r1", "-s"])
@@ -166,7 +167,7 @@ def test_a_sidecar_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
-    root = Path(__file__).parents[2]
+    root = ROOT
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
     assert done.returncode == -9
     until(lambda: not is_alive(int(done.stdout)), within=5.0)

@@ -16,8 +16,9 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.report import as_json
 from enginewire.conformance.requirements import requirements
 from tests.conformance.reports import outcome, report
+from tests.repository import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+PAGE = ROOT / "docs" / "conformance.md"
 
 SUMMARY = {
     "checks": 4,

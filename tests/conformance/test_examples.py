@@ -9,8 +9,9 @@ from pathlib import Path
 import yaml
 
 from enginewire.conformance import options
+from tests.repository import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
+EXAMPLES = ROOT / "examples" / "ci"
 
 
 async def test_the_example_of_a_test_passes() -> None:

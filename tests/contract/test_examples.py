@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from enginewire import v1 as pb
+from tests.repository import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 # Where each of them keeps its digest, and its revision.
 DIGESTS = ("typescript/src/service.ts", "cpp/src/service.h", "go/service.go", "rust/src/service.rs")

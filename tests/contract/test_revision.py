@@ -8,8 +8,8 @@ from google.protobuf import descriptor_pb2
 
 from enginewire import v1 as pb
 from enginewire.v1 import revision
+from tests.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 BASELINE = ROOT / ".ci" / "baseline"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.repository import ROOT
+
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "contract.md").read_text()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from enginewire.backend.annotated import Annotated, BackendOutput
 from enginewire.backend.backend import Backend
 from enginewire.backend.engine_client import EngineClient
 from tests.backend.asking import ask
 from tests.backend.conftest import engine_server, socket_folder, vocabulary
+from tests.repository import ROOT
 
 __all__ = ["engine_server", "socket_folder", "vocabulary"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "backend-in-python.md"
+PAGE = ROOT / "docs" / "backend-in-python.md"
 
 
 def code_of_the_page() -> dict[str, object]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.contract_page import ROOT
+from tests.repository import ROOT
 
 PLACES = ("", "docs/**/", "conformance/", "examples/", "examples/*/", "engine_server/*/", "proto/**/")
 PAGES = sorted(page for place in PLACES for page in ROOT.glob(f"{place}*.md"))

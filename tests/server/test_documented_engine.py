@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import textwrap
 import types
-from pathlib import Path
 
 from prometheus_client import Counter
 
 from enginewire import v1 as pb
 from enginewire.server.interface import LLMEngine, MetricsBindings, MetricsContext
 from enginewire.server.iterator_driver import IteratorDriver
+from tests.repository import ROOT
 from tests.server.metrics.scraping import scrape
 from tests.server.serving import ask
 
-PAGE = Path(__file__).parents[2] / "docs/writing-an-engine.md"
+PAGE = ROOT / "docs/writing-an-engine.md"
 
 
 def documented_engine() -> LLMEngine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from enginewire.backend.frontends.http_api.completions import CompletionEndpoint
 from enginewire.backend.frontends.http_api.embeddings import read_asked
 from enginewire.backend.frontends.http_api.token_rows import TokenEndpoint
 from tests.backend.frontends.published_fields import FIELDS
+from tests.repository import ROOT
 
 
 def each(value: object, *keys: str) -> dict[str, object]:
@@ -269,5 +269,5 @@ def test_the_page_shares_the_fields() -> None:
 
 
 def test_the_page_on_http_names_every_published_field() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
+    page = (ROOT / "docs" / "http.md").read_text()
     assert [key for _, key in PUBLISHED if not re.search(rf"`{key}[`.]", page)] == []

@@ -13,8 +13,9 @@ from enginewire.backend.config import JsonlOptions
 from enginewire.backend.frontends.json_lines import answer_lines
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
+from tests.repository import ROOT
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "jsonl" / "requests.jsonl"
+EXAMPLE = ROOT / "examples" / "jsonl" / "requests.jsonl"
 
 
 async def run(

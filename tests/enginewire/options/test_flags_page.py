@@ -6,8 +6,9 @@ from pathlib import Path
 from enginewire.options import option
 from enginewire.options.flags_page import filled, main, table
 from tests.enginewire.options.toy import Toy
+from tests.repository import ROOT
 
-PAGE = Path(__file__).parents[3] / "docs" / "flags.md"
+PAGE = ROOT / "docs" / "flags.md"
 
 
 def test_the_tables_of_the_docs_are_the_options_of_the_code() -> None:

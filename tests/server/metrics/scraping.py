@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from urllib.request import urlopen
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-DOCUMENTED = Path(__file__).parents[3] / "docs/metrics.md"
+from tests.repository import ROOT
+
+DOCUMENTED = ROOT / "docs/metrics.md"
 
 
 class Scrape:
