@@ -35,7 +35,7 @@ def block_size(settings: Settings) -> int:
 
 
 async def run_in_process(model: str, settings: Settings, invariant: bool = False) -> AsyncIterator[Times]:
-    from enginewire.server.interface import GenerateContext, StepOutputs
+    from enginewire.server.engines.interface import GenerateContext, StepOutputs
     from enginewire.torch_engine.engine import TorchEngine
     from enginewire.torch_engine.options import TorchEngineOptions
 

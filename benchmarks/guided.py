@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 
-from enginewire.server.interface import GenerateContext
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.guided import CompiledGuide
 from enginewire.torch_engine.guided_compiler import GrammarCompiler
 from enginewire.torch_engine.guided_library import KINDS, Vocabulary

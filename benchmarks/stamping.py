@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from enginewire.server.config import ServerOptions
-from enginewire.server.interface import GenerateContext, StepListener, StepOutputs
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.mocker_options import MockerOptions
+from enginewire.server.engines.interface import GenerateContext, StepListener, StepOutputs
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.mocker.options import MockerOptions
 
 # An engine from outside has no options of its own.
 STAMPS_VARIABLE = "ENGINEWIRE_BENCHMARK_STAMPS"

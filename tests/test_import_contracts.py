@@ -48,7 +48,7 @@ def copy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "planted"),
     [
-        ("enginewire/conformance/__main__.py", "import enginewire.server.servicer"),
+        ("enginewire/conformance/__main__.py", "import enginewire.server.services.engine"),
         ("enginewire/backend/decoder.py", "import asyncio"),
         ("enginewire/backend/backend.py", "import torch"),
         ("enginewire/torch_engine/engine.py", "import grpc"),

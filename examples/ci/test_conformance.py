@@ -13,7 +13,7 @@ from pathlib import Path
 
 from enginewire.conformance import engine_conformance, render
 from enginewire.server.config import ServerOptions
-from enginewire.server.mocker_engine import MockerEngine
+from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.server import EngineServer
 
 

@@ -20,13 +20,13 @@ from enginewire.backend.engine_client import EngineClient
 from enginewire.backend.failure import RequestFailed
 from enginewire.backend.retry import RetryPolicy
 from enginewire.backend.tokenizer import BackendTokenizer
-from enginewire.server.discovery import DiscoveryServicer
-from enginewire.server.embedding_service import EmbeddingServicer
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import Draining
-from enginewire.server.interface import GenerateContext
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.mocker_options import MockerOptions
-from enginewire.server.mocker_tokenizer import byte_tokenizer
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.mocker.options import MockerOptions
+from enginewire.server.mocker.tokenizer import byte_tokenizer
+from enginewire.server.services.discovery import DiscoveryServicer
+from enginewire.server.services.embedding import EmbeddingServicer
 from tests.server.conftest import engine_server, socket_folder
 from tests.server.serving import Serving
 

@@ -8,9 +8,9 @@ import signal
 
 from enginewire import v1 as pb
 from enginewire.server.config import ServerOptions
-from enginewire.server.interface import GenerateContext
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.mocker_options import MockerOptions
+from enginewire.server.engines.interface import GenerateContext
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.mocker.options import MockerOptions
 
 POISON = b"poison"
 # So much later that those who came with it are in the engine as well.

@@ -7,7 +7,7 @@ import time
 
 from enginewire import v1 as pb
 from enginewire.server.config import ServerOptions
-from enginewire.server.mocker_engine import MockerEngine
+from enginewire.server.mocker.engine import MockerEngine
 
 
 class StartsNever(MockerEngine):

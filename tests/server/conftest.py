@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from enginewire.server.config import ServerOptions
-from enginewire.server.engines import make_engine
-from enginewire.server.interface import StepEngine
+from enginewire.server.engines.interface import StepEngine
+from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
 from tests.server.serving import Serving
 

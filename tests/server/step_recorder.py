@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext, StepEngine, StepOutputs
 from enginewire.server.failures import EngineError
-from enginewire.server.interface import GenerateContext, StepEngine, StepOutputs
 
 
 @dataclass

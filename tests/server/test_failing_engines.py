@@ -9,10 +9,11 @@ import signal
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.server import admission, lifecycle, server as server_module
+from enginewire.server import lifecycle, server as server_module
+from enginewire.server.admission import table as admission
 from enginewire.server.config import ServerOptions
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.mocker_options import MockerOptions
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.mocker.options import MockerOptions
 from enginewire.server.server import EngineServer
 from tests.server.serving import Serving, ask, seconds, until_true
 

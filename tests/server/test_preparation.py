@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import PreparingEngine
 from enginewire.server.failures import InvalidRequest
-from enginewire.server.interface import PreparingEngine
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.servicer import LIFETIME_KEY
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.services.engine import LIFETIME_KEY
 from tests.server.serving import Serving, abort_frame, ask, collect, detail_of, submit
 
 FIELD = "sampling_options.guided_decoding.regex"

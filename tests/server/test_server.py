@@ -14,12 +14,12 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server import server as server_module
 from enginewire.server.config import ServerOptions
-from enginewire.server.engines import make_engine
-from enginewire.server.interface import StepListener, StepOutputs
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.mocker_options import MockerOptions
+from enginewire.server.engines.interface import StepListener, StepOutputs
+from enginewire.server.load_engine import make_engine
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.mocker.options import MockerOptions
+from enginewire.server.process.sockets import UnixSocket
 from enginewire.server.server import EngineServer
-from enginewire.server.sockets import UnixSocket
 from enginewire.server.status import PUSHBACK_KEY
 from tests.server.serving import Serving, ask, detail_of, rest_of, submit, until_true
 

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from enginewire import v1 as pb
-from enginewire.server.interface import GenerateContext, PreparingEngine
+from enginewire.server.engines.interface import GenerateContext, PreparingEngine
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.byte_level import TOKENIZER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from enginewire.server.interface import GenerateContext
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.cache_chain import chain_root
 from enginewire.torch_engine.params import SamplingParams, StopRules
 from enginewire.torch_engine.scheduled import Scheduled

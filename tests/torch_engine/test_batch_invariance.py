@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama import LlamaConfig
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.loading import load_engine
 from enginewire.torch_engine.model_folder import ModelLoadError
 from enginewire.torch_engine.options import TorchEngineOptions

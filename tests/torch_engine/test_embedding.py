@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModel
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import EmbeddingEngine, GenerateContext, StepOutputs
 from enginewire.server.failures import Draining, EngineDead, KvExhausted, NotStarted, StepFailed
-from enginewire.server.interface import EmbeddingEngine, GenerateContext, StepOutputs
 from enginewire.torch_engine import loading
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.model_folder import ModelLoadError

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import Unsupported
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.encoder import MOST_PADDING, groups_of
 from enginewire.torch_engine.encoder_loading import ENCODERS
 from enginewire.torch_engine.engine import TorchEngine

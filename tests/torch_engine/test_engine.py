@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext, StepEngine, StepOutputs
 from enginewire.server.failures import (
     ContextExceeded,
     Draining,
@@ -20,7 +21,6 @@ from enginewire.server.failures import (
     NotStarted,
     Unsupported,
 )
-from enginewire.server.interface import GenerateContext, StepEngine, StepOutputs
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.model_folder import ModelLoadError
 from enginewire.torch_engine.options import TorchEngineOptions

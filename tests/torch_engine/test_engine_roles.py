@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import AdapterSource, GenerateContext
 from enginewire.server.failures import (
     DeadlineExceeded,
     HandoffInvalid,
@@ -23,8 +24,7 @@ from enginewire.server.failures import (
 )
 from enginewire.server.handoff.folder import FoundHandoff, KvFolder
 from enginewire.server.handoff.options import TransferOptions
-from enginewire.server.interface import AdapterSource, GenerateContext
-from enginewire.server.validation import check_generate
+from enginewire.server.validation.generate import check_generate
 from enginewire.torch_engine.advertised import engine_config
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.options import TorchEngineOptions

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Llama4ForCausalLM, OPTForCausalLM, PreTrainedModel
 
-from enginewire.server.interface import GenerateContext
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.engine import TorchEngine
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.generic_configs import SERVED, tiny_config

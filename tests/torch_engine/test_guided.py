@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from jsonschema import Draft202012Validator
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineDead, EngineError, InvalidRequest
-from enginewire.server.interface import GenerateContext, StepOutputs
 from enginewire.torch_engine.engine import TorchEngine
 from tests.torch_engine.byte_level import BOS, EOS, TOKENIZER
 from tests.torch_engine.guided_engines import (

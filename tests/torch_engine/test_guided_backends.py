@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineDead, InvalidRequest, QueueFull, StepFailed, Unsupported
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine import guided_backends
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.guided import CompiledGuide

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import pytest
 from tokenizers import pre_tokenizers
 
+from enginewire.server.engines.interface import Tokenizer
 from enginewire.server.failures import EngineDead, InvalidRequest, QueueFull
-from enginewire.server.interface import Tokenizer
 from enginewire.torch_engine import guided_compiler, guided_vocabulary
 from enginewire.torch_engine.guided import CompiledGuide
 from enginewire.torch_engine.guided_compiler import GrammarCompiler

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
 from enginewire.server.demo_model import PATH
-from enginewire.server.interface import GenerateContext
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.options import TorchEngineOptions
 

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import InvalidRequest, StepFailed
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.guided_worker import WALL_SECONDS
 from enginewire.torch_engine.params import SamplingParams, StopRules

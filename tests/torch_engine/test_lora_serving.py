@@ -16,7 +16,7 @@ from transformers import AutoModel
 
 from enginewire import v1 as pb
 from enginewire.server.config import ServerOptions
-from enginewire.server.engines import make_engine
+from enginewire.server.load_engine import make_engine
 from tests.server.serving import Serving, ask, detail_of, rest_of
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.lora_folders import edit_config, make_adapter, peft_body, peft_greedy

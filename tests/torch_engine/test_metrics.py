@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from enginewire.server.interface import MetricsContext
+from enginewire.server.engines.interface import MetricsContext
 from enginewire.torch_engine.batch_statistics import BatchStatistics
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.metrics import register

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import ContextExceeded, EngineError, InvalidRequest, KvExhausted
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.generation_config import GenerationDefaults
 from enginewire.torch_engine.request_reader import CLASS_SECONDS, MAX_CLASSES, RequestLimits, RequestReader
 from enginewire.torch_engine.sequence import Request

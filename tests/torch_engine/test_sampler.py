@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from enginewire.server.interface import GenerateContext
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.params import SamplingParams, StopRules
 from enginewire.torch_engine.random_numbers import uniforms
 from enginewire.torch_engine.sampler import cut_tail, invert, sample

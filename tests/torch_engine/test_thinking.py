@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import Tokenizer
 from enginewire.server.failures import Unsupported
-from enginewire.server.interface import Tokenizer
 from enginewire.torch_engine.model_folder import ModelLoadError
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.thinking import ThinkingBudget, ThinkingTokens, find_thinking_tokens

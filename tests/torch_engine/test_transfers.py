@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.handoff.options import TransferOptions
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.loading import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.request_limits import RequestLimits

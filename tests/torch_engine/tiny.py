@@ -12,8 +12,8 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError
-from enginewire.server.interface import GenerateContext, StepOutputs
 from enginewire.torch_engine.adapter import Adapter
 from enginewire.torch_engine.core import EngineCore
 from enginewire.torch_engine.request_limits import RequestLimits

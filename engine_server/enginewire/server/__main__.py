@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("--metrics-port needs prometheus_client: pip install 'enginewire[metrics]'", file=sys.stderr)
         return EXIT_USAGE
     # Past this line the command is really going to serve: now the heavy imports may come.
-    from enginewire.server.engines import EngineUnavailable, make_engine
-    from enginewire.server.logs import configure_logs
+    from enginewire.server.load_engine import EngineUnavailable, make_engine
+    from enginewire.server.process.logs import configure_logs
     from enginewire.server.server import EngineServer
 
     configure_logs(options.log_level, options.log_format)

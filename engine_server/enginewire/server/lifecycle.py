@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from enginewire import v1 as pb
-from enginewire.server.admission import RequestTable
-from enginewire.server.config_check import check_config
-from enginewire.server.engine_calls import answer_of, returned, returned_within
+from enginewire.server.admission.table import RequestTable
+from enginewire.server.engines.calls import answer_of, returned, returned_within
+from enginewire.server.engines.config_check import check_config
+from enginewire.server.engines.interface import MetricsContext, StepEngine
 from enginewire.server.failures import Draining, EngineDead, NotStarted, Stuck
-from enginewire.server.interface import MetricsContext, StepEngine
 
 log = logging.getLogger(__name__)
 

@@ -18,27 +18,27 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.server.adapters import AdapterTable
-from enginewire.server.admin_service import AdminServicer
-from enginewire.server.admission import RequestTable
-from enginewire.server.channel import MIN_KEEPALIVE_MS, channel_options
+from enginewire.server.admission.adapters import AdapterTable
+from enginewire.server.admission.delivery import BufferLimits
+from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.table import RequestTable
 from enginewire.server.config import ServerOptions
-from enginewire.server.delivery import BufferLimits
-from enginewire.server.discovery import DiscoveryServicer, Identity
-from enginewire.server.embedding_service import EmbeddingServicer
-from enginewire.server.health import SERVICE as HEALTH_SERVICE, HealthServicer
-from enginewire.server.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
-from enginewire.server.kv_service import KvServicer
-from enginewire.server.last_signal import ends_at_once
+from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
 from enginewire.server.metrics.requests import RequestMetrics
 from enginewire.server.metrics.table import CountingTable
-from enginewire.server.queue_limits import QueueLimits
-from enginewire.server.request_rules import effective_limits
-from enginewire.server.rpc import handlers
-from enginewire.server.servicer import EngineServicer
-from enginewire.server.signals import ending_signals
-from enginewire.server.sockets import AddressError, UnixSocket, check_port_is_free
+from enginewire.server.process.last_signal import ends_at_once
+from enginewire.server.process.signals import ending_signals
+from enginewire.server.process.sockets import AddressError, UnixSocket, check_port_is_free
+from enginewire.server.services.admin import AdminServicer
+from enginewire.server.services.channel import MIN_KEEPALIVE_MS, channel_options
+from enginewire.server.services.discovery import DiscoveryServicer, Identity
+from enginewire.server.services.embedding import EmbeddingServicer
+from enginewire.server.services.engine import EngineServicer
+from enginewire.server.services.handlers import handlers
+from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, HealthServicer
+from enginewire.server.services.kv import KvServicer
+from enginewire.server.validation.rules import effective_limits
 from enginewire.v1 import (
     admin_service_pb2,
     discovery_service_pb2,

@@ -13,8 +13,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed, internal
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.batch_statistics import BatchStatistics
 from enginewire.torch_engine.beam import Continuation
 from enginewire.torch_engine.beam_search import BeamSearch, share_out

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from enginewire.server.engines.interface import GenerateContext, StepListener, StepOutputs
 from enginewire.server.failures import Cancelled, EngineError
-from enginewire.server.interface import GenerateContext, StepListener, StepOutputs
 
 
 @dataclass(slots=True)

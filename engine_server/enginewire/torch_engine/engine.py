@@ -15,6 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import (
+    AdapterSource,
+    GenerateContext,
+    Item,
+    MetricsBindings,
+    MetricsContext,
+    StepListener,
+    Tokenizer,
+)
+from enginewire.server.engines.step_streams import StepStreams
 from enginewire.server.failures import (
     Draining,
     EngineDead,
@@ -24,16 +34,6 @@ from enginewire.server.failures import (
     Unsupported,
 )
 from enginewire.server.handoff.requests import ENGINE_ROLES, is_handed_over
-from enginewire.server.interface import (
-    AdapterSource,
-    GenerateContext,
-    Item,
-    MetricsBindings,
-    MetricsContext,
-    StepListener,
-    Tokenizer,
-)
-from enginewire.server.step_streams import StepStreams
 from enginewire.torch_engine.adapter import Adapter
 from enginewire.torch_engine.advertised import engine_config, load_message
 from enginewire.torch_engine.arrivals import arrive

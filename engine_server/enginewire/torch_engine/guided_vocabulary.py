@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import tokenizers
 
-from enginewire.server.interface import Tokenizer
+from enginewire.server.engines.interface import Tokenizer
 from enginewire.torch_engine.guided_library import Vocabulary
 
 Decode = Callable[[str], bytes]

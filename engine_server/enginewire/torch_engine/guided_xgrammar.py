@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from enginewire.server.light_import import missing, standing_in
+from enginewire.server.process.light_import import missing, standing_in
 from enginewire.torch_engine.guided_coverage import (
     regex_for_xgrammar,
     schema_for_xgrammar,

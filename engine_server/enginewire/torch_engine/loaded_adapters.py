@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginewire.server.interface import AdapterSource
+from enginewire.server.engines.interface import AdapterSource
 from enginewire.torch_engine.adapter import Adapter
 from enginewire.torch_engine.lora_config import LoraConfig, read_files, read_lora_config
 from enginewire.torch_engine.step_thread import StepThread

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from enginewire.server.interface import Tokenizer
+from enginewire.server.engines.interface import Tokenizer
 from enginewire.torch_engine.adapted import AdaptedProjections
 from enginewire.torch_engine.admission_rules import AdmissionRules
 from enginewire.torch_engine.attention import KvTensors

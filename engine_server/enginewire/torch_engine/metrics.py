@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from enginewire.histogram import Histogram
-from enginewire.server.interface import MetricsContext
+from enginewire.server.engines.interface import MetricsContext
 from enginewire.torch_engine.batch_statistics import BatchStatistics, MethodStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot
 

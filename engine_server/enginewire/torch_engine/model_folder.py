@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginewire.server.interface import Tokenizer
+from enginewire.server.engines.interface import Tokenizer
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -6,8 +6,8 @@ Knows sequences and messages; nothing about torch, queues or threads.
 from __future__ import annotations
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.best_of import Candidates
 from enginewire.torch_engine.embedding_waits import CoreOutputs
 from enginewire.torch_engine.outputs import add_prompt_logprobs

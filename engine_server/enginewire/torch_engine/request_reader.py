@@ -12,9 +12,9 @@ from math import isfinite
 from random import Random
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import ContextExceeded, InvalidRequest, KvExhausted, Unsupported
 from enginewire.server.handoff.requests import hands_over, is_handed_over, prompt_digest, prompt_of
-from enginewire.server.interface import GenerateContext
 from enginewire.torch_engine.adapter import Adapter
 from enginewire.torch_engine.beam import Beam
 from enginewire.torch_engine.cache_chain import chain_root

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from enginewire.server.interface import GenerateContext
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.adapter import Adapter
 from enginewire.torch_engine.beam import Beam, Continuation
 from enginewire.torch_engine.params import BeamRules, Guide, SamplingParams, StopRules

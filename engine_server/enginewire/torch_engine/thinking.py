@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from enginewire.server.interface import Tokenizer
+from enginewire.server.engines.interface import Tokenizer
 
 OPENING, CLOSING = "<think>", "</think>"
 

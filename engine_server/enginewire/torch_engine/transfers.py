@@ -11,13 +11,13 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from enginewire import v1 as pb
+from enginewire.server.engines.step_streams import StepStreams
 from enginewire.server.failures import DeadlineExceeded, EngineError, StepFailed
 from enginewire.server.handoff.claims import Claim, Claims
 from enginewire.server.handoff.file_format import KvLayout
 from enginewire.server.handoff.folder import KvFolder
 from enginewire.server.handoff.offers import Offers
 from enginewire.server.handoff.options import TransferOptions
-from enginewire.server.step_streams import StepStreams
 from enginewire.torch_engine.adapter import Adapter
 from enginewire.torch_engine.outputs import handed_over_output
 from enginewire.torch_engine.sequence import HandedOver, Request

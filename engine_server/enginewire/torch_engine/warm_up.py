@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from enginewire.server.engines.interface import GenerateContext, Tokenizer
 from enginewire.server.handoff.file_format import KvLayout
-from enginewire.server.interface import GenerateContext, Tokenizer
 from enginewire.torch_engine.adapted import AdaptedProjections
 from enginewire.torch_engine.core import EngineCore
 from enginewire.torch_engine.generation_config import GenerationDefaults

@@ -7,7 +7,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.tokenizer import BackendTokenizer
-from enginewire.server.mocker_tokenizer import byte_tokenizer
+from enginewire.server.mocker.tokenizer import byte_tokenizer
 from tests.backend.conftest import socket_folder, vocabulary
 from tests.backend.frontends.http_serving import sdk
 from tests.backend.hostile import terminal, tokens

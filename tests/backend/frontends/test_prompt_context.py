@@ -13,8 +13,8 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.tokenizer import BackendTokenizer
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.mocker_options import MockerOptions
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.mocker.options import MockerOptions
 from tests.backend import toy_tokenizers as toy
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_serving import sdk

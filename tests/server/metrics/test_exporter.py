@@ -10,11 +10,11 @@ from prometheus_client import Counter
 
 from enginewire import v1 as pb
 from enginewire.server import __main__ as command
-from enginewire.server.admission import RequestTable
+from enginewire.server.admission.table import RequestTable
 from enginewire.server.config import ServerOptions
-from enginewire.server.engines import make_engine
-from enginewire.server.interface import MetricsBindings, MetricsContext
-from enginewire.server.mocker_engine import MockerEngine
+from enginewire.server.engines.interface import MetricsBindings, MetricsContext
+from enginewire.server.load_engine import make_engine
+from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.server import EXIT_ADDRESS, EngineServer
 from tests.server.metrics.scraping import scrape
 from tests.server.serving import ask

@@ -11,15 +11,15 @@ from hypothesis import given, settings, strategies as st
 from prometheus_client.exposition import generate_latest
 
 from enginewire import v1 as pb
-from enginewire.server.adapters import AdapterTable
-from enginewire.server.interface import GenerateContext
+from enginewire.server.admission.adapters import AdapterTable
+from enginewire.server.admission.live import Discard
+from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
-from enginewire.server.live_request import Discard
 from enginewire.server.metrics.exporter import MetricsExporter
 from enginewire.server.metrics.table import CountingTable
-from enginewire.server.mocker_engine import MockerEngine
-from enginewire.server.mocker_options import MockerOptions
-from enginewire.server.queue_limits import QueueLimits
+from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.mocker.options import MockerOptions
 from tests.server.metrics.scraping import Scrape, documented
 from tests.server.serving import ask
 

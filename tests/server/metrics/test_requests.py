@@ -12,14 +12,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from enginewire import v1 as pb
 from enginewire.histogram import BETWEEN_TOKENS_SECONDS, Histogram
+from enginewire.server.admission.live import Discard
+from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import Cancelled, EngineDead, EngineError, StepFailed
-from enginewire.server.interface import GenerateContext, StepOutputs
-from enginewire.server.live_request import Discard
 from enginewire.server.metrics.requests import RequestMetrics
 from enginewire.server.metrics.table import CountingTable
-from enginewire.server.queue_limits import QueueLimits
+from tests.server.admission.test_table import CONFIG, Log, ManualEngine
 from tests.server.serving import ask
-from tests.server.test_admission import CONFIG, Log, ManualEngine
 
 STEP_SECONDS = 0.5
 ENDS = [pb.FINISH_REASON_EOS, pb.FINISH_REASON_CANCELLED]
@@ -307,7 +307,7 @@ def test_a_first_token_that_was_noted_before_it_came_counts_from_then(monkeypatc
     metrics = RequestMetrics(lambda: now)
     context = GenerateContext("r")
     metrics.accepted(context, pb.PreprocessedRequest(token_ids=[1]))
-    monkeypatch.setattr("enginewire.server.interface.time.monotonic", lambda: 102.0)
+    monkeypatch.setattr("enginewire.server.engines.interface.time.monotonic", lambda: 102.0)
     context.notify_first_token()
     now = 107.0
     metrics.step(StepOutputs(1, [context], [0], [0], [5]))

@@ -10,7 +10,7 @@ import logging
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from enginewire.server.interface import MetricsContext
+from enginewire.server.engines.interface import MetricsContext
 from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.metrics.endpoint import MetricsEndpoint
 from enginewire.server.metrics.page import EnginePage

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from enginewire import v1 as pb
 from enginewire.metric_labels import FINISHED
-from enginewire.server.admission import Accepted, Failed
-from enginewire.server.interface import GenerateContext, StepOutputs
-from enginewire.server.live_request import Live
+from enginewire.server.admission.live import Live
+from enginewire.server.admission.table import Accepted, Failed
+from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.metrics.totals import LiveTimes, Totals
-from enginewire.server.request_payloads import prompt_length
+from enginewire.server.validation.payloads import prompt_length
 
 Row = GenerateContext | tuple[GenerateContext, int]
 """A choice. The first one of a request is its context: most requests have no other."""

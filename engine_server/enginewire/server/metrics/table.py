@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from enginewire import v1 as pb
-from enginewire.server.adapters import AdapterTable
-from enginewire.server.admission import Accepted, Failed, RequestTable
-from enginewire.server.delivery import Sink
-from enginewire.server.embedding_work import EmbeddingWork
+from enginewire.server.admission.adapters import AdapterTable
+from enginewire.server.admission.delivery import Sink
+from enginewire.server.admission.embedding import EmbeddingWork
+from enginewire.server.admission.live import Live
+from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.table import Accepted, Failed, RequestTable
+from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError
-from enginewire.server.interface import GenerateContext, StepOutputs
-from enginewire.server.live_request import Live
 from enginewire.server.metrics.requests import RequestMetrics
-from enginewire.server.queue_limits import QueueLimits
 
 
 class CountingTable(RequestTable):

@@ -16,7 +16,7 @@ from enginewire.histogram import (
     Histogram,
 )
 from enginewire.metric_labels import FINISHED
-from enginewire.server.interface import GenerateContext
+from enginewire.server.engines.interface import GenerateContext
 
 # vLLM's bounds.
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)

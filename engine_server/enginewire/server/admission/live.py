@@ -1,0 +1,100 @@
+"""A request while the engine computes it: whom its outputs go to, and which places it takes.
+
+Knows nothing about gRPC or about other requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.server.admission.delivery import Sink
+from enginewire.server.admission.request_check import RequestCheck
+from enginewire.server.engines.interface import GenerateContext
+from enginewire.server.failures import EngineError
+
+log = logging.getLogger(__name__)
+
+# What the contract allows an engine to tell a request beside its outputs.
+MAX_EVENTS: Final = 1024
+MAX_EVENT_BYTES: Final = 65_536
+
+
+@dataclass(slots=True)
+class Live:
+    """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
+
+    `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
+    `asked_events` are the names of events that answer its annotations, `ended` the choices that have ended.
+    `check` is there when all that the engine sends is checked.
+    """
+
+    context: GenerateContext
+    sink: Sink
+    open_choices: int
+    adapter: str
+    hidden_choices: int = 0
+    asked_events: frozenset[str] = frozenset()
+    num_events: int = 0
+    check: RequestCheck | None = None
+    ended: set[int] = field(default_factory=set)
+    accepted_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def times(self) -> str:
+        """How long it waited and was computed, as far as its engine says when it began."""
+        began, now = self.context.running_since, time.monotonic()
+        if began is None:
+            return f"{now - self.accepted_at:.3f} s"
+        # A thread may begin with a request before the loop has noted that it is accepted.
+        return f"{max(began - self.accepted_at, 0.0):.3f} s in the queue, {now - began:.3f} s computed"
+
+    def engine_event(self, event: pb.EngineEvent) -> None:
+        """Pass on what the request asks for, until it has ended."""
+        if event.event not in self.asked_events or not self.open_choices:
+            return
+        self.num_events += 1
+        size = event.ByteSize()
+        if self.num_events <= MAX_EVENTS and size <= MAX_EVENT_BYTES:
+            self.sink.engine_event(event)
+        elif self.num_events <= MAX_EVENTS + 1:
+            which = f"event {self.num_events} of {size} bytes"
+            allowed = f"at most {MAX_EVENTS} of {MAX_EVENT_BYTES} bytes"
+            log.warning("request %s: %s is left out, %s", self.context.request_id, which, allowed)
+
+
+class Discard:
+    """The sink of a request whose reader was given up."""
+
+    def token(self, index: int, position: int, token_id: int) -> None:
+        """Drop it."""
+
+    def output(self, output: pb.LLMEngineOutput) -> None:
+        """Drop it."""
+
+    def engine_event(self, event: pb.EngineEvent) -> None:
+        """Drop it."""
+
+    def fail(self, failure: EngineError) -> None:
+        """Drop it."""
+
+    def finish(self) -> None:
+        """Nobody is waiting."""
+
+    def is_slow(self, now: float) -> bool:
+        """Never again."""
+        return False
+
+
+def hidden_choices(options: pb.SamplingOptions) -> int:
+    """Candidates that are computed and not returned."""
+    return max(options.best_of - max(options.n, 1), 0)
+
+
+def event_names(annotations: Iterable[str]) -> frozenset[str]:
+    """The names of the events that annotations ask for: "key" and "key:value" ask for "key"."""
+    return frozenset(annotation.partition(":")[0] for annotation in annotations) - {""}

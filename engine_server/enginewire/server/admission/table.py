@@ -1,0 +1,347 @@
+"""Which requests are in the engine: bounded admission, live requests, their ends.
+
+`RequestTable` is the only door between RPCs and the engine. Requests go in through `submit`, outputs
+come back through `deliver` once per step and go on to each request's sink. Knows nothing about gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from enginewire import v1 as pb
+from enginewire.server.admission.adapters import AdapterTable
+from enginewire.server.admission.delivery import Sink
+from enginewire.server.admission.embedding import EmbeddingWork
+from enginewire.server.admission.live import Discard, Live, event_names, hidden_choices
+from enginewire.server.admission.queue_limits import QueueLimits, Room, queue_full
+from enginewire.server.admission.remembered_ids import RememberedIds
+from enginewire.server.admission.request_check import RequestCheck
+from enginewire.server.admission.step_check import mistakes_of
+from enginewire.server.engines.calls import returned
+from enginewire.server.engines.interface import (
+    EmbeddingEngine,
+    GenerateContext,
+    HandingOverEngine,
+    PreparingEngine,
+    StepEngine,
+    StepOutputs,
+)
+from enginewire.server.engines.step_streams import open_choices
+from enginewire.server.failures import (
+    Cancelled,
+    DuplicateRequest,
+    EngineError,
+    EngineMistake,
+    ModelNotFound,
+    NotStarted,
+    SlowConsumer,
+    Unsupported,
+    give_id,
+)
+from enginewire.server.validation.embed import check_embed
+from enginewire.server.validation.fields import invalid, shown
+from enginewire.server.validation.generate import check_generate, served_names
+from enginewire.server.validation.payloads import prompt_length
+
+log = logging.getLogger(__name__)
+
+Accepted = pb.PreprocessedRequest | pb.PreprocessedEmbeddingRequest
+Failed: TypeAlias = "pb.ErrorReason.ValueType | None"
+"""Why a request failed; None: it did not."""
+
+# Engines take note of an abort at once; its request ends later.
+ABORT_SECONDS = 2.0
+
+
+class RequestTable:
+    """The live requests of one engine."""
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        *,
+        log_requests: bool = False,
+        adapters: AdapterTable | None = None,
+        check_engine: bool = False,
+    ) -> None:
+        """`log_requests`: one line when a request ends, with ids and counts, never its content.
+
+        `adapters` are those that requests may name, None when that is the engine's to know. With
+        `check_engine` everything the engine sends is checked, not only what costs next to nothing.
+        """
+        self._check_engine = check_engine
+        self._blamed: set[asyncio.Task[bool]] = set()
+        self.limits = limits
+        self.adapters = adapters
+        self._log_requests = log_requests
+        self.step = 0
+        self.closed: Callable[[], EngineError] | None = lambda: NotStarted("the engine is still starting")
+        self._engine: StepEngine | None = None
+        self._config = pb.EngineConfig()
+        self._live: dict[str, Live] = {}
+        self._num_preparing = 0
+        self._past = RememberedIds()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def open(self, engine: StepEngine, config: pb.EngineConfig) -> None:
+        """Admit requests to `engine` from now on."""
+        engine.set_step_listener(self.deliver)
+        self._engine, self._config, self.closed = engine, config, None
+
+    def close(self, failure: Callable[[], EngineError]) -> None:
+        """Refuse new requests from now on; `failure` makes the refusal."""
+        self.closed = failure
+
+    async def prepare(self, request: pb.GenerateRequest) -> None:
+        """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
+        engine = self._open_engine()
+        check_generate(request, self._config)
+        self._choose_adapter(request.request.model, request.request.routing)
+        if self._num_preparing >= self.limits.requests:
+            raise queue_full("requests", self._num_preparing, self.limits.requests)
+        self._num_preparing += 1
+        try:
+            if isinstance(engine, PreparingEngine):
+                await engine.prepare(request.request)
+        finally:
+            self._num_preparing -= 1
+
+    def submit(self, request: pb.GenerateRequest, sink: Sink, deadline: float | None) -> GenerateContext:
+        """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
+
+        `deadline` is on the time.monotonic() clock.
+        """
+        engine = self._open_engine()
+        check_generate(request, self._config)
+        adapter = self._choose_adapter(request.request.model, request.request.routing)
+        self._check_id(request.request_id)
+        self._room().check(engine, prompt_length(request.request))
+        context = GenerateContext(request.request_id, deadline=deadline)
+        num_choices = open_choices(request.request, self._config.role)
+        num_hidden = hidden_choices(request.request.sampling_options)
+        asked_events = event_names(request.request.annotations)
+        context.sink = live = Live(context, sink, num_choices, adapter, num_hidden, asked_events)
+        if self._check_engine:
+            live.check = RequestCheck(request.request, self._config)
+        engine.submit(request.request, context)
+        self._enter(live, request.request)
+        return context
+
+    async def embed(
+        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints | None = None
+    ) -> pb.EmbeddingsEngineOutput:
+        """Check the request, and let the engine compute it. Raises `EngineError`. A deadline as in `submit`.
+
+        `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
+        """
+        work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints())
+        failed: Failed = pb.ERROR_REASON_CANCELLED  # by the caller who leaves, unless something else happens
+        try:
+            output = await work.result()
+            failed = None
+            return output
+        except Exception as error:
+            failed = error.reason if isinstance(error, EngineError) else pb.ERROR_REASON_INTERNAL
+            raise
+        finally:
+            await work.close()
+            self._remove(live, "FAILED" if failed else "EMBEDDED", pb.CompletionUsage(), failed)
+
+    def deliver(self, outputs: StepOutputs) -> None:
+        """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
+        for context, mistake in mistakes_of(
+            outputs, self._config.vocab_size, is_full=self._check_engine
+        ).items():
+            self._blame(context, mistake)
+        self._hand_out(outputs)
+
+    def _hand_out(self, outputs: StepOutputs) -> None:
+        self.step = outputs.step
+        for context, event in outputs.events:
+            _live(context).engine_event(event)
+        for context, index, position, token_id in zip(
+            outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids, strict=True
+        ):
+            # The hottest line of the shell: attribute access only, no cast and no lookup per token.
+            context.sink.sink.token(index, position, token_id)  # type: ignore[attr-defined]  # a Live
+        for context, output in outputs.outputs:
+            self._output(_live(context), output)
+        for context, failure in outputs.failures:
+            self._fail(_live(context), failure)
+
+    async def abort(self, context: GenerateContext, reason: str) -> None:
+        """Ask the engine to end one request. Its terminal output or failure still comes."""
+        if self._live.get(context.request_id) is not context.sink or context.is_cancelled:
+            return
+        context.cancel(reason)
+        engine = self._engine
+        assert engine is not None, "a live request implies an engine"
+        await returned("abort", lambda: engine.abort(context))
+
+    async def abort_id(self, request_id: str, reason: str) -> pb.AbortOutcome.ValueType:
+        """Abort by exact id; remembers an id that has not arrived yet."""
+        live = self._live.get(request_id)
+        if live is not None:
+            await self.abort(live.context, reason)
+            return pb.ABORT_OUTCOME_ABORTED
+        if isinstance(self._engine, HandingOverEngine):
+            self._engine.discard_handoff(request_id)
+        if self._past.has_finished(request_id):
+            return pb.ABORT_OUTCOME_FINISHED
+        self._past.abort_early(request_id)
+        return pb.ABORT_OUTCOME_UNKNOWN
+
+    async def abort_all(self, reason: str) -> list[str]:
+        """Abort every live request; returns their ids."""
+        contexts = [live.context for live in self._live.values()]
+        await self._abort_each(contexts, reason)
+        return [context.request_id for context in contexts]
+
+    async def _abort_each(self, contexts: list[GenerateContext], reason: str) -> None:
+        """All at once, and not for ever: nobody shall wait for an abort that does not end."""
+        aborts = [asyncio.create_task(self.abort(context, reason)) for context in contexts]
+        if aborts:
+            await asyncio.wait(aborts, timeout=ABORT_SECONDS)
+
+    def fail_all(self, failure: Callable[[], EngineError]) -> None:
+        """End every live request with a failure, without the engine's help."""
+        for live in list(self._live.values()):
+            self._fail(live, failure())
+
+    async def abort_slow(self) -> None:
+        """Abort requests whose reader has lagged too far behind."""
+        now = time.monotonic()
+        slow = [live for live in self._live.values() if live.sink.is_slow(now)]
+        for live in slow:
+            self._give_up(live)
+        await self._abort_each([live.context for live in slow], "slow consumer")
+
+    def uses_adapter(self, name: str) -> bool:
+        """True while a request for that adapter is in the engine."""
+        return any(live.adapter == name for live in self._live.values())
+
+    @property
+    def live_count(self) -> int:
+        """Requests in the engine."""
+        return len(self._live)
+
+    async def wait_idle(self) -> None:
+        """Return when no request is in the engine."""
+        await self._idle.wait()
+
+    def _begin_embedding(
+        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints
+    ) -> tuple[EmbeddingWork, Live]:
+        engine = self._open_engine()
+        if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
+            raise Unsupported("this engine has no embeddings")
+        check_embed(request, routing, self._config, engine.embedding_size)
+        adapter = self._choose_adapter(request.request.model, routing)
+        self._check_id(request.request_id)
+        self._room().check(engine, sum(len(each.token_ids) for each in request.request.token_ids))
+        context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
+        work = EmbeddingWork(engine, request.request, context)
+        context.sink = live = Live(context, work, 1, adapter)
+        self._enter(live, request.request)
+        return work, live
+
+    def _enter(self, live: Live, request: Accepted) -> None:
+        self._live[live.context.request_id] = live
+        self._idle.clear()
+
+    def _check_id(self, request_id: str) -> None:
+        if request_id in self._live:
+            raise DuplicateRequest(f"request_id: {request_id} is live", field="request_id")
+        if self._past.was_aborted_early(request_id):
+            raise Cancelled("request_id: aborted before it arrived", field="request_id")
+
+    def _open_engine(self) -> StepEngine:
+        if self.closed is not None:
+            raise self.closed()
+        assert self._engine is not None, "an open table has an engine"
+        return self._engine
+
+    def _choose_adapter(self, model: str, routing: pb.RoutingHints) -> str:
+        """The adapter that a request names, "" for none; engines find it in `routing.lora_name` only."""
+        if not self._config.capabilities.lora:
+            return ""
+        field, name = "routing.lora_name", routing.lora_name
+        if model and model not in served_names(self._config):
+            if name not in ("", model):
+                raise invalid(field, "is not the adapter that model names", name, shown(model))
+            field, name = "model", model
+        if name and self.adapters is not None and name not in self.adapters:
+            raise ModelNotFound(f"{field}: no such adapter is loaded, got {shown(name)}", field=field)
+        if field == "model":
+            routing.lora_name = name
+        return name
+
+    def _room(self) -> Room:
+        return Room(self.limits, self._config.max_num_seqs or 1, self._live.values())
+
+    def _output(self, live: Live, output: pb.LLMEngineOutput) -> None:
+        if output.index in live.ended:
+            self._blame(live.context, f"choice {output.index} has ended, and gets more")
+            return
+        live.sink.output(output)
+        if output.finish_reason:
+            live.ended.add(output.index)
+            live.open_choices -= 1
+            if live.open_choices == 0:
+                live.sink.finish()
+                self._remove(live, pb.FinishReason.Name(output.finish_reason), output.completion_usage)
+
+    def _blame(self, context: GenerateContext, mistake: str) -> None:
+        """End a request whose engine broke a rule; what else comes of it reaches nobody."""
+        live, engine = _live(context), self._engine
+        if self._live.get(context.request_id) is not live:
+            return
+        failure = EngineMistake(f"request {context.request_id}: {mistake}")
+        give_id(failure)
+        self._fail(live, failure)
+        context.cancel("the engine made a mistake")
+        assert engine is not None, "a live request implies an engine"
+        aborting = asyncio.ensure_future(returned("abort", lambda: engine.abort(context)))
+        self._blamed.add(aborting)
+        aborting.add_done_callback(self._blamed.discard)
+
+    def _give_up(self, live: Live) -> None:
+        live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
+        live.sink = Discard()
+
+    def _fail(self, live: Live, failure: EngineError) -> None:
+        live.sink.fail(failure)
+        # A request that was failed without the engine's help may still get outputs from it.
+        live.sink = Discard()
+        self._remove(live, pb.ErrorReason.Name(failure.reason), pb.CompletionUsage(), failure.reason)
+
+    def _remove(self, live: Live, outcome: str, usage: pb.CompletionUsage, failed: Failed = None) -> None:
+        request_id = live.context.request_id
+        if self._live.get(request_id) is not live:  # it was failed before, without the engine's help
+            return
+        if self._log_requests:
+            counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
+            log.info("request %s ended: %s, %s, %s", request_id, outcome, counts, live.times)
+        self._leave(live, usage, failed)
+
+    def _leave(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
+        request_id = live.context.request_id
+        del self._live[request_id]
+        self._past.finish(request_id)
+        if not self._live:
+            self._idle.set()
+
+
+def needs_preparation(request: pb.GenerateRequest) -> bool:
+    """True for a request that has something to compile before it can be accepted."""
+    return request.request.sampling_options.HasField("guided_decoding")
+
+
+def _live(context: GenerateContext) -> Live:
+    assert isinstance(context.sink, Live), "every context in the engine was made by submit"
+    return context.sink

@@ -1,0 +1,79 @@
+"""What an engine in Python may begin with: everything that has a default.
+
+`BaseEngine` leaves `start` and `generate` to write; an `answer.Answer` per request makes the outputs. Knows
+nothing about gRPC or any particular engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from enginewire import v1 as pb
+from enginewire.server.engines.answer import Answer
+from enginewire.server.engines.interface import GenerateContext, MetricsBindings, MetricsContext, Tokenizer
+from enginewire.server.engines.step_streams import open_choices
+from enginewire.server.engines.turns import Turns
+
+
+class BaseEngine(ABC):
+    """An `LLMEngine` that needs two methods. Set `config` in `start`, and return it there."""
+
+    engine_name = ""
+    """Shown by GetEngineInfo with the version; "" for what `--engine` was given."""
+    engine_version = ""
+
+    def __init__(self, options: object = None) -> None:
+        """`options` are the server's, a `ServerOptions`."""
+        self.config = pb.EngineConfig()
+        self._turns = Turns()
+
+    @abstractmethod
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Load everything; on return `generate` must work. Raises on failure."""
+
+    @abstractmethod
+    def generate(
+        self, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> AsyncIterator[pb.LLMEngineOutput]:
+        """An async generator of outputs, until every choice had its terminal one."""
+
+    @asynccontextmanager
+    async def answering(
+        self, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> AsyncIterator[Answer]:
+        """The answer to a request, once it is its turn: `max_num_seqs` of the config run, the others wait."""
+        config = self.config
+        self._turns.num_places = config.max_num_seqs if config.HasField("max_num_seqs") else None
+        async with self._turns.take(open_choices(request, config.role)):
+            yield Answer(request, context, config)
+
+    async def abort(self, context: GenerateContext) -> None:  # noqa: B027  # a default, not to be written
+        """Nothing: an `Answer` sees that its request is cancelled."""
+
+    async def drain(self) -> None:  # noqa: B027  # a default
+        """Nothing: running requests finish."""
+
+    async def cleanup(self) -> None:  # noqa: B027  # a default
+        """Nothing to release."""
+
+    async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
+        """None."""
+        return []
+
+    async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
+        """No metrics of its own."""
+        return MetricsBindings()
+
+    def load(self) -> pb.Load:
+        """Those that are being answered, and those that wait for it."""
+        return pb.Load(
+            running=self._turns.num_running,
+            waiting=self._turns.num_waiting,
+            kv_blocks_total=self.config.total_kv_blocks * max(self.config.data_parallel_size, 1),
+        )
+
+    def tokenizer(self) -> Tokenizer | None:
+        """None: whoever asks has one."""
+        return None

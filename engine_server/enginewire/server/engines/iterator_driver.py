@@ -1,0 +1,231 @@
+"""Runs an `LLMEngine` that streams per request as if it were a `StepEngine`.
+
+One task per request reads the engine's iterator; everything that arrived in one turn of the event loop
+leaves in one `StepOutputs`. Knows nothing about gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from enginewire import v1 as pb
+from enginewire.server.engines.answer import usage
+from enginewire.server.engines.interface import (
+    EmbeddingEngine,
+    GenerateContext,
+    Item,
+    LLMEngine,
+    MetricsBindings,
+    MetricsContext,
+    NamedEngine,
+    StepListener,
+    StepOutputs,
+    Tokenizer,
+)
+from enginewire.server.failures import DeadlineExceeded, EngineError, EngineMistake, Unsupported
+from enginewire.server.status import as_failure
+
+# An engine that heeds an abort has ended by then; any other has its iterator closed.
+CANCEL_GRACE_SECONDS = 0.5
+
+
+class Progress:
+    """What the choices of one request have produced."""
+
+    __slots__ = ("open_choices", "positions", "prompt_tokens")
+
+    def __init__(self, request: pb.PreprocessedRequest) -> None:
+        self.prompt_tokens = len(request.token_ids)
+        self.open_choices = set(range(max(1, request.sampling_options.n)))
+        self.positions = dict.fromkeys(self.open_choices, 0)
+        for choice in request.resume.choices:
+            self.positions[choice.index] = len(choice.generated_token_ids)
+            if choice.finished:
+                self.open_choices.discard(choice.index)
+
+    def take(self, output: pb.LLMEngineOutput) -> None:
+        """Count an output. Raises EngineMistake for one that the contract does not allow."""
+        if not isinstance(output, pb.LLMEngineOutput):
+            raise EngineMistake(f"generate must yield LLMEngineOutput, got {type(output).__name__}")
+        if output.index not in self.open_choices:
+            raise EngineMistake(f"an output of choice {output.index}, which has ended or was not asked for")
+        if output.first_output_position != (expected := self.positions[output.index]):
+            got = f"first_output_position {output.first_output_position}"
+            raise EngineMistake(
+                f"{got} of choice {output.index}, expected {expected}: it counts tokens from 0"
+            )
+        if not output.token_ids and not output.finish_reason:
+            raise EngineMistake("an output without token_ids, which only one with a finish_reason may be")
+        self.positions[output.index] += len(output.token_ids)
+        if output.finish_reason:
+            self.open_choices.remove(output.index)
+
+    def cancel(self) -> Iterator[pb.LLMEngineOutput]:
+        """The terminals that are missing; the last one has the usage."""
+        for index in sorted(self.open_choices):
+            self.open_choices.remove(index)
+            yield pb.LLMEngineOutput(
+                index=index,
+                first_output_position=self.positions[index],
+                finish_reason=pb.FINISH_REASON_CANCELLED,
+                completion_usage=None if self.open_choices else self._usage(),
+            )
+
+    def _usage(self) -> pb.CompletionUsage:
+        return usage(self.prompt_tokens, sum(self.positions.values()))
+
+
+class IteratorDriver:
+    """A StepEngine around an LLMEngine."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._listener: StepListener | None = None
+        self._pending: StepOutputs | None = None
+        self._step = 0
+        self._tasks: dict[GenerateContext, asyncio.Task[None]] = {}
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Start the engine."""
+        return await self._engine.start(worker_id)
+
+    def set_step_listener(self, listener: StepListener) -> None:
+        """Register the receiver of outputs."""
+        self._listener = listener
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Start reading the engine's iterator for this request."""
+        task = asyncio.create_task(self._run(request, context), name=f"generate {context.request_id}")
+        self._tasks[context] = task
+        task.add_done_callback(lambda _: self._tasks.pop(context, None))
+
+    def generate(self, request: pb.PreprocessedRequest, context: GenerateContext) -> AsyncIterator[Item]:
+        """The engine's own iterator."""
+        return self._engine.generate(request, context)
+
+    @property
+    def engine_name(self) -> str:
+        """The engine's; "" for one without."""
+        return self._engine.engine_name if isinstance(self._engine, NamedEngine) else ""
+
+    @property
+    def engine_version(self) -> str:
+        """The engine's; "" for one without."""
+        return self._engine.engine_version if isinstance(self._engine, NamedEngine) else ""
+
+    @property
+    def embedding_size(self) -> int:
+        """The engine's; 0 for one that does not embed."""
+        return self._engine.embedding_size if isinstance(self._engine, EmbeddingEngine) else 0
+
+    @property
+    def only_embeds(self) -> bool:
+        """The engine's."""
+        return isinstance(self._engine, EmbeddingEngine) and self._engine.only_embeds
+
+    async def embed(
+        self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
+    ) -> pb.EmbeddingsEngineOutput:
+        """The engine's own vectors."""
+        if not isinstance(self._engine, EmbeddingEngine):
+            raise Unsupported("this engine has no embeddings")
+        return await self._engine.embed(request, context)
+
+    async def abort(self, context: GenerateContext) -> None:
+        """Tell the engine, and close its iterator if that does not end soon, whatever the engine does."""
+        task = self._tasks.get(context)
+        if task is not None:
+            asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, task.cancel)
+        await self._engine.abort(context)
+
+    async def drain(self) -> None:
+        """Drain the engine's own work."""
+        await self._engine.drain()
+
+    async def cleanup(self) -> None:
+        """Stop every iterator, then release the engine."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._engine.cleanup()
+
+    async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
+        """The engine's sources."""
+        return await self._engine.kv_event_sources()
+
+    async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
+        """The engine's metrics."""
+        return await self._engine.setup_metrics(context)
+
+    def load(self) -> pb.Load:
+        """The engine's load."""
+        return self._engine.load()
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The engine's tokenizer."""
+        return self._engine.tokenizer()
+
+    def stalled_for(self) -> float:
+        """An engine without steps has no step to be stuck in."""
+        return 0.0
+
+    async def _run(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        progress = Progress(request)
+        try:
+            async with asyncio.timeout_at(context.deadline):
+                await self._forward(self._engine.generate(request, context), context, progress)
+        except asyncio.CancelledError:
+            self._outputs().outputs.extend((context, output) for output in progress.cancel())
+            raise
+        except TimeoutError:
+            self._fail(context, DeadlineExceeded("the deadline passed"))
+        except Exception as error:  # noqa: BLE001  # an engine's bug ends its request, not the server
+            self._fail(context, as_failure(error))
+
+    async def _forward(
+        self, outputs: AsyncIterator[Item], context: GenerateContext, progress: Progress
+    ) -> None:
+        try:
+            async for output in outputs:
+                if isinstance(output, pb.EngineEvent):
+                    self._event(context, output)
+                    continue
+                progress.take(output)
+                self._outputs().outputs.append((context, output))
+                if not progress.open_choices:
+                    return
+        finally:
+            await _close(outputs)
+        choices = ", ".join(map(str, sorted(progress.open_choices)))
+        raise EngineMistake(f"the stream ended, but choice {choices} had no output with a finish_reason")
+
+    def _event(self, context: GenerateContext, event: pb.EngineEvent) -> None:
+        if self._pending is not None and self._pending.outputs:
+            self._deliver()  # of one step events come first, and these outputs were there before
+        self._outputs().events.append((context, event))
+
+    def _fail(self, context: GenerateContext, failure: EngineError) -> None:
+        self._outputs().failures.append((context, failure))
+
+    def _outputs(self) -> StepOutputs:
+        """What this turn of the loop has gathered; delivered when the turn is over."""
+        if self._pending is None:
+            self._step += 1
+            self._pending = StepOutputs(self._step)
+            asyncio.get_running_loop().call_soon(self._deliver)
+        return self._pending
+
+    def _deliver(self) -> None:
+        outputs, self._pending = self._pending, None
+        if outputs is None:  # delivered before an event
+            return
+        assert self._listener is not None, "requests are submitted only after the listener was set"
+        self._listener(outputs)
+
+
+async def _close(outputs: AsyncIterator[Item]) -> None:
+    aclose = getattr(outputs, "aclose", None)
+    if aclose is not None:
+        await aclose()

@@ -1,0 +1,142 @@
+"""Which engine `--engine` names. Imports an engine only when it was chosen.
+
+`torch` and `mocker` are ours; `module:Class` is any class of yours that is an `LLMEngine` or a
+`StepEngine` and whose constructor takes the `ServerOptions`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from enginewire.server.config import ServerOptions
+from enginewire.server.engines.interface import AdapterEngine, LLMEngine, StepEngine
+from enginewire.server.engines.iterator_driver import IteratorDriver
+from enginewire.server.engines.shape import fault_of, takes
+from enginewire.server.handoff.options import TransferOptions
+
+log = logging.getLogger(__name__)
+
+
+class EngineUnavailable(Exception):
+    """The options name no engine that can be served; the message says why."""
+
+
+def make_engine(options: ServerOptions) -> StepEngine:
+    """Construct the engine that the options name. Nothing is loaded yet."""
+    try:
+        engine = _checked(options, OURS.get(options.engine, _custom)(options))
+    except ModuleNotFoundError as error:
+        extra = {"torch": "engine", "mocker": "server"}.get(options.engine)
+        hint = f": pip install 'enginewire[{extra}]'" if extra else ""
+        raise EngineUnavailable(f"--engine {options.engine}: no module named {error.name}{hint}") from error
+    except (OSError, ValueError) as error:
+        raise EngineUnavailable(f"--engine {options.engine}: {error}") from error
+    return engine
+
+
+def _checked(options: ServerOptions, engine: object) -> StepEngine:
+    """The engine as one that steps, if it can do what the options ask of it."""
+    if (fault := fault_of(engine)) is not None:
+        raise EngineUnavailable(f"--engine {options.engine}: {fault}")
+    if isinstance(engine, LLMEngine) and not isinstance(engine, StepEngine):
+        engine = IteratorDriver(engine)
+    assert isinstance(engine, StepEngine), "that is what fault_of looks for"
+    if options.adapter_folder is not None:
+        if not isinstance(engine, AdapterEngine):
+            raise EngineUnavailable(f"--adapter-folder: --engine {options.engine} serves no adapters")
+        if not options.adapter_folder.is_dir():
+            raise EngineUnavailable(f"--adapter-folder {options.adapter_folder}: no such folder")
+    return engine
+
+
+def _torch(options: ServerOptions) -> StepEngine:
+    from enginewire.torch_engine.engine import TorchEngine
+    from enginewire.torch_engine.options import TorchEngineOptions
+
+    return TorchEngine(
+        TorchEngineOptions(
+            model=options.model,
+            device=options.device,
+            dtype=options.dtype,
+            quantization=options.quantization,
+            compile_kernels=options.compile_kernels,
+            batch_invariant=options.batch_invariant,
+            async_scheduling=options.async_scheduling,
+            max_model_len=options.max_model_len,
+            block_size=options.block_size,
+            num_kv_blocks=options.num_gpu_blocks_override,
+            kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            seed=options.seed,
+            enable_prefix_caching=options.enable_prefix_caching,
+            max_batch_prefill_tokens=options.max_batch_prefill_tokens,
+            max_mixed_prefill_tokens=options.max_mixed_prefill_tokens,
+            max_batch_total_tokens=options.max_batch_total_tokens,
+            waiting_served_ratio=options.waiting_served_ratio,
+            max_waiting_tokens=options.max_waiting_tokens,
+            max_loras=options.max_loras if options.adapter_folder else 0,
+            max_lora_rank=options.max_lora_rank,
+            pooling=options.pooling,
+            normalize_embeddings=options.normalize_embeddings,
+            role=options.role,
+            transfer=_transfer(options),
+            thinking_token_ids=options.thinking_token_ids,
+            guided_backend=options.guided_backend,
+        ),
+        progress=_log_progress,
+    )
+
+
+def _mocker(options: ServerOptions) -> StepEngine:
+    from enginewire.server.mocker.engine import MockerEngine
+    from enginewire.server.mocker.options import MockerOptions, script_from_json
+
+    given: dict[str, Any] = {
+        "block_size": options.block_size,
+        "context_length": options.max_model_len,
+        "num_kv_blocks": options.num_gpu_blocks_override,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "script": script_from_json(options.mocker_script.read_text()) if options.mocker_script else None,
+    }
+    chosen = MockerOptions(
+        max_num_seqs=options.max_num_seqs,
+        ttft_ms=options.mocker_ttft_ms,
+        itl_ms=options.mocker_itl_ms,
+        seed=options.seed,
+        fault=options.mocker_fault,
+        role=options.role,
+        transfer=_transfer(options),
+    )
+    return MockerEngine(
+        replace(chosen, **{name: value for name, value in given.items() if value is not None})
+    )
+
+
+def _transfer(options: ServerOptions) -> TransferOptions | None:
+    if options.role == "aggregated":
+        return None
+    return TransferOptions(options.kv_transfer_folder, options.kv_transfer_ttl, options.kv_transfer_max_bytes)
+
+
+def _log_progress(phase: str, done: float) -> None:
+    log.info("%s %d %%", phase, round(done * 100))
+
+
+def _custom(options: ServerOptions) -> object:
+    module_name, _, attribute = options.engine.partition(":")
+    if not attribute:
+        raise EngineUnavailable(f"--engine {options.engine}: allowed torch, mocker or module:Class")
+    factory = getattr(importlib.import_module(module_name), attribute, None)
+    if factory is None:
+        raise EngineUnavailable(f"--engine {options.engine}: {module_name} has no {attribute}")
+    if not callable(factory) or not takes(factory, ("options",)):
+        raise EngineUnavailable(f"--engine {options.engine}: cannot be called with one argument, the options")
+    return factory(options)
+
+
+OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {"torch": _torch, "mocker": _mocker}

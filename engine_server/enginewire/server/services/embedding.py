@@ -1,0 +1,22 @@
+"""The RPC of EmbeddingService: check, call, answer; errors are mapped by `rpc`."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.server.lifecycle import Lifecycle
+from enginewire.server.services.call_metadata import routing_of
+from enginewire.server.services.engine import deadline_of
+from enginewire.server.services.handlers import Call, text_metadata
+
+
+class EmbeddingServicer:
+    """Serves EmbeddingService for one engine."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._requests = lifecycle.requests
+
+    async def Embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        """One vector per input."""
+        routing = routing_of(text_metadata(call))
+        output = await self._requests.embed(request, deadline_of(call.time_remaining()), routing)
+        return pb.EmbedResponse(output=output, request_id=request.request_id)

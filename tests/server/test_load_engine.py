@@ -1,0 +1,103 @@
+"""Which engine an option names, and what is said when it names none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from enginewire import v1 as pb
+from enginewire.server.config import ServerOptions
+from enginewire.server.engines.iterator_driver import IteratorDriver
+from enginewire.server.load_engine import EngineUnavailable, make_engine
+from enginewire.server.mocker.engine import MockerEngine
+from tests.server.engines.test_iterator_driver import ScriptedEngine, counting
+
+HERE = __name__
+
+
+class Streams(ScriptedEngine):
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(counting)
+        self.options = options
+
+
+class Steps(MockerEngine):
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__()
+
+
+class Neither:
+    def __init__(self, options: ServerOptions) -> None:
+        pass
+
+
+def refuses(options: ServerOptions) -> None:
+    raise ValueError("a weight is missing")
+
+
+def named(engine: str, **given: object) -> ServerOptions:
+    return ServerOptions(engine=engine, **given)
+
+
+def test_an_engine_that_steps_is_used_as_it_is():
+    assert isinstance(make_engine(named(f"{HERE}:Steps")), Steps)
+
+
+def test_an_engine_that_streams_is_driven():
+    assert isinstance(make_engine(named(f"{HERE}:Streams")), IteratorDriver)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (f"{HERE}:Neither", "no method start, generate, abort"),
+        (f"{HERE}:Nothing", "has no Nothing"),
+        (f"{HERE}:refuses", "a weight is missing"),
+        ("no_such_module:Engine", "no module named no_such_module"),
+    ],
+)
+def test_what_is_no_engine_is_refused_by_name(engine, message):
+    with pytest.raises(EngineUnavailable, match=message) as caught:
+        make_engine(named(engine))
+    assert f"--engine {engine}: " in str(caught.value)
+
+
+async def test_the_mocker_gets_its_sizes_from_the_options(tmp_path: Path):
+    options = named(
+        "mocker",
+        max_model_len=100,
+        block_size=4,
+        num_gpu_blocks_override=50,
+        max_num_seqs=3,
+        max_num_batched_tokens=9,
+    )
+    config = await make_engine(options).start(1)
+    assert (config.context_length, config.kv_cache_block_size, config.total_kv_blocks) == (100, 4, 50)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (3, 9)
+    assert config.role == pb.ENGINE_ROLE_AGGREGATED
+
+
+@pytest.mark.parametrize("script", ["{}", "not json", '[{"prompt": "a"}]'])
+def test_a_script_that_cannot_be_read_is_refused(tmp_path: Path, script: str):
+    path = tmp_path / "script.json"
+    path.write_text(script)
+    with pytest.raises(EngineUnavailable, match="--engine mocker"):
+        make_engine(named("mocker", mocker_script=path))
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path: Path):
+    with pytest.raises(EngineUnavailable, match="--engine mocker"):
+        make_engine(named("mocker", mocker_script=tmp_path / "nothing.json"))
+
+
+def test_the_mocker_needs_no_torch():
+    program = (
+        "import sys; from enginewire.server.config import ServerOptions;"
+        "from enginewire.server.load_engine import make_engine;"
+        "import enginewire.server.server; make_engine(ServerOptions(engine='mocker'));"
+        "sys.exit(bool({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
