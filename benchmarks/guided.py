@@ -21,12 +21,12 @@ from collections.abc import Callable
 import torch
 
 from enginewire.server.engines.interface import GenerateContext
-from enginewire.torch_engine.guided import CompiledGuide
-from enginewire.torch_engine.guided_compiler import GrammarCompiler
-from enginewire.torch_engine.guided_library import KINDS, Vocabulary
-from enginewire.torch_engine.params import Guide, SamplingParams, StopRules
-from enginewire.torch_engine.sampler import sample
-from enginewire.torch_engine.sequence import Request, Sequence
+from enginewire.torch_engine.guided.compiler import GrammarCompiler
+from enginewire.torch_engine.guided.library import KINDS, Vocabulary
+from enginewire.torch_engine.guided.matcher import CompiledGuide
+from enginewire.torch_engine.requests.params import Guide, SamplingParams, StopRules
+from enginewire.torch_engine.requests.sequence import Request, Sequence
+from enginewire.torch_engine.sampling.sampler import sample
 
 VOCAB_SIZE = 151_936
 EOS = 0

@@ -34,7 +34,7 @@ def loaded_by(statement: str) -> set[str]:
             HEAVY | {"tokenizers", SERVER, BACKEND},
         ),
         (
-            "from enginewire.server import engines, logs, mocker_engine, server",
+            "import enginewire.server.load_engine, enginewire.server.mocker.engine, enginewire.server.server",
             HEAVY | {"rich"},
         ),
         ("import enginewire.torch_engine.engine", {"torch", "transformers", BACKEND}),

@@ -10,10 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from enginewire.torch_engine import loading
-from enginewire.torch_engine.loading import load_engine
+from enginewire.torch_engine.loading import load as loading
+from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.server.conftest import engine_server, socket_folder
 from tests.torch_engine.tiny import CONFIGS, CoreUnderTest
+
+__all__ = ["engine_server", "socket_folder"]
 
 # Tiny models: more threads only wait for each other, above all when tests run side by side.
 torch.set_num_threads(1)

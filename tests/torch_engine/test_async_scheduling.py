@@ -13,12 +13,12 @@ from torch import Tensor
 
 from enginewire import v1 as pb
 from enginewire.server.failures import DeadlineExceeded, StepFailed
-from enginewire.torch_engine import launched_batch
-from enginewire.torch_engine.beam import Beam
-from enginewire.torch_engine.params import SamplingParams
-from enginewire.torch_engine.sampler import Choice
-from tests.torch_engine.scheduling import make_request
-from tests.torch_engine.test_exactness import prompts
+from enginewire.torch_engine.requests.beam import Beam
+from enginewire.torch_engine.requests.params import SamplingParams
+from enginewire.torch_engine.runner import batch as launched_batch
+from enginewire.torch_engine.sampling.sampler import Choice
+from tests.torch_engine.models.test_exactness import prompts
+from tests.torch_engine.scheduling.scheduling import make_request
 from tests.torch_engine.tiny import Answer, greedy
 
 PROMPT = [5, 9, 33, 7, 100, 12]

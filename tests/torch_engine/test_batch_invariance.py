@@ -15,12 +15,12 @@ from transformers.models.llama import LlamaConfig
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
-from enginewire.torch_engine.loading import load_engine
-from enginewire.torch_engine.model_folder import ModelLoadError
+from enginewire.torch_engine.folder.folder import ModelLoadError
+from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
-from enginewire.torch_engine.scheduled import Scheduled
-from enginewire.torch_engine.unread_tokens import UnreadTokens
-from enginewire.torch_engine.vectors import Computed
+from enginewire.torch_engine.requests.scheduled import Scheduled
+from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
+from enginewire.torch_engine.runner.vectors import Computed
 from tests.torch_engine.tiny import SHAPE, VOCAB, CoreUnderTest
 
 PROMPT = Random(5).choices(range(2, VOCAB), k=37)

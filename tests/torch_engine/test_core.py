@@ -7,7 +7,7 @@ import torch
 
 from enginewire import v1 as pb
 from enginewire.server.failures import DeadlineExceeded, StepFailed
-from enginewire.torch_engine.sampler import Choice
+from enginewire.torch_engine.sampling.sampler import Choice
 from tests.torch_engine.tiny import Answer, greedy
 
 PROMPT = [5, 9, 33, 7, 100, 12]

@@ -7,8 +7,8 @@ from transformers import AutoTokenizer
 
 from enginewire import v1 as pb
 from enginewire.server.demo_model import PATH, questions
-from enginewire.torch_engine.loading import load_engine
-from enginewire.torch_engine.model_source import resolve_model
+from enginewire.torch_engine.folder.source import resolve_model
+from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.tiny import CoreUnderTest
 

@@ -15,9 +15,9 @@ from transformers import AutoModel
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import EmbeddingEngine, GenerateContext, StepOutputs
 from enginewire.server.failures import Draining, EngineDead, KvExhausted, NotStarted, StepFailed
-from enginewire.torch_engine import loading
 from enginewire.torch_engine.engine import TorchEngine
-from enginewire.torch_engine.model_folder import ModelLoadError
+from enginewire.torch_engine.folder.folder import ModelLoadError
+from enginewire.torch_engine.loading import load as loading
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.tiny import FAMILIES, VOCAB, greedy

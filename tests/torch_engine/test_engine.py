@@ -22,9 +22,9 @@ from enginewire.server.failures import (
     Unsupported,
 )
 from enginewire.torch_engine.engine import TorchEngine
-from enginewire.torch_engine.model_folder import ModelLoadError
+from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.options import TorchEngineOptions
-from tests.torch_engine.replica import Replica
+from tests.torch_engine.scheduling.replica import Replica
 from tests.torch_engine.tiny import greedy
 
 PROMPT = [5, 9, 33, 7, 100]

@@ -10,8 +10,8 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.failures import SlowConsumer
 from enginewire.torch_engine.kv_events import MESSAGE_TOKENS, KvEventLog
-from enginewire.torch_engine.prefix_cache import BlocksRemoved, BlocksStored, CacheCleared
-from tests.torch_engine.replica import Replica
+from enginewire.torch_engine.scheduling.prefix_cache import BlocksRemoved, BlocksStored, CacheCleared
+from tests.torch_engine.scheduling.replica import Replica
 
 SIZE = 2
 

@@ -6,10 +6,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from enginewire.server.engines.interface import MetricsContext
-from enginewire.torch_engine.batch_statistics import BatchStatistics
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.metrics import register
 from enginewire.torch_engine.options import TorchEngineOptions
+from enginewire.torch_engine.runner.statistics import BatchStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot
 from tests.server.metrics.scraping import Scrape, documented
 from tests.server.step_recorder import Recorder

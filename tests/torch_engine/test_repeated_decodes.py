@@ -11,7 +11,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.demo_model import PATH
-from enginewire.torch_engine.loading import load_engine
+from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.tiny import Answer, CoreUnderTest
 

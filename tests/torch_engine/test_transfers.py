@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.handoff.options import TransferOptions
-from enginewire.torch_engine.loading import load_engine
+from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
-from enginewire.torch_engine.request_limits import RequestLimits
-from enginewire.torch_engine.request_reader import RequestReader
-from enginewire.torch_engine.sequence import HandedOver
-from tests.torch_engine.generic_configs import SERVED, tiny_config
+from enginewire.torch_engine.requests.limits import RequestLimits
+from enginewire.torch_engine.requests.reader import RequestReader
+from enginewire.torch_engine.requests.sequence import HandedOver
+from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
 from tests.torch_engine.tiny import VOCAB, Answer, CoreUnderTest, greedy
 
 PROMPT = [Random(1).randrange(2, VOCAB) for _ in range(37)]

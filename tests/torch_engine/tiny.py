@@ -14,11 +14,11 @@ from transformers.models.qwen3 import Qwen3Config
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError
-from enginewire.torch_engine.adapter import Adapter
 from enginewire.torch_engine.core import EngineCore
-from enginewire.torch_engine.request_limits import RequestLimits
-from enginewire.torch_engine.request_reader import RequestReader
-from enginewire.torch_engine.warm_up import LoadedEngine
+from enginewire.torch_engine.loading.warm_up import LoadedEngine
+from enginewire.torch_engine.requests.adapter import Adapter
+from enginewire.torch_engine.requests.limits import RequestLimits
+from enginewire.torch_engine.requests.reader import RequestReader
 
 VOCAB = 199
 SHAPE = {

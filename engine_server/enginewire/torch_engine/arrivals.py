@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from enginewire.server.failures import EngineDead, EngineError, internal
-from enginewire.torch_engine.sequence import HandedOver, Request
+from enginewire.torch_engine.requests.sequence import HandedOver, Request
 from enginewire.torch_engine.step_thread import Command
 
 if TYPE_CHECKING:
-    from enginewire.torch_engine.guided import CompiledGuide
+    from enginewire.torch_engine.guided.matcher import CompiledGuide
 
 Post = Callable[[Command], None]
 

@@ -34,26 +34,26 @@ from enginewire.server.failures import (
     Unsupported,
 )
 from enginewire.server.handoff.requests import ENGINE_ROLES, is_handed_over
-from enginewire.torch_engine.adapter import Adapter
-from enginewire.torch_engine.advertised import engine_config, load_message
+from enginewire.torch_engine.adapters import LoadedAdapters
 from enginewire.torch_engine.arrivals import arrive
+from enginewire.torch_engine.capabilities import engine_config, load_message
 from enginewire.torch_engine.embedding_waits import EmbeddingWaits
 from enginewire.torch_engine.kv_events import KvEventLog
-from enginewire.torch_engine.loaded_adapters import LoadedAdapters
 from enginewire.torch_engine.options import TorchEngineOptions
-from enginewire.torch_engine.params import Guide
-from enginewire.torch_engine.pooling import Embedding
-from enginewire.torch_engine.prefix_cache import CacheChange
-from enginewire.torch_engine.request_limits import RequestLimits
-from enginewire.torch_engine.request_reader import RequestReader, read_guide
-from enginewire.torch_engine.sequence import Request
+from enginewire.torch_engine.requests.adapter import Adapter
+from enginewire.torch_engine.requests.limits import RequestLimits
+from enginewire.torch_engine.requests.params import Guide
+from enginewire.torch_engine.requests.pooling import Embedding
+from enginewire.torch_engine.requests.reader import RequestReader, read_guide
+from enginewire.torch_engine.requests.sequence import Request
+from enginewire.torch_engine.scheduling.prefix_cache import CacheChange
 from enginewire.torch_engine.step_thread import Command, StepThread
 from enginewire.torch_engine.transfers import Transfers
 
 if TYPE_CHECKING:
-    from enginewire.torch_engine.batch_statistics import BatchStatistics
-    from enginewire.torch_engine.guided import CompiledGuide
-    from enginewire.torch_engine.guided_backends import GuidedBackends
+    from enginewire.torch_engine.guided.backends import GuidedBackends
+    from enginewire.torch_engine.guided.matcher import CompiledGuide
+    from enginewire.torch_engine.runner.statistics import BatchStatistics
 
 JOIN_TIMEOUT = 10.0
 """Seconds to wait for the current step at cleanup; the thread is a daemon and ends with the process."""

@@ -14,7 +14,12 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.server.failures import SlowConsumer
-from enginewire.torch_engine.prefix_cache import BlocksRemoved, BlocksStored, CacheChange, CacheCleared
+from enginewire.torch_engine.scheduling.prefix_cache import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheChange,
+    CacheCleared,
+)
 
 HISTORY_TOKENS: Final = 1 << 20
 """Token ids that the events kept for replay may hold together."""

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from enginewire.histogram import Histogram
 from enginewire.server.engines.interface import MetricsContext
-from enginewire.torch_engine.batch_statistics import BatchStatistics, MethodStatistics
+from enginewire.torch_engine.runner.statistics import BatchStatistics, MethodStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot
 
 LABELS: Final = ("model_name", "engine")

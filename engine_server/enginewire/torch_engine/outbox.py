@@ -8,10 +8,10 @@ from __future__ import annotations
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
-from enginewire.torch_engine.best_of import Candidates
 from enginewire.torch_engine.embedding_waits import CoreOutputs
-from enginewire.torch_engine.outputs import add_prompt_logprobs
-from enginewire.torch_engine.sequence import Request, Sequence
+from enginewire.torch_engine.requests.outputs import add_prompt_logprobs
+from enginewire.torch_engine.requests.sequence import Request, Sequence
+from enginewire.torch_engine.sampling.best_of import Candidates
 
 
 class Outbox:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from enginewire.server.failures import EngineDead, EngineError
 from enginewire.torch_engine.embedding_waits import CoreOutputs
 from enginewire.torch_engine.options import TorchEngineOptions
-from enginewire.torch_engine.prefix_cache import CacheChange
-from enginewire.torch_engine.sequence import Request
+from enginewire.torch_engine.requests.sequence import Request
+from enginewire.torch_engine.scheduling.prefix_cache import CacheChange
 
 if TYPE_CHECKING:
     from enginewire.torch_engine.core import EngineCore
-    from enginewire.torch_engine.warm_up import LoadedEngine
+    from enginewire.torch_engine.loading.warm_up import LoadedEngine
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class StepThread:
 
     def _load(self) -> LoadedEngine:
         self._report("import", 0.0)
-        from enginewire.torch_engine.loading import load_engine
+        from enginewire.torch_engine.loading.load import load_engine
 
         self._report("import", 1.0)
         return load_engine(self._options, self._report)

@@ -20,7 +20,7 @@ from enginewire.server.mocker.engine import MockerEngine, MockerOptions
 from enginewire.server.mocker.options import script_from_json
 from enginewire.server.mocker.tokenizer import EOS
 from enginewire.server.validation.generate import check_generate
-from tests.server.mocker import HELLO, LONG, assert_idle, started, turns
+from tests.server.mocker.mockers import HELLO, LONG, assert_idle, started, turns
 from tests.server.step_recorder import Recorder
 
 

@@ -12,9 +12,9 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.mocker.engine import MockerEngine
 from enginewire.torch_engine.kv_events import KvEventLog
-from enginewire.torch_engine.prefix_cache import BlocksStored
+from enginewire.torch_engine.scheduling.prefix_cache import BlocksStored
 from tests.server.serving import Serving, ask, detail_of
-from tests.torch_engine.replica import Replica
+from tests.torch_engine.scheduling.replica import Replica
 
 SIZE = 512
 

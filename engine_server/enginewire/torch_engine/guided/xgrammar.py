@@ -1,0 +1,130 @@
+"""xgrammar: grammars that it compiles, and how far an output has come in them.
+
+Knows nothing about limits, processes or logits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy
+
+from enginewire.server.process.light_import import missing, standing_in
+from enginewire.torch_engine.guided.coverage import (
+    regex_for_xgrammar,
+    schema_for_xgrammar,
+    tag_for_xgrammar,
+)
+from enginewire.torch_engine.guided.library import InvalidGuide, Vocabulary
+
+with suppress(ImportError), missing("torch"):
+    import tvm_ffi  # noqa: F401  # xgrammar is built on it; it asks whether torch is there
+with standing_in("torch", "transformers"):
+    import xgrammar
+
+MAX_WHITESPACE = 20
+"""Characters in a row between JSON tokens: without a bound weak models never leave them."""
+
+
+class XGrammar:
+    """The library with one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = xgrammar.TokenizerInfo(
+            list(vocabulary.tokens),
+            vocab_type=xgrammar.VocabType.RAW,
+            vocab_size=len(vocabulary.tokens),
+            stop_token_ids=list(vocabulary.eos_token_ids) or None,
+        )
+        self.vocab_size = len(vocabulary.tokens)
+        compiler = xgrammar.GrammarCompiler(self._vocabulary, max_threads=1, cache_enabled=False)
+        self._compilers = _compilers(compiler)
+
+    def compile(self, kind: str, text: str) -> bytes:
+        """The serialized grammar; raises InvalidGuide."""
+        try:
+            grammar = self._compilers[kind](text)
+        except (RuntimeError, ValueError) as error:
+            raise InvalidGuide(_first_line(error)) from None
+        if not self._has_a_token(grammar):
+            raise InvalidGuide("no output can match")
+        return grammar.serialize_json().encode()
+
+    def load(self, compiled: bytes) -> XGrammarGrammar:
+        """The grammar that was serialized."""
+        grammar = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._vocabulary)
+        return XGrammarGrammar(grammar, max(len(compiled), grammar.memory_size_bytes))
+
+    def _has_a_token(self, grammar: xgrammar.CompiledGrammar) -> bool:
+        mask = numpy.full((1, -(-self.vocab_size // 32)), -1, dtype=numpy.int32)
+        xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(mask)
+        return bool(mask.any())
+
+
+@dataclass(frozen=True, slots=True)
+class XGrammarGrammar:
+    """A compiled grammar."""
+
+    grammar: xgrammar.CompiledGrammar
+    num_bytes: int
+
+    def start(self, ending_ids: list[int]) -> XGrammarMatcher:
+        """A matcher at the beginning of the output."""
+        return XGrammarMatcher(self.grammar, ending_ids)
+
+
+class XGrammarMatcher:
+    """Where one choice is in its grammar."""
+
+    def __init__(self, grammar: xgrammar.CompiledGrammar, ending_ids: list[int]) -> None:
+        self._matcher = (
+            xgrammar.GrammarMatcher(grammar, override_stop_tokens=list(ending_ids))
+            if ending_ids
+            else xgrammar.GrammarMatcher(grammar, terminate_without_stop_token=True)
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """True when the match has ended."""
+        return self._matcher.is_terminated()
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False when the grammar does not allow it."""
+        return self._matcher.accept_token(token_id)
+
+    def fill(self, masks: object, row: int) -> bool:
+        """Set the bits of the next tokens."""
+        self._matcher.fill_next_token_bitmask(masks, row)  # type: ignore[arg-type]  # whoever calls has torch
+        return True
+
+
+Compile = Callable[[str], xgrammar.CompiledGrammar]
+
+
+def _compilers(compiler: xgrammar.GrammarCompiler) -> dict[str, Compile]:
+
+    def json_schema(text: str) -> xgrammar.CompiledGrammar:
+        return compiler.compile_json_schema(schema_for_xgrammar(text), max_whitespace_cnt=MAX_WHITESPACE)
+
+    return {
+        "json_schema": json_schema,
+        "json_object": lambda _: json_schema('{"type": "object"}'),
+        "regex": lambda text: compiler.compile_regex(regex_for_xgrammar(text)),
+        "choice": lambda text: compiler.compile_structural_tag(_choice_tag(json.loads(text))),
+        "ebnf_grammar": compiler.compile_grammar,
+        "structural_tag": lambda text: compiler.compile_structural_tag(tag_for_xgrammar(text)),
+    }
+
+
+def _choice_tag(choices: list[str]) -> str:
+    constants = [{"type": "const_string", "value": choice} for choice in choices]
+    return json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": constants}})
+
+
+def _first_line(error: Exception) -> str:
+    """Without the time and the place in the library's source that its messages begin with."""
+    text = str(error).strip().split("\n")[0].replace("std::bad_alloc", "too large")
+    return text.rsplit(": ", 1)[-1] if text.startswith("[") else text

@@ -1,0 +1,1 @@
+"""What models are made of: attention, projections, rotary positions, and their kernels. Knows no model."""

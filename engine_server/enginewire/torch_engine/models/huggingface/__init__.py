@@ -1,0 +1,1 @@
+"""Models of transformers behind the face of our own. Their attention runs on our KV blocks."""

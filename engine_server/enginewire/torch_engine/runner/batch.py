@@ -1,0 +1,94 @@
+"""A batch on its way through the model: forward and sample are asked for, the tokens are read later.
+
+Knows nothing about queues or about what becomes of the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from enginewire.torch_engine.requests.scheduled import Scheduled
+from enginewire.torch_engine.requests.scores import PromptScores
+from enginewire.torch_engine.requests.sequence import Sequence
+from enginewire.torch_engine.runner.statistics import BatchStatistics, Stopwatch
+from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
+from enginewire.torch_engine.runner.vectors import Computed
+from enginewire.torch_engine.sampling.logprobs import PromptRows
+from enginewire.torch_engine.sampling.sampler import Choice, sample
+from enginewire.torch_engine.sampling.scored_prompts import read_prompts
+
+
+class Runner(Protocol):
+    """Computes a batch that is in `batch_order`.
+
+    Logits [rows, vocab]: of the grants that sample, then of every position that is scored.
+    """
+
+    def forward(self, batch: list[Scheduled], unread: UnreadTokens | None = None) -> Computed:
+        """Raise anything: only the requests of the batch will fail."""
+        ...
+
+    def check(self) -> None:
+        """Raise when the device is lost: nothing will ever be computed on it again. Waits for it."""
+        ...
+
+    def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
+        """The keys and values of the first tokens of a sequence. Raises as `forward` does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the model made of a batch. Sequences in `rows` get a token, grants in `pooled` are embedded."""
+
+    rows: list[Sequence]
+    pooled: list[Scheduled]
+    computed: Computed
+    scored: list[tuple[PromptScores, PromptRows]]
+    choice: Choice
+
+    @property
+    def unread(self) -> UnreadTokens:
+        """The tokens where they are."""
+        return UnreadTokens(self.rows, self.choice.token_ids)
+
+
+@dataclass(slots=True)
+class LaunchedBatch:
+    """Grants in `batch_order`, and what came of them: results, or the error of the model."""
+
+    batch: list[Scheduled]
+    stopwatch: Stopwatch
+    results: Results | None = None
+    error: Exception | None = None
+
+    def drop_freed(self) -> None:
+        """Forget the grants whose sequences have lost their blocks since, by ending or otherwise."""
+        self.batch = [grant for grant in self.batch if grant.sequence.block_table]
+
+
+def batch_order(grant: Scheduled) -> tuple[bool, bool, int]:
+    """Sort key of a batch: decodes first, by context length, to be grouped; repeated ones next."""
+    several = grant.num_tokens > 1
+    return several, several and not grant.repeats_decodes, grant.sequence.num_computed_tokens
+
+
+def launch(
+    runner: Runner, granted: list[Scheduled], statistics: BatchStatistics, unread: UnreadTokens | None = None
+) -> LaunchedBatch:
+    """Forward and sample. What the model raises is in the result: torch raises anything."""
+    batch = sorted(granted, key=batch_order)
+    launched = LaunchedBatch(batch, statistics.begin(batch))
+    rows = [grant.sequence for grant in batch if grant.samples]
+    try:
+        computed = runner.forward(batch, unread)
+        launched.stopwatch.forwarded()
+        scored = read_prompts(computed.logits[len(rows) :], batch)
+        choice = sample(computed.logits[: len(rows)], rows)
+        pooled = [grant for grant in batch if grant.sequence.request.pooling]
+        launched.results = Results(rows, pooled, computed, scored, choice)
+    except Exception as error:  # noqa: BLE001  # it must stay in this batch
+        launched.stopwatch.failed()
+        launched.error = error
+    return launched

@@ -1,0 +1,47 @@
+"""Products of ever new numbers of rows do not fill the memory with kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from enginewire.torch_engine.layers.kernel_caches import VARIABLES, limit_kernel_caches
+
+GROWTH = """
+import json
+import torch
+from psutil import Process
+from enginewire.torch_engine.layers.kernel_caches import limit_kernel_caches
+from enginewire.torch_engine.layers.linear import make_linear
+
+torch.set_num_threads(1)
+limit_kernel_caches()
+product = make_linear(torch.ones(32, 32))
+grown = []
+with torch.inference_mode():
+    for first in (1, 301):
+        before = Process().memory_info().rss
+        for rows in range(first, first + 300):
+            product(torch.ones(rows, 32))
+        grown.append((Process().memory_info().rss - before) / 2**20)
+print(json.dumps(grown))
+"""
+
+
+def test_the_limits_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLES[0], "7")
+    monkeypatch.setenv(VARIABLES[1], "7")
+    monkeypatch.delenv(VARIABLES[1])
+    limit_kernel_caches()
+    assert [os.environ[variable] for variable in VARIABLES] == ["7", "256"]
+
+
+def test_kernels_for_new_numbers_of_rows_replace_those_for_old_ones() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    run = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, check=True)
+    _, more = json.loads(run.stdout)
+    assert more < 50  # MiB; 140 where all of them are kept

@@ -1,0 +1,98 @@
+"""Every architecture of the table says what `generate` of transformers says, however the batch looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Seq
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from enginewire.torch_engine.loading.load import load_engine
+from enginewire.torch_engine.options import TorchEngineOptions
+from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
+from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
+
+LENGTHS = (1, 21, 9, 14)
+MAX_TOKENS = 10
+TIE = 1e-3
+"""Logits closer than this may change places by rounding: float32, batches of another shape."""
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Callable[[str], Path]:
+    """The folder of a random model with weights wide enough to keep the best two logits apart."""
+
+    def make(model_type: str) -> Path:
+        torch.manual_seed(5)
+        network = AutoModelForCausalLM.from_config(tiny_config(model_type, SERVED[model_type]))
+        for name, parameter in network.named_parameters():
+            centre = float("norm" in name and name.endswith("weight"))
+            torch.nn.init.normal_(parameter, mean=centre, std=0.25)
+        network.save_pretrained(tmp_path)
+        return tmp_path
+
+    return make
+
+
+def prompts() -> list[list[int]]:
+    random = Random(3)
+    return [[random.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
+
+
+def generate(network: PreTrainedModel, prompt: Seq[int]) -> list[int]:
+    """The prompt and what follows."""
+    ids = torch.tensor([list(prompt)])
+    limits = {"max_new_tokens": MAX_TOKENS, "min_new_tokens": MAX_TOKENS}
+    mask = torch.ones_like(ids)
+    return network.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **limits)[0].tolist()
+
+
+@torch.inference_mode()
+def assert_same(network: PreTrainedModel, generated: list[int], tokens: list[int]) -> None:
+    """Equal to the end of `generated`, or different first where its best two logits are a tie."""
+    prompt, wanted = generated[:-MAX_TOKENS], generated[-MAX_TOKENS:]
+    assert len(tokens) == MAX_TOKENS
+    for position, (token, best) in enumerate(zip(tokens, wanted, strict=True)):
+        if token != best:
+            ids = torch.tensor([prompt + wanted[:position]])
+            logits = network(input_ids=ids, use_cache=False).logits[0, -1]
+            assert logits[best] - logits[token] < TIE
+            return
+
+
+@pytest.mark.parametrize("model_type", SERVED)
+def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, build, capfd):
+    folder = build(model_type)
+    network = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    network.generation_config.eos_token_id = None
+    capfd.readouterr()
+    options = TorchEngineOptions(
+        model=str(folder),
+        device="cpu",
+        dtype="float32",
+        num_threads=1,
+        max_num_seqs=6,
+        max_num_batched_tokens=7,
+        block_size=4,
+        num_kv_blocks=11,
+        max_model_len=40,
+    )
+    engine = CoreUnderTest(load_engine(options, lambda phase, done: None))
+    assert "".join(capfd.readouterr()) == ""
+    generated = [generate(network, prompt) for prompt in prompts()]
+    assert_same(network, generated[1], engine.answer(greedy(prompts()[1], MAX_TOKENS)).tokens[0])
+    contexts = []
+    for prompt in prompts():
+        contexts.append(engine.add(greedy(prompt, MAX_TOKENS, n=2)))
+        engine.step()
+    engine.preempt_one()
+    engine.run()
+    scheduler = engine.core.scheduler
+    assert scheduler.num_preemptions > (0 if scheduler.window else 1)
+    for context, each in zip(contexts, generated, strict=True):
+        first, second = engine.answers[context].tokens.values()
+        assert first == second
+        assert_same(network, each, first)

@@ -1,0 +1,117 @@
+"""Asks every causal language model of transformers whether it is served, and checks it on long texts.
+
+`python -m tests.torch_engine.models.models_sweep [MODEL_TYPE ...]`
+
+One line per model type: what a tiny random one is told at start, and for a served one whether its greedy
+output equals `generate` of transformers behind prompts on both sides of what begins late. A type without a
+tiny configuration in `generic_configs.py` is tried with a plain one; what cannot be built that way is said
+to be so. Takes minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
+
+from enginewire.torch_engine.folder.folder import ModelLoadError
+from enginewire.torch_engine.loading.load import load_engine
+from enginewire.torch_engine.options import TorchEngineOptions
+from tests.torch_engine.models.huggingface.configs import REFUSED, SERVED, Fields, tiny_config
+from tests.torch_engine.models.huggingface.test_exactness import MAX_TOKENS, assert_same, generate
+from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
+
+CONTEXT = 512
+LENGTHS = (1, 30, 60, 100, 127, 133, 260)
+"""Beside the longest: what sparse layers gather in blocks begins to differ at 128."""
+MOST_PARAMETERS = 10_000_000
+
+
+def fields_of(model_type: str) -> Iterator[Fields]:
+    """What to build it with, the first that works."""
+    known = REFUSED[model_type].changes if model_type in REFUSED else {}
+    changes = {"max_position_embeddings": CONTEXT, **SERVED.get(model_type, known)}
+    yield {name: CONTEXT if name == "n_positions" else value for name, value in changes.items()}
+    yield SERVED.get(model_type, known)
+    yield {"is_decoder": True}
+
+
+def build(model_type: str, folder: Path) -> str:
+    """Save a random model; returns why it could not be, or ""."""
+    reason = ""
+    for changes in fields_of(model_type):
+        try:
+            save(tiny_config(model_type, changes), folder)
+        except Exception as error:  # noqa: BLE001  # code of any architecture: it may raise anything
+            reason = reason or f"{type(error).__name__}: {error}".split("\n")[0]
+        else:
+            return ""
+    return reason
+
+
+def save(config: PreTrainedConfig, folder: Path) -> None:
+    """A random model with weights wide enough to keep the best two logits apart."""
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    if size > MOST_PARAMETERS:
+        raise ValueError(f"{size:,} parameters")
+    torch.manual_seed(5)
+    network = AutoModelForCausalLM.from_config(config)
+    for name, parameter in network.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.25)
+    network.save_pretrained(folder)
+
+
+def serve(folder: Path) -> CoreUnderTest:
+    """Raises ModelLoadError."""
+    options = TorchEngineOptions(
+        str(folder), device="cpu", dtype="float32", num_threads=1, max_num_seqs=8, max_num_batched_tokens=61
+    )
+    return CoreUnderTest(load_engine(options, lambda phase, done: None))
+
+
+def compare(folder: Path, engine: CoreUnderTest) -> str:
+    """All lengths in one crowd against one text at a time."""
+    network = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    network.generation_config.eos_token_id = None
+    random, context = Random(3), engine.loaded.context_length
+    longest = context - MAX_TOKENS
+    lengths = [*(length for length in LENGTHS if length < longest), longest]
+    prompts = [[random.randrange(2, VOCAB) for _ in range(length)] for length in lengths]
+    asked = [engine.add(greedy(prompt, MAX_TOKENS)) for prompt in prompts]
+    engine.run()
+    for context_, prompt in zip(asked, prompts, strict=True):
+        try:
+            assert_same(network, generate(network, prompt), engine.answers[context_].tokens[0])
+        except AssertionError:
+            return f"DIFFERS behind {len(prompt)} tokens"
+    return f"equal up to {context} tokens"
+
+
+def verdict(model_type: str) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if reason := build(model_type, folder):
+            return f"not tried: {reason}"
+        try:
+            engine = serve(folder)
+        except ModelLoadError as error:
+            return str(error).partition("is not supported ")[2] or str(error)
+        return compare(folder, engine)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    for model_type in sys.argv[1:] or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        print(f"{model_type}: {verdict(model_type)}", flush=True)
