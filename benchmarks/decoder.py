@@ -26,9 +26,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transport import end_to_end, inline, measure as tokens_per_second, server_process
 
 from enginewire import event_loop
-from enginewire.backend.decoder import Decoder
-from enginewire.backend.stop_conditions import StopConditions
-from enginewire.backend.vocabulary import Vocabulary
+from enginewire.backend.decoding.decoder import Decoder
+from enginewire.backend.decoding.stop_conditions import StopConditions
+from enginewire.backend.decoding.vocabulary import Vocabulary
 
 NUM_TOKENS = 20_000
 ROUNDS = 7

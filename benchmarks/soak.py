@@ -34,7 +34,7 @@ from typing import Any
 from counted_server import COUNTS_VARIABLE
 
 from enginewire import event_loop, v1 as pb
-from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.engines.client import EngineClient
 
 SEED = 7
 PROMPT_TOKENS = (1, 200)

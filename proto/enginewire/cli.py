@@ -31,12 +31,12 @@ class Command:
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "demo": Command(
-        "enginewire.backend.demo", "engine,backend", "talk to the built-in model, without a network"
+        "enginewire.backend.commands.demo", "engine,backend", "talk to the built-in model, without a network"
     ),
     "engine": Command("enginewire.server.__main__", "engine", "serve a model on the engine contract"),
     "backend": Command("enginewire.backend.__main__", "backend", "turn an engine's tokens into text"),
     "bench": Command("enginewire.backend.bench.__main__", "bench", "send a load and measure the answers"),
-    "top": Command("enginewire.backend.top", "top", "watch how busy engines are"),
+    "top": Command("enginewire.backend.commands.top", "top", "watch how busy engines are"),
     "conformance": Command(
         "enginewire.conformance.__main__", "conformance", "check that an engine keeps the contract"
     ),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import Annotated, BackendOutput
 from enginewire.backend.backend import Backend
-from enginewire.backend.failure import Failure
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.engines.failure import Failure
 from tests.backend.hostile import PROMPT
 
 

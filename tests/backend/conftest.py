@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from enginewire.backend.vocabulary import Vocabulary
+from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.mocker.tokenizer import byte_tokenizer
 from tests.backend.hostile import HostileEngine
 from tests.server.conftest import engine_server, socket_folder

@@ -10,12 +10,12 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.activity import LiveRequest
 from enginewire.backend.backend import Backend
-from enginewire.backend.endpoints import Endpoints
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.retry import RetryPolicy
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.endpoints import Endpoints
+from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import PROMPT, terminal, tokens
-from tests.backend.test_replay import LOST, Lives, backend_on
+from tests.backend.replay.test_attempts import LOST, Lives, backend_on
 
 FOREVER = 30.0
 

@@ -8,10 +8,10 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.engines.client import EngineClient
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import HostileEngine, engine_info, terminal, tokens
-from tests.backend.test_replay import LOST, Lives, backend_on
+from tests.backend.replay.test_attempts import LOST, Lives, backend_on
 from tests.server.serving import until_true
 
 STOPS = {

@@ -15,11 +15,11 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.embedding import MAX_INPUTS_PER_CALL
-from enginewire.backend.endpoints import Endpoints
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.failure import RequestFailed
-from enginewire.backend.retry import RetryPolicy
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.endpoints import Endpoints
+from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
+from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import Draining
 from enginewire.server.mocker.engine import MockerEngine

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend import engine_stream
-from enginewire.backend.annotated import Annotated, BackendOutput
-from enginewire.backend.annotations import take_ours
 from enginewire.backend.backend import Backend
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.engine_stream import EngineStream
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.engines import stream as engine_stream
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.stream import EngineStream
+from enginewire.backend.prompting.annotations import take_ours
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import terminal, tokens
-from tests.backend.test_replay import LOST, Lives, backend_on
+from tests.backend.replay.test_attempts import LOST, Lives, backend_on
 
 A, B, SILENT = (
     pb.EngineEvent(event="a", id="1", comment=["first", "second"]),

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import Annotated, BackendOutput
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.inline_decoder import RequestTracker
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import tokens
-from tests.backend.test_replay import Lives, backend_on
+from tests.backend.replay.test_attempts import Lives, backend_on
 from tests.server.serving import until_true
 
 PAUSE = 0.01

@@ -3,7 +3,7 @@ from __future__ import annotations
 import httpx2
 from playwright.sync_api import expect
 
-from tests.backend.processes import until
+from tests.backend.our_processes import until
 from tests.browser.conftest import OpenPage, Serve, ask
 
 LONG = "for ever and ever " * 40

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import Annotated, BackendOutput
 from enginewire.backend.backend import Backend
-from enginewire.backend.endpoints import Endpoints
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.retry import RetryPolicy
-from enginewire.backend.vocabulary import Vocabulary
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.decoding.vocabulary import Vocabulary
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.endpoints import Endpoints
+from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import Heard
 
 PATIENCE_SECONDS = 30.0

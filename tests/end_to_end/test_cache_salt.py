@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from enginewire.backend.frontends.text_backend import TextBackend
-from tests.backend.frontends.http_serving import serving_http
+from tests.backend.frontends.http_api.serving import serving_http
 from tests.end_to_end.chaos import engines, replaying
 from tests.end_to_end.test_chaos_demo import DEMO, tokenizer_of
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
-from enginewire.backend.vocabulary import Vocabulary
+from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import hear
 from tests.end_to_end.chaos import answer_of, engines, migrations, replaying

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
 from tests.backend.asking import Heard, hear
 from tests.end_to_end.chaos import answer_of, engines, hear_slowly, kinds_of_requests, migrations, replaying

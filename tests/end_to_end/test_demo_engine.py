@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import BackendOutput
 from enginewire.backend.backend import Backend
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.decoding.annotated import BackendOutput
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
 
 FAQ = questions()
@@ -171,7 +171,7 @@ async def test_a_deadline_ends_the_request_and_frees_it(client: EngineClient) ->
 
 CLIENT_THAT_NEVER_ENDS = """
 import asyncio, sys
-from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.engines.client import EngineClient
 from enginewire import v1 as pb
 
 async def main() -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import BackendOutput
 from enginewire.backend.backend import Backend
-from enginewire.backend.endpoints import Endpoints
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.engine_stream import some
-from enginewire.backend.failure import RequestFailed
-from enginewire.backend.retry import RetryPolicy
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.decoding.annotated import BackendOutput
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.endpoints import Endpoints
+from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.engines.stream import some
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
+from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.server.demo_model import questions
 from tests.end_to_end.processes import EngineProcess
 

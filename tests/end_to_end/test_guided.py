@@ -12,8 +12,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
 
 @pytest.fixture(scope="module")

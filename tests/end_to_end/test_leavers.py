@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 
 from enginewire import v1 as pb
-from tests.backend.processes import PATIENCE_SECONDS, is_idle, until
+from tests.backend.our_processes import PATIENCE_SECONDS, is_idle, until
 from tests.end_to_end.leavers import leave_grpc, leave_http
 
 SEED = 1

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Final
 
+from enginewire.backend.commands.options import CommandLineOptions
 from enginewire.backend.config import STANDARD_STREAM, JsonlOptions, load_serve
-from enginewire.backend.frontends.generate_options import CommandLineOptions
 from enginewire.options import load
 from enginewire.program import program
 from enginewire.version import __version__
@@ -72,8 +72,8 @@ def _generate(argv: Sequence[str]) -> int:
         CommandLineOptions, argv, prog=f"{PROG} generate", description="Stream the answer to one prompt."
     ).options
     # Past this line the command is really going to run: now the heavy imports may come.
-    from enginewire.backend.frontends.command_line import generate, read_prompt
-    from enginewire.backend.frontends.commands import run_command
+    from enginewire.backend.commands.generate import generate, read_prompt
+    from enginewire.backend.commands.life import run_command
 
     try:
         prompt = read_prompt(options)
@@ -88,8 +88,8 @@ def _jsonl(argv: Sequence[str]) -> int:
     options = load(
         JsonlOptions, argv, prog=f"{PROG} jsonl", description="Answer JSON lines with JSON lines."
     ).options
-    from enginewire.backend.frontends.commands import run_command
-    from enginewire.backend.frontends.json_lines import answer_lines
+    from enginewire.backend.commands.jsonl import answer_lines
+    from enginewire.backend.commands.life import run_command
 
     with ExitStack() as files:
         try:
@@ -114,8 +114,8 @@ def _serve(argv: Sequence[str]) -> int:
         return _fail(f"--http-port needs {', '.join(missing)}: pip install 'enginewire[http]'")
     if options.smg_port is not None and (missing := missing_packages(SMG_PACKAGES)):
         return _fail(f"--smg-port needs {', '.join(missing)}: pip install 'enginewire[smg]'")
-    from enginewire.backend.frontends.commands import run_command
-    from enginewire.backend.frontends.serve import end_of, serve
+    from enginewire.backend.commands.life import run_command
+    from enginewire.backend.commands.serve import end_of, serve
 
     signals = end_of(options)
     return run_command(options, lambda backend: serve(backend, options, signals), signals)

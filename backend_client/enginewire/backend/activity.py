@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import BackendOutput
-from enginewire.backend.engine_check import FINISH_REASON, TEXT
-from enginewire.backend.failure import Failure
+from enginewire.backend.decoding.annotated import BackendOutput
+from enginewire.backend.decoding.engine_check import FINISH_REASON, TEXT
+from enginewire.backend.decoding.request_decoder import MAX_CHOICES
+from enginewire.backend.engines.failure import Failure
 from enginewire.backend.pace import Pace, TokenGaps
-from enginewire.backend.replay import Attempts
-from enginewire.backend.request_decoder import MAX_CHOICES
+from enginewire.backend.replay.attempts import Attempts
 from enginewire.histogram import (
     BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,

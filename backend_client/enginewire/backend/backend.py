@@ -15,19 +15,19 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, LiveRequest
-from enginewire.backend.annotated import Annotated, BackendOutput, Failure, annotated_event
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_event
+from enginewire.backend.decoding.protocol_violation import ProtocolViolation
+from enginewire.backend.decoding.request_decoder import RequestDecoder
+from enginewire.backend.decoding.stop_conditions import InvalidStopConditions, StopConditions
+from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.embedding import AskedEmbeddings, Embeddings, embed
-from enginewire.backend.endpoints import Endpoints
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.engine_stream import Chunk
-from enginewire.backend.failure import RequestFailed
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.endpoints import Endpoints
+from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.engines.stream import Chunk
 from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTracker
-from enginewire.backend.protocol_violation import ProtocolViolation
-from enginewire.backend.replay import Asked, Attempts
-from enginewire.backend.request_decoder import RequestDecoder
-from enginewire.backend.retry import RetryBudget, RetryPolicy
-from enginewire.backend.stop_conditions import InvalidStopConditions, StopConditions
-from enginewire.backend.vocabulary import Vocabulary
+from enginewire.backend.replay.attempts import Asked, Attempts
+from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 
 log = logging.getLogger(__name__)
 

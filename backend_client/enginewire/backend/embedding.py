@@ -18,9 +18,9 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.endpoints import Endpoint, Endpoints
-from enginewire.backend.failure import RequestFailed, failed, violation
-from enginewire.backend.retry import RetryBudget, RetryPolicy
+from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.failure import RequestFailed, failed, violation
+from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 
 # Few enough that an answer is one message: 64 vectors of 8,192 numbers have 2 MiB.
 MAX_INPUTS_PER_CALL: Final = 64

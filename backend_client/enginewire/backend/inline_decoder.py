@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from enginewire.backend.activity import LiveRequest
-from enginewire.backend.annotated import Annotated, BackendOutput
-from enginewire.backend.engine_stream import Chunk
-from enginewire.backend.replay import Attempts
-from enginewire.backend.request_decoder import RequestDecoder
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.decoding.request_decoder import RequestDecoder
+from enginewire.backend.engines.stream import Chunk
+from enginewire.backend.replay.attempts import Attempts
 
 Inline = Callable[[Annotated[BackendOutput]], None]
 """Gets an output at once. Quick, because all other requests of the frame wait for it."""

@@ -13,7 +13,7 @@ import pytest
 from enginewire.backend.bench.__main__ import with_every_limit
 from enginewire.backend.bench.options import BenchOptions, parse_goodput
 from enginewire.options import OptionError
-from tests.backend.processes import command, running
+from tests.backend.our_processes import command, running
 
 TTFT_MS, ITL_MS = 30.0, 4.0
 SPEED = f"--engine mocker --log-level error --mocker-ttft-ms {TTFT_MS} --mocker-itl-ms {ITL_MS}"

@@ -7,7 +7,7 @@ from enginewire.backend.bench.grpc_targets import backend_request_of, check_fini
 from enginewire.backend.bench.options import BenchOptions
 from enginewire.backend.bench.timeline import Delivery, Failed, Used
 from enginewire.backend.bench.workload import Job
-from enginewire.backend.engine_stream import Chunk
+from enginewire.backend.engines.stream import Chunk
 
 OPTIONS = BenchOptions(model="m", temperature=0.5, ignore_eos=False)
 

@@ -10,9 +10,9 @@ import pytest
 import uvicorn.server
 
 from enginewire.backend.backend import Backend
-from enginewire.backend.engine_client import EngineClient
+from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from tests.server.conftest import StartServer, engine_server, socket_folder
 from tests.server.serving import Serving
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.failure import DETAILS_KEY
+from enginewire.backend.engines.failure import DETAILS_KEY
 from enginewire.backend.frontends.grpc_service import BackendServicer, answered, invalid
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend

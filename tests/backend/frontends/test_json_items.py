@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import Annotated, BackendOutput, Failure
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure
 from enginewire.backend.frontends.json_items import InvalidJson, item_to_json, request_from_json
 
 KEYS = st.sampled_from(

@@ -12,15 +12,15 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.mocker.options import MockerOptions
-from tests.backend import toy_tokenizers as toy
+from tests.backend.commands.test_generate import run as run_command
+from tests.backend.commands.test_jsonl import run as run_lines, text_of as text_of_lines
+from tests.backend.decoding import toy_tokenizers as toy
 from tests.backend.frontends.conftest import StartBackend
-from tests.backend.frontends.http_serving import sdk
-from tests.backend.frontends.test_command_line import run as run_command
+from tests.backend.frontends.http_api.serving import sdk
 from tests.backend.frontends.test_grpc_service import Dial, ask, dial, items_of, text_of
-from tests.backend.frontends.test_json_lines import run as run_lines, text_of as text_of_lines
 
 __all__ = ["dial"]
 

@@ -27,12 +27,12 @@ from enginewire.backend.bench.workload import (
     random_token_jobs,
     random_word_jobs,
 )
-from enginewire.backend.channel import open_channel
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.failure import RequestFailed
-from enginewire.backend.frontends.commands import describe, run_until_signal
-from enginewire.backend.sidecar import SidecarDied, engine_sidecar
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.commands.life import describe, run_until_signal
+from enginewire.backend.engines.channel import open_channel
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.processes.sidecar import SidecarDied, engine_sidecar
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.trusted_paths import user_id
 
 EXIT_FAILED: Final = 1

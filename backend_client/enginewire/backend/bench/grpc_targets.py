@@ -14,11 +14,11 @@ from enginewire import v1 as pb
 from enginewire.backend.bench.options import BenchOptions
 from enginewire.backend.bench.timeline import Delivery, Failed, Piece, Used
 from enginewire.backend.bench.workload import Job
-from enginewire.backend.engine_client import EngineClient
-from enginewire.backend.engine_stream import Chunk
-from enginewire.backend.failure import Failure, RequestFailed, from_rpc_error
-from enginewire.backend.frontends.commands import describe
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.commands.life import describe
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.failure import Failure, RequestFailed, from_rpc_error
+from enginewire.backend.engines.stream import Chunk
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
 
 class EngineTarget:

@@ -17,17 +17,17 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from enginewire.backend.config import DEFAULT_MESSAGE_BYTES, ServeOptions
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from enginewire.backend.embedding import embeddings_to_proto
-from enginewire.backend.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
+from enginewire.backend.engines.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
+from enginewire.backend.engines.trace_context import passed_on
 from enginewire.backend.frontends.address import listen
 from enginewire.backend.frontends.health import HealthServicer
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.inline_decoder import RequestTracker
-from enginewire.backend.prompts import InvalidPrompt
-from enginewire.backend.trace_context import passed_on
+from enginewire.backend.prompting.prompts import InvalidPrompt
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"

@@ -12,7 +12,7 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from enginewire.backend.endpoints import Endpoints
+from enginewire.backend.engines.endpoints import Endpoints
 
 SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from google.protobuf import json_format
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import Annotated, BackendOutput, Failure
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure
 
 RequestId = str | int | None
 # google.rpc.Code

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.failure import RequestFailed, failed
+from enginewire.backend.engines.failure import RequestFailed, failed
 
 T = TypeVar("T")
 

@@ -11,14 +11,14 @@ from contextlib import aclosing
 from typing import Final, cast
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import Annotated, BackendOutput
-from enginewire.backend.annotations import answers, take_ours
 from enginewire.backend.backend import Backend
+from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.embedding import Embeddings, renamed
-from enginewire.backend.failure import RequestFailed
+from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.inline_decoder import RequestTracker
-from enginewire.backend.prompts import Prompt, characters_of, encode_inputs, preprocess
-from enginewire.backend.tokenizer import BackendTokenizer
+from enginewire.backend.prompting.annotations import answers, take_ours
+from enginewire.backend.prompting.prompts import Prompt, characters_of, encode_inputs, preprocess
+from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
 # Tokenizing more than this takes longer than the other requests should wait.
 MAX_INLINE_CHARACTERS: Final = 16_384

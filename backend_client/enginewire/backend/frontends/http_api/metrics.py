@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 
 from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, Totals
-from enginewire.backend.endpoints import Endpoint
-from enginewire.backend.load_fields import kv_use
+from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.load_fields import kv_use
 from enginewire.metric_labels import reason_name
 
 ENGINE_LABELS: Final = ("model_name", "engine")

@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 
 from enginewire import v1 as pb
-from enginewire.backend.failure import Failure
+from enginewire.backend.engines.failure import Failure
 
 MAX_MESSAGE_CHARACTERS: Final = 512
 # Without a word from the engine: soon, but not at once.

@@ -18,8 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginewire.allowed_hosts import ANY, AllowedHosts
+from enginewire.backend.frontends.http_api.openai.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal
-from enginewire.backend.frontends.http_api.reply import Reply
 
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 

@@ -20,7 +20,7 @@ from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.address import AddressError
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
-from enginewire.backend.frontends.http_api.generate_route import ServedBackend
+from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.http_api.same_origin import same_origin
 from enginewire.backend.frontends.text_backend import TextBackend
 

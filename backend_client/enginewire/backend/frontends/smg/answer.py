@@ -13,8 +13,8 @@ from typing import Final
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from enginewire.backend.annotated import BackendOutput
-from enginewire.backend.finish_reason import openai_finish_reason
+from enginewire.backend.decoding.annotated import BackendOutput
+from enginewire.backend.decoding.finish_reason import openai_finish_reason
 
 # JSON has no infinity; the contract's "practically never" is -1e30.
 LEAST_LOGPROB: Final = -9999.0

@@ -12,7 +12,7 @@ from typing import Final
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from enginewire import v1 as pb
-from enginewire.backend.prompts import InvalidPrompt
+from enginewire.backend.prompting.prompts import InvalidPrompt
 
 INPUT: Final = "tokenized.input_ids"
 STOP_FIELDS: Final = ("min_tokens", "ignore_eos")

@@ -19,16 +19,16 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
 
 from enginewire import v1 as pb
-from enginewire.backend.annotated import BackendOutput
+from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.embedding import renamed
-from enginewire.backend.failure import RequestFailed, failed, internal_failure
+from enginewire.backend.engines.failure import RequestFailed, failed, internal_failure
 from enginewire.backend.frontends.grpc_service import AnyCall, answered, refuse
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.smg.answer import Answer
 from enginewire.backend.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
 from enginewire.backend.frontends.smg.request import INPUT, to_backend, token_ids_of
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.backend.tokenizer import FILE_NAMES
+from enginewire.backend.prompting.tokenizer import FILE_NAMES
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 FACTS_TIMEOUT_SECONDS: Final = 2.0

@@ -1,0 +1,69 @@
+"""`enginewire-backend serve`: the faces of a backend that listen, from their start to their common end.
+
+Knows nothing about what a face speaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from contextlib import AsyncExitStack
+from typing import Final, Protocol
+
+from enginewire.backend.config import ServeOptions
+from enginewire.backend.frontends.grpc_service import grpc_face
+from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.backend.processes.stop_signals import StopSignals
+
+# What the end may take beside the requests: last words, and a launched engine that has nothing to do.
+MARGIN_SECONDS: Final = 5.0
+
+
+class Face(Protocol):
+    """Something that listens at `address`."""
+
+    @property
+    def address(self) -> str:
+        """For people and programs that connect."""
+        ...
+
+    async def drain(self, timeout: float) -> None:
+        """Accept nothing more, and end what still runs after `timeout` seconds."""
+        ...
+
+
+async def serve(backend: TextBackend, options: ServeOptions, signals: StopSignals) -> int:
+    """Serve until the first signal, then let running requests finish within the shutdown timeout.
+
+    A second one cancels this. Raises AddressError.
+    """
+    async with AsyncExitStack() as stack:
+        faces: list[Face] = [await stack.enter_async_context(grpc_face(backend, options))]
+        if options.http_port is not None:
+            from enginewire.backend.frontends.http_api.server import http_face
+
+            faces.append(await stack.enter_async_context(http_face(backend, options)))
+        if options.smg_port is not None:
+            from enginewire.backend.frontends.smg.server import smg_face
+
+            faces.append(await stack.enter_async_context(smg_face(backend, options)))
+        for face in faces:
+            print(f"listening on {face.address}", file=sys.stderr, flush=True)
+        # All of this stays: looking through it for garbage would only hold up an answer.
+        gc.freeze()
+        await signals.first()
+        print("draining", file=sys.stderr, flush=True)
+        await _drain_all(faces, options.shutdown_timeout)
+        return 0
+
+
+def end_of(options: ServeOptions) -> StopSignals:
+    """Signals of a server, which has one budget for its end, whatever callers and engines do."""
+    return StopSignals(options.shutdown_timeout + MARGIN_SECONDS)
+
+
+async def _drain_all(faces: list[Face], timeout: float) -> None:
+    async with asyncio.TaskGroup() as group:
+        for face in faces:
+            group.create_task(face.drain(timeout))

@@ -1,0 +1,1 @@
+"""The routes of OpenAI and vLLM: fields in, answers and events out. Knows nothing about sockets."""

@@ -1,0 +1,70 @@
+"""What one choice has to tell since it was last asked.
+
+Sans-IO. A stream asks after every batch of outputs, a whole answer once at the end. Knows nothing about
+the shape of the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginewire.backend.decoding.annotated import BackendOutput
+from enginewire.backend.decoding.finish_reason import openai_finish_reason
+from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows, PromptScore
+from enginewire.backend.frontends.http_api.openai.shown_prompts import ShownPrompt
+
+
+class Choice:
+    """The text of one choice on its way out. `is_begun` after something was taken.
+
+    `has_news` is False while an output has added nothing that can be shown. `prompt_scores` is None unless
+    the prompt's log-probabilities go beside the choice.
+    """
+
+    __slots__ = (
+        "_rows",
+        "_texts",
+        "finish_reason",
+        "has_news",
+        "index",
+        "is_begun",
+        "prompt_scores",
+        "stop_reason",
+    )
+
+    def __init__(self, index: int, rows: LogprobRows | None) -> None:
+        self.index = index
+        self.is_begun = False
+        self.has_news = False
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.prompt_scores: Sequence[PromptScore | None] | None = None
+        self._texts: list[str] = []
+        self._rows = rows
+
+    def show(self, prompt: ShownPrompt) -> None:
+        """Begin with the prompt."""
+        self.has_news |= bool(prompt.text)
+        self._texts.append(prompt.text)
+        self.prompt_scores = prompt.scores
+        if self._rows is not None:
+            self._rows.add_rows(prompt.rows)
+
+    def add(self, output: BackendOutput) -> None:
+        """Take the next output."""
+        self.has_news |= bool(output.text) or output.is_terminal
+        self._texts.append(output.text)
+        if self._rows is not None:
+            self._rows.add(output)
+            self.has_news |= bool(output.token_ids)
+        if output.is_terminal:
+            self.finish_reason = openai_finish_reason(output.finish_reason)
+            self.stop_reason = output.stop_reason
+
+    def take(self) -> tuple[str, dict[str, object] | None]:
+        """Text and log-probabilities that were added since the last time."""
+        text = "".join(self._texts)
+        self._texts.clear()
+        self.is_begun = True
+        self.has_news = False
+        return text, None if self._rows is None else self._rows.take()

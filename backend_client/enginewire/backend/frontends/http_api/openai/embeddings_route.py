@@ -1,0 +1,79 @@
+"""The route of embeddings: body in, vectors out, in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+from enginewire import v1 as pb
+from enginewire.backend.embedding import Embeddings
+from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.frontends.http_api.body import Body
+from enginewire.backend.frontends.http_api.openai.embeddings import AskedVectors, answer_of, read_asked
+from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
+from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
+from enginewire.backend.frontends.http_api.openai.reply import Reply
+from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
+from enginewire.backend.prompting.prompts import InvalidPrompt
+
+
+class EmbeddingsRoute(PostRoute):
+    """The ASGI application."""
+
+    def __init__(self, served: ServedBackend) -> None:
+        self._served = served
+
+    async def answer(self, body: Body, reply: Reply) -> None:
+        """Raises InvalidBody, Refused and RequestFailed."""
+        asked = read_asked(body)
+        answer_id = f"embd-{uuid.uuid4().hex}"
+        work = VectorWork(self._served, asked, answer_id)
+        self._served.live.add(work)
+        try:
+            embeddings = await work.result()
+        finally:
+            self._served.live.discard(work)
+            await work.close()
+        model = asked.model or await self._served.model_name()
+        await reply.whole(answer_of(embeddings, model, is_base64=asked.is_base64), answer_id)
+
+
+class VectorWork:
+    """One request on its way through the backend."""
+
+    def __init__(self, served: ServedBackend, asked: AskedVectors, answer_id: str) -> None:
+        self._refused: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+        self._work = asyncio.create_task(
+            served.backend.embed(
+                asked.inputs,
+                pb.PreprocessedEmbeddingRequest(model=asked.model, dimensions=asked.dimensions),
+                path="input",
+                request_id=answer_id,
+                timeout=served.timeout,
+            ),
+            name=answer_id,
+        )
+
+    async def result(self) -> Embeddings:
+        """The vectors. Raises Refused; call `close` afterwards."""
+        ends: set[asyncio.Future[Any]] = {self._work, self._refused}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if self._refused.done():
+            raise Refused(self._refused.result())
+        try:
+            return self._work.result()
+        except InvalidPrompt as error:
+            raise Refused(invalid(str(error), error.field)) from error
+        except RequestFailed as error:
+            raise Refused(refusal_of(error.failure, str)) from error
+
+    async def close(self) -> None:
+        """End what still runs."""
+        self._work.cancel()
+        await asyncio.gather(self._work, return_exceptions=True)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End it from outside."""
+        if not self._refused.done():
+            self._refused.set_result(refusal)

@@ -1,0 +1,40 @@
+"""What an endpoint has to say for itself. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from enginewire.backend.decoding.vocabulary import Vocabulary
+from enginewire.backend.frontends.http_api.body import Body
+from enginewire.backend.frontends.http_api.openai.asked import Asked
+from enginewire.backend.frontends.http_api.openai.choice import Choice
+from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows
+
+
+class Endpoint(Protocol):
+    """How requests are read and choices are written. `id_prefix` begins the ids of answers."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def read(self, body: Body) -> Asked:
+        """Raises InvalidBody."""
+        ...
+
+    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
+        """Where a choice's log-probabilities go, in this endpoint's form; None when nobody wants them."""
+        ...
+
+    def chunk(self, choice: Choice) -> dict[str, object]:
+        """What is new in a choice."""
+        ...
+
+    def whole(self, choice: Choice) -> dict[str, object]:
+        """A choice that has ended."""
+        ...
+
+    def beside(self, choices: Sequence[Choice]) -> Mapping[str, object]:
+        """What an answer in one piece has beside its choices."""
+        ...

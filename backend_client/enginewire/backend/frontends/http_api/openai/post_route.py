@@ -1,0 +1,48 @@
+"""What every POST route does around its answer: read the body, watch the caller, say what went wrong.
+
+Knows nothing about what is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+
+from starlette.types import Receive, Scope, Send
+
+from enginewire.backend.engines.failure import RequestFailed, internal_failure
+from enginewire.backend.frontends.http_api.body import Body, InvalidBody
+from enginewire.backend.frontends.http_api.incoming import CallerLeft, read_body, until_left
+from enginewire.backend.frontends.http_api.openai.reply import Reply
+from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
+
+log = logging.getLogger(__name__)
+
+
+class PostRoute(ABC):
+    """An ASGI application."""
+
+    @abstractmethod
+    async def answer(self, body: Body, reply: Reply) -> None:
+        """Answer one request. May raise InvalidBody, Refused and RequestFailed, as long as it can be said."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a caller who leaves aborts it."""
+        reply = Reply(send)
+        try:
+            body = Body.parse(await read_body(scope, receive))
+            await until_left(receive, self.answer(body, reply))
+        except CallerLeft:
+            log.debug("a caller left")
+        except InvalidBody as error:
+            await reply.refuse(invalid(str(error), error.field or None))
+        except Refused as error:
+            await reply.refuse(error.refusal)
+        except RequestFailed as error:
+            await reply.refuse(refusal_of(error.failure, lambda field: None))
+        except Exception as error:  # noqa: BLE001  # the outermost boundary: a traceback may hold a prompt
+            await reply.refuse(_internal(error))
+
+
+def _internal(error: Exception) -> Refusal:
+    return refusal_of(internal_failure("", error), lambda field: None)

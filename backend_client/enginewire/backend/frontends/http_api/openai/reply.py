@@ -1,0 +1,60 @@
+"""The way back to one caller over ASGI.
+
+Holds what can still be said about a failure: a status code before the answer began, an event in the
+middle of a stream. Knows nothing about what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.types import Send
+
+from enginewire.backend.frontends.http_api.openai.answer import DONE
+from enginewire.backend.frontends.http_api.refusal import Refusal
+
+JSON_TYPE: Final = "application/json"
+EVENT_TYPE: Final = "text/event-stream; charset=utf-8"
+
+
+class Reply:
+    """One answer on its way out."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_begun = False
+
+    async def begin_events(self, answer_id: str) -> None:
+        """Status and headers of a stream."""
+        # Proxies that gather answers would turn a stream into a lump.
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": answer_id}
+        await self._begin(200, {"content-type": EVENT_TYPE, **headers})
+
+    async def events(self, data: bytes) -> None:
+        """A piece of a stream; waits while the caller reads too slowly."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def last_events(self, data: bytes) -> None:
+        """The end of a stream."""
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def whole(self, data: bytes, answer_id: str) -> None:
+        """An answer in one piece."""
+        await self._json(200, data, {"x-request-id": answer_id})
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """An error answer, or the last event of a stream that has begun."""
+        if self._is_begun:
+            await self.last_events(b"data: %b\n\n%b" % (refusal.body, DONE))
+        else:
+            await self._json(refusal.status, refusal.body, refusal.headers)
+
+    async def _json(self, status: int, data: bytes, headers: Mapping[str, str]) -> None:
+        await self._begin(status, {"content-type": JSON_TYPE, "content-length": str(len(data)), **headers})
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self._is_begun = True
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})

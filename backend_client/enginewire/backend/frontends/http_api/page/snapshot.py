@@ -1,0 +1,76 @@
+"""The state of a backend and its engines as JSON fields: what the page and curious programs look at.
+
+Sans-IO. Holds no prompt and no text. Knows nothing about when or to whom it is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from enginewire.backend.activity import Activity, LiveRequest
+from enginewire.backend.backend import Backend
+from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.load_fields import load_fields
+from enginewire.histogram import Histogram
+
+# More rows than anyone reads; bounds what one look costs.
+MAX_ROWS: Final = 200
+
+
+def snapshot(backend: Backend) -> dict[str, object]:
+    """Everything at this moment."""
+    live = backend.activity.live
+    return {
+        "engines": [engine_fields(endpoint) for endpoint in backend.engines.all],
+        "requests": request_rows(live),
+        "num_requests": len(live),
+        "totals": total_fields(backend.activity),
+    }
+
+
+def engine_fields(endpoint: Endpoint) -> dict[str, object]:
+    """What an engine last reported; `in_flight` are this backend's requests."""
+    return load_fields(endpoint.client.target, endpoint.load) | {"in_flight": endpoint.in_flight}
+
+
+def request_rows(live: Sequence[LiveRequest]) -> list[dict[str, object]]:
+    """The oldest requests. Times in seconds."""
+    now = time.monotonic()
+    return [
+        {
+            "id": request.request_id,
+            "phase": request.phase,
+            "engine": request.target,
+            "attempts": request.num_attempts,
+            "prompt_tokens": request.num_prompt_tokens,
+            "tokens": request.num_tokens,
+            "max_tokens": request.max_tokens,
+            "choices": request.num_choices,
+            "withheld": request.num_withheld,
+            "age": now - request.began_at,
+            "ttft": None if request.first_token_at is None else request.first_token_at - request.began_at,
+        }
+        for request in live[:MAX_ROWS]
+    ]
+
+
+def total_fields(activity: Activity) -> dict[str, object]:
+    """Since this process began; rates and means are differences between two looks."""
+    totals = activity.totals
+    return {
+        "ttft": histogram_fields(totals.first_token),
+        "itl": histogram_fields(totals.between_tokens),
+        "prompt_tokens": totals.prompt_tokens,
+        "generated_tokens": activity.generated_tokens,
+        "finished": dict(totals.finished),
+        "failed": sum(totals.failed.values()),
+        "retries": totals.retries,
+        "continuations": totals.continuations,
+    }
+
+
+def histogram_fields(histogram: Histogram) -> dict[str, object]:
+    """Enough for a mean."""
+    return {"sum": histogram.sum, "count": histogram.count}

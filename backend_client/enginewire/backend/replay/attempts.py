@@ -1,0 +1,350 @@
+"""One request and the engines it is sent to, one after the other.
+
+Holds what the next engine is told so that the answer goes on exactly where the lost one left off, and
+when to give up. Knows nothing about text, and of the answer only what was passed on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.backend.decoding.request_decoder import RequestDecoder
+from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.failure import RequestFailed, failed
+from enginewire.backend.engines.prefix_affinity import prefix_chain
+from enginewire.backend.engines.routing_hints import Hints, read_hints, refused
+from enginewire.backend.engines.stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
+from enginewire.backend.engines.suspicion import Suspicion
+from enginewire.backend.engines.trace_context import add_link
+from enginewire.backend.prompting.annotations import without
+from enginewire.backend.replay.continuation import (
+    can_continue,
+    cut_to_engine_part,
+    goes_on_like,
+    needs_seed,
+)
+from enginewire.backend.replay.interruption import Interruption
+from enginewire.backend.replay.prefill import Prefill, needs_prefill_worker
+from enginewire.backend.replay.retry import DEATHS, RetryBudget, RetryPolicy
+
+SEED_BITS: Final = 64
+# Leaves room for the suffix within the 128 bytes of an id.
+MAX_ID_PREFIX: Final = 96
+# How soon to look again whether another request's trial is over.
+TRIAL_POLL_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a caller wants. `deadline` is a time of time.monotonic."""
+
+    request: pb.PreprocessedRequest
+    request_id: str = ""
+    deadline: float | None = None
+    metadata: Mapping[str, str] | None = None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the deadline; perhaps negative."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+
+class Attempts:
+    """The way of one request through the engines. Without a policy there is one attempt."""
+
+    def __init__(
+        self,
+        engines: Endpoints,
+        asked: Asked,
+        make_decoder: Callable[[pb.EngineConfig], RequestDecoder],
+        policy: RetryPolicy | None,
+        budget: RetryBudget,
+        prefill: Endpoints | None = None,
+    ) -> None:
+        """`make_decoder` may raise for what no engine should be asked.
+
+        With engines for `prefill` the others may be of role DECODE.
+        """
+        self.number = 0
+        self.engine_lifetime_id = ""
+        self.request_id = asked.request_id or uuid.uuid4().hex
+        self._engines = engines
+        self._asked = asked
+        self._make_decoder = make_decoder
+        self._policy = policy
+        self._budget = budget
+        self._part = pb.PreprocessedRequest()
+        self._part.CopyFrom(asked.request)
+        self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
+        self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
+        self._hints: Hints | None = None
+        self._decoder: RequestDecoder | None = None
+        self._endpoint: Endpoint | None = None
+        self._stream: EngineStream | None = None
+        self._origin: pb.GetEngineInfoResponse | None = None
+        self._num_failures = 0
+        self._failure: RequestFailed | None = None
+        # Annotations that the caller has an answer to, by their keys: nobody is asked for it again.
+        self._answered: frozenset[str] = frozenset()
+        self._not_before: dict[Endpoint, float] = {}
+        self._unfit: set[Endpoint] = set()
+        self._suspicion = Suspicion(policy.max_deaths if policy else 0)
+        self._interruption = Interruption()
+
+    @property
+    def is_finished(self) -> bool:
+        """Every choice has had its terminal output."""
+        return self._decoder is not None and self._decoder.is_finished
+
+    @property
+    def is_sent(self) -> bool:
+        """An engine has it."""
+        return self._stream is not None
+
+    @property
+    def target(self) -> str:
+        """Where its engine is; "" while it has none."""
+        return "" if self._endpoint is None else self._endpoint.client.target
+
+    @property
+    def num_passed_on(self) -> int:
+        """Tokens of all choices, those of a resumed answer included."""
+        return 0 if self._decoder is None else self._decoder.num_passed_on
+
+    @property
+    def num_withheld(self) -> int:
+        """Characters of all choices that may still become a stop string."""
+        return 0 if self._decoder is None else sum(len(c.decoder.withheld) for c in self._decoder.choices)
+
+    @property
+    def decoder(self) -> RequestDecoder:
+        """One for all attempts: it says what was passed on."""
+        assert self._decoder is not None, "something was read"
+        return self._decoder
+
+    async def read(self, take: Take | None = None) -> list[Chunk]:
+        """What has arrived, never nothing; sends the request when that is due. `take` as in EngineStream.
+
+        Raises RequestFailed, also for a stream that ends too early or never.
+        """
+        stream = self._stream
+        if stream is None:
+            stream = await self._interruption.unless_caused(self._begin_stream)
+        chunks = some(await stream.read(take))
+        if not stream.has_cancelled or not any(chunk.is_cancelled for chunk in chunks):
+            return chunks
+        return without_cancelled(chunks) if await self._is_handed_back(stream) else chunks
+
+    async def _is_handed_back(self, stream: EngineStream) -> bool:
+        """What was cancelled can go on elsewhere: the engine did it on its own because it goes away."""
+        if self._policy is None or self._interruption.is_caused:
+            return False
+        assert self._endpoint is not None, "a stream has an engine"
+        return await self._endpoint.has_handed_back(life_of(stream))
+
+    async def _begin_stream(self) -> EngineStream:
+        return await self._send(*await self._connect())
+
+    async def _connect(self) -> tuple[Endpoint, pb.Capabilities]:
+        """An engine that can do it, and what it can do. Raises RequestFailed when there is none."""
+        while True:
+            self._endpoint = None
+            endpoint = self._endpoint = await self._pick()
+            info = await endpoint.client.info(self._asked.seconds_left)
+            if self._origin is None:
+                self._begin(info)
+            elif not goes_on_like(self._origin, info):
+                self._unfit.add(endpoint)
+                self._suspicion.leave(endpoint)
+                continue
+            return endpoint, info.config.capabilities
+
+    async def _send(self, endpoint: Endpoint, capabilities: pb.Capabilities) -> EngineStream:
+        """The request, or what is left of it. Raises RequestFailed."""
+        self.number += 1
+        request = pb.GenerateRequest(request_id=self._next_id(), request=self._next_part())
+        cut_to_engine_part(request.request, capabilities)
+        self.decoder.meet(capabilities)
+        if self._is_halved(request.request):
+            assert self._prefill is not None, "it was asked"
+            deadline, patience = self._asked.deadline, self._patience
+            result = await self._prefill.result(request.request, deadline, patience, self._routing)
+            request.request.prefill_result.CopyFrom(result)
+            add_link(request.request, self._asked.metadata)
+        elif needs_prefill_worker(request.request):
+            raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
+        self._stream = await endpoint.client.submit(
+            request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
+        )
+        endpoint.in_flight += 1
+        return self._stream
+
+    def recover(self, failure: RequestFailed) -> bool:
+        """Return when the request may be sent again; True when that continues what was delivered.
+
+        Raises `failure` when it may not, or another one that says why it never will.
+        """
+        endpoint, decoder = self._endpoint, self._decoder
+        lost_prefill = self._prefill.lost_life if self._prefill else ""
+        life = life_of(self._stream) if self._stream else ""
+        is_alone = endpoint is not None and self._suspicion.is_alone(endpoint, life)
+        was_accepted = self._leave("the request goes on elsewhere", failure)
+        self._num_failures += 1
+        # Without an endpoint: none came although the request waited for one.
+        if self._policy is None or endpoint is None or not self._may_repeat(self._policy, failure):
+            raise failure
+        is_continued = decoder is not None and has_delivered(decoder)
+        if is_continued and not (self._can_continue and self.decoder.take_over()):
+            raise failure
+        if was_accepted and failure.reason in DEATHS:
+            self._check_deaths(failure, self._engines, life, is_alone=is_alone)
+        if lost_prefill and self._prefill is not None and failure.reason in DEATHS:
+            # Who else was in that engine is not known here.
+            self._check_deaths(failure, self._prefill.engines, lost_prefill, is_alone=False)
+        if not self._budget.take():
+            raise failure
+        backoff = self._policy.backoff(self._num_failures, failure.failure.retry_after)
+        if self._prefill is not None and self._prefill.has_failed:
+            self._prefill.back_off(backoff)
+        else:
+            self._not_before[endpoint] = time.monotonic() + backoff
+        self._failure = failure
+        return is_continued
+
+    def succeed(self) -> None:
+        """Every choice has ended."""
+        self._budget.succeed()
+
+    def abort(self, reason: str) -> None:
+        """End it from outside; `read` raises RequestFailed once everything that came before was read."""
+        failure = failed(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED, reason)
+        self._interruption.cause(failure)
+        if self._stream is not None:
+            self._stream.abort(reason, failure.failure)
+            self._stream.wake()
+
+    def end(self, reason: str) -> None:
+        """Nobody wants more: abort what still runs."""
+        self._leave(reason)
+        if self._hints is not None:
+            self._engines.leave(self._hints)
+            if self._prefill is not None:
+                self._prefill.engines.leave(self._hints)
+
+    def _begin(self, info: pb.GetEngineInfoResponse) -> None:
+        self._origin = info
+        self._decoder = self._suspicion.answer = self._make_decoder(info.config)
+        if self._policy is not None and needs_seed(self._part, info.config.capabilities):
+            self._part.sampling_options.seed = secrets.randbits(SEED_BITS)
+
+    def _leave(self, reason: str, failure: RequestFailed | None = None) -> bool:
+        """Give the stream up; True when the engine had accepted the request."""
+        stream, self._stream = self._stream, None
+        if self._prefill is not None:
+            is_claimed = stream is not None and stream.accepted is not None
+            self._prefill.leave(reason, is_claimed=is_claimed, failure=failure.failure if failure else None)
+        if self._endpoint is not None:
+            self._suspicion.leave(self._endpoint)
+        if stream is None:
+            return False
+        assert self._endpoint is not None, "a stream has an engine"
+        self._endpoint.in_flight -= 1
+        self._answered |= stream.answered
+        stream.abort(reason)
+        if stream.accepted is None:
+            return False
+        self.engine_lifetime_id = life_of(stream)
+        return True
+
+    async def _pick(self) -> Endpoint:
+        try:
+            while True:
+                # Anew each time: to wait for another one's trial is not to wait for an engine.
+                left = self._asked.seconds_left
+                patience = self._patience if left is None else min(left, self._patience)
+                endpoint = await self._engines.pick(
+                    patience, self._not_before, self._unfit, self._prefix, self._routing
+                )
+                if not self._suspicion.must_wait_for(endpoint):
+                    # At once: the next one that looks shall see it.
+                    self._suspicion.enter(endpoint)
+                    return endpoint
+                self._not_before[endpoint] = time.monotonic() + TRIAL_POLL_SECONDS
+        except RequestFailed as nobody:
+            raise self._failure or nobody from nobody
+
+    @property
+    def _routing(self) -> Hints:
+        """What the request says about its engine. Raises RequestFailed."""
+        if self._hints is None:
+            self._hints = read_hints(self._asked.request.routing, self._asked.metadata)
+        return self._hints
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for an engine that is ready."""
+        return 0.0 if self._policy is None else self._policy.recovery
+
+    def _is_halved(self, request: pb.PreprocessedRequest) -> bool:
+        """The engine only goes on where another one has computed the prompt; all that fit have one role."""
+        assert self._origin is not None, "the engine was asked"
+        is_ours = self._prefill is not None and not (
+            request.is_probe or request.HasField("prefill_result") or request.HasField("bootstrap_info")
+        )
+        return is_ours and self._origin.config.role == pb.ENGINE_ROLE_DECODE
+
+    def _may_repeat(self, policy: RetryPolicy, failure: RequestFailed) -> bool:
+        if self._num_failures >= policy.max_attempts:
+            return False
+        if self._prefill is not None and self._prefill.may_renew(failure.failure):
+            return True
+        return policy.allows(failure.failure, self._num_failures)
+
+    @property
+    def _can_continue(self) -> bool:
+        assert self._origin is not None, "something was delivered"
+        return can_continue(self._part, self._origin.config.capabilities)
+
+    def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str, *, is_alone: bool) -> None:
+        """Raise for a request that engines keep dying of."""
+        if deaths := self._suspicion.blame(engines, life, is_alone=is_alone):
+            message = f"{deaths} engines died under the request, perhaps because of it: {failure}"
+            raise RequestFailed(replace(failure.failure, message=message, retryable=False))
+
+    def _next_id(self) -> str:
+        """A lost engine may still hold the id of the attempt before."""
+        if self.number == 1:
+            return self.request_id
+        return f"{self.request_id[:MAX_ID_PREFIX]}.{self.number}-{secrets.token_hex(4)}"
+
+    def _next_part(self) -> pb.PreprocessedRequest:
+        if self.number == 1:
+            return self._part
+        add_link(self._part, self._asked.metadata)
+        decoder = self.decoder
+        choices = decoder.resume()
+        self._part.ClearField("resume")
+        if has_delivered(decoder):
+            # A caller's own resume counts the engines it has tried itself.
+            before = self._asked.request.resume.attempt
+            resume = pb.Resume(attempt=before + self.number - 1, origin_lifetime_id=self.engine_lifetime_id)
+            resume.choices.extend(choices)
+            self._part.resume.CopyFrom(resume)
+        if decoder.has_prompt_logprobs:
+            self._part.output_options.ClearField("prompt_logprobs")
+        if self._answered:
+            self._part.annotations[:] = without(self._part.annotations, self._answered)
+        return self._part
+
+
+def has_delivered(decoder: RequestDecoder) -> bool:
+    """The caller has seen something that must not be said again."""
+    return any(choice.token_ids or choice.is_finished for choice in decoder.choices)

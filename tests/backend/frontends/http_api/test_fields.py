@@ -1,0 +1,273 @@
+"""Every field that vLLM and OpenAI publish is served, refused by name, or known to change nothing here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from enginewire import v1 as pb
+from enginewire.backend.frontends.http_api.body import Body, InvalidBody
+from enginewire.backend.frontends.http_api.openai.asked import Asked
+from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
+from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
+from enginewire.backend.frontends.http_api.openai.embeddings import read_asked
+from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
+from tests.backend.frontends.http_api.published_fields import FIELDS
+from tests.repository import ROOT
+
+
+def each(value: object, *keys: str) -> dict[str, object]:
+    """The same value for several fields."""
+    return dict.fromkeys(keys, value)
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+SERVED: dict[str, object] = {
+    **each(3, "best_of", "max_tokens", "min_tokens", "n", "prompt_logprobs", "stream_interval"),
+    **each(5, "max_completion_tokens", "priority", "seed", "thinking_token_budget", "top_k"),
+    **each(0.5, "frequency_penalty", "length_penalty", "min_p", "presence_penalty"),
+    **each(0.5, "repetition_penalty", "temperature", "top_p"),
+    **each(True, "ignore_eos", "include_stop_str_in_output", "stream", "use_beam_search"),
+    **each([7], "allowed_token_ids", "stop_token_ids"),
+    **each("abc", "cache_salt", "guided_grammar", "guided_regex", "model", "request_id", "stop"),
+    "guided_choice": ["a"],
+    "guided_decoding_backend": "xgrammar",
+    "guided_json": {"type": "null"},
+    "guided_whitespace_pattern": " ?",
+    "logit_bias": {"7": -1},
+    "response_format": SCHEMA,
+    "skip_special_tokens": False,
+    "stream_options": {"include_usage": True},
+    "structured_outputs": {"regex": "a"},
+}
+SERVED_IN_CHAT = SERVED | {
+    "messages": [{"role": "user", "content": "z"}],
+    "logprobs": True,
+    "top_logprobs": 2,
+}
+SERVED_IN_COMPLETIONS = SERVED | {"prompt": "z", "logprobs": 2, "echo": True}
+SERVED_IN_EMBEDDINGS = {"model": "m", "input": "z", "encoding_format": "base64", "dimensions": 2}
+BESIDE: dict[str, dict[str, object]] = {
+    "best_of": {"n": 1},
+    "guided_decoding_backend": {"guided_regex": "a"},
+    "guided_whitespace_pattern": {"guided_regex": "a"},
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+}
+
+REFUSED: dict[str, object] = {
+    **each(True, "continue_final_message", "return_prompt_text", "return_token_ids"),
+    **each(True, "return_tokens_as_token_ids", "watermarking"),
+    **each(False, "add_generation_prompt", "detokenize", "include_reasoning"),
+    "spaces_between_special_tokens": False,
+    **each({"a": 1}, "chat_template_kwargs", "ec_transfer_params", "kv_transfer_params"),
+    **each({"a": 1}, "media_io_kwargs", "mm_processor_kwargs", "vllm_xargs"),
+    **each({}, "audio", "moderation", "repetition_detection", "web_search_options"),
+    **each(["a"], "bad_words", "documents", "functions", "logits_processors", "tools"),
+    **each("a", "chat_template", "prompt_embeds", "suffix", "tool_choice", "verbosity"),
+    "function_call": "auto",
+    "logprob_token_ids": [7],
+    "modalities": ["text", "audio"],
+    "reasoning_effort": "low",
+    "truncate_prompt_tokens": 8,
+}
+REFUSED_IN_CHAT = REFUSED | {"add_special_tokens": True, "echo": True}
+REFUSED_IN_COMPLETIONS = REFUSED | {"add_special_tokens": False}
+REFUSED_IN_EMBEDDINGS = {
+    "add_special_tokens": False,
+    "embed_dtype": "float16",
+    "endianness": "big",
+    "messages": [{"role": "user", "content": "z"}],
+    "mm_processor_kwargs": {"a": 1},
+    "normalize": False,
+    "padding": "max_length",
+    "truncate_prompt_tokens": 8,
+    "use_activation": False,
+}
+
+WITHOUT_EFFECT: dict[str, tuple[object, str]] = {
+    "metadata": ({"a": "b"}, "for the caller's own records; nothing is stored"),
+    "parallel_tool_calls": (False, "no tools are called"),
+    "prediction": ({"type": "content", "content": "a"}, "a hint that saves time"),
+    "prompt_cache_key": ("a", "a hint for the choice of a cache"),
+    "prompt_cache_options": ({}, "a hint for the choice of a cache"),
+    "prompt_cache_retention": ("24h", "a hint for how long a cache lasts"),
+    "return_mm_kwargs": (False, "vLLM ignores it where text is generated"),
+    "return_token_offsets": (True, "vLLM ignores it where text is generated"),
+    "routed_experts_prompt_start": (3, "cuts data that is not returned"),
+    "safety_identifier": ("a", "who the caller's user is"),
+    "service_tier": ("flex", "there is one"),
+    "session_id": ("a", "a hint for the choice of an engine"),
+    "store": (True, "nothing is stored"),
+    "truncation_side": ("left", "nothing is cut: truncate_prompt_tokens is refused"),
+    "user": ("a", "who the caller's user is"),
+}
+WITHOUT_EFFECT_IN_EMBEDDINGS: dict[str, tuple[object, str]] = {
+    **{key: WITHOUT_EFFECT[key] for key in ("truncation_side", "user")},
+    "cache_salt": ("a", "vectors come from no shared prefix"),
+    "priority": (1, "says when, not what"),
+    "request_id": ("a", "the answer has no id"),
+    **dict.fromkeys(
+        ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
+        (True, "belongs to messages, which are refused"),
+    ),
+    "media_io_kwargs": ({}, "belongs to messages, which are refused"),
+}
+ENOUGH = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
+
+FACES = {
+    "chat": (ChatEndpoint().read, SERVED_IN_CHAT, REFUSED_IN_CHAT, WITHOUT_EFFECT),
+    "completions": (CompletionEndpoint().read, SERVED_IN_COMPLETIONS, REFUSED_IN_COMPLETIONS, WITHOUT_EFFECT),
+    "embeddings": (read_asked, SERVED_IN_EMBEDDINGS, REFUSED_IN_EMBEDDINGS, WITHOUT_EFFECT_IN_EMBEDDINGS),
+}
+PUBLISHED = [(face, key) for face, keys in FIELDS.items() for key in sorted(keys)]
+
+
+def read(face: str, **fields: object) -> object:
+    enough = ENOUGH if face != "embeddings" else {"input": "x"}
+    return FACES[face][0](Body(enough | fields))
+
+
+@pytest.mark.parametrize(("face", "key"), PUBLISHED)
+def test_a_published_field_is_served_or_refused_by_name_or_changes_nothing(face: str, key: str) -> None:
+    _, served, refused, without_effect = FACES[face]
+    assert (key in served) + (key in refused) + (key in without_effect) == 1
+    beside = BESIDE.get(key, {})
+    if key in served:
+        assert read(face, **beside, **{key: served[key]}) != read(face, **beside)
+    elif key in refused:
+        with pytest.raises(InvalidBody) as refusal:
+            read(face, **{key: refused[key]})
+        assert refusal.value.field == key
+    else:
+        assert read(face, **{key: without_effect[key][0]}) == read(face)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_refused_field_is_fine_as_null_and_with_the_value_that_changes_nothing(face: str) -> None:
+    neutral: dict[str, object] = dict.fromkeys(FACES[face][2])
+    if face != "embeddings":
+        neutral |= {"chat_template_kwargs": {}, "tools": [], "tool_choice": "auto", "detokenize": True}
+        neutral |= {"spaces_between_special_tokens": True, "return_token_ids": False, "verbosity": "medium"}
+        neutral["add_special_tokens"] = face == "completions"
+    assert read(face, **neutral) == read(face)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "a" * 1025}, "cache_salt"),
+        ({"cache_salt": 7}, "cache_salt"),
+        ({"request_id": "a\r\nset-cookie: b"}, "request_id"),
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": "a" * 65}, "request_id"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
+        ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+        ),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
+        ({"guided_json": 7}, "guided_json"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"7": True}}, "logit_bias.7"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", [ChatEndpoint(), CompletionEndpoint(), TokenEndpoint()])
+def test_a_value_that_cannot_be_meant_is_refused_with_its_field(endpoint, fields, param) -> None:
+    with pytest.raises(InvalidBody) as refusal:
+        endpoint.read(Body(ENOUGH | fields))
+    assert refusal.value.field == param
+
+
+def request_of(**fields: object) -> pb.PreprocessedRequest:
+    asked = CompletionEndpoint().read(Body(ENOUGH | fields))
+    return asked.prompts[0].request
+
+
+def test_seeds_keep_their_sign_without_two_becoming_one() -> None:
+    seeds = [-(2**63), -1, 0, 2**63 - 1]
+    assert [request_of(seed=seed).sampling_options.seed for seed in seeds] == [2**63, 2**64 - 1, 0, 2**63 - 1]
+
+
+def test_unlimited_thinking_is_no_limit() -> None:
+    assert request_of(thinking_token_budget=0).stop_conditions.max_thinking_tokens == 0
+    assert request_of(thinking_token_budget=0).stop_conditions.HasField("max_thinking_tokens")
+    assert request_of(thinking_token_budget=-1) == request_of()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"guided_json": {"a": 1}}, pb.GuidedDecoding(json_schema='{"a":1}')),
+        ({"guided_json": '{"a": 1}'}, pb.GuidedDecoding(json_schema='{"a": 1}')),
+        ({"guided_regex": "a+"}, pb.GuidedDecoding(regex="a+")),
+        ({"guided_choice": ["a", "b"]}, pb.GuidedDecoding(choice=pb.GuidedChoice(choices=["a", "b"]))),
+        ({"guided_grammar": "r"}, pb.GuidedDecoding(ebnf_grammar="r")),
+        (
+            {"guided_regex": "a", "guided_decoding_backend": "b", "guided_whitespace_pattern": "c"},
+            pb.GuidedDecoding(regex="a", backend="b", whitespace_pattern="c"),
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": "c", "disable_any_whitespace": False}},
+            pb.GuidedDecoding(json_schema="{}", whitespace_pattern="c"),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {}}},
+            pb.GuidedDecoding(structural_tag='{"type":"structural_tag","format":{}}'),
+        ),
+    ],
+)
+def test_a_grammar_comes_through_whatever_its_key(fields, expected) -> None:
+    assert request_of(**fields).sampling_options.guided_decoding == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "param"),
+    [
+        ({"guided_json": {}}, "guided_decoding.json_schema", "guided_json"),
+        (
+            {"guided_regex": "a", "guided_decoding_backend": "b"},
+            "guided_decoding.backend",
+            "guided_decoding_backend",
+        ),
+        (
+            {"structured_outputs": {"grammar": "r"}},
+            "guided_decoding.ebnf_grammar",
+            "structured_outputs.grammar",
+        ),
+        ({"structured_outputs": {"grammar": "r"}}, "guided_decoding", "structured_outputs.grammar"),
+        ({"response_format": SCHEMA}, "guided_decoding.json_schema", "response_format.json_schema"),
+    ],
+)
+def test_what_an_engine_refuses_of_a_grammar_has_the_key_it_came_with(fields, path, param) -> None:
+    asked: Asked = ChatEndpoint().read(Body(ENOUGH | fields))
+    assert asked.param_of(f"sampling_options.{path}") == param
+
+
+def test_the_page_shares_the_fields() -> None:
+    assert TokenEndpoint().read(Body({"prompt": "x", "cache_salt": "a"})).prompts[0].request.cache_salt == "a"
+    for body in (
+        {"prompt": "x", "add_special_tokens": False},
+        {**ENOUGH, "prompt": None, "add_special_tokens": True},
+    ):
+        with pytest.raises(InvalidBody, match="add_special_tokens"):
+            TokenEndpoint().read(Body(body))
+
+
+def test_the_page_on_http_names_every_published_field() -> None:
+    page = (ROOT / "docs" / "http.md").read_text()
+    assert [key for _, key in PUBLISHED if not re.search(rf"`{key}[`.]", page)] == []

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from openai import APIError, AsyncOpenAI, NotFoundError
+
+from enginewire import v1 as pb
+from enginewire.backend.config import ServeOptions
+from enginewire.backend.frontends.address import AddressError
+from enginewire.backend.frontends.http_api.refusal import STATUS_OF_REASON
+from enginewire.backend.frontends.http_api.server import http_face
+from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.version import __version__
+from tests.backend.frontends.conftest import StartBackend
+from tests.backend.frontends.http_api.serving import sdk, serving_http
+
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture
+async def http(text_backend: TextBackend) -> AsyncIterator[httpx2.AsyncClient]:
+    async with (
+        serving_http(text_backend, max_message_bytes=4096) as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=20) as client,
+    ):
+        yield client
+
+
+async def test_models_are_listed_and_found_by_name(start_backend: StartBackend) -> None:
+    backend, _ = await start_backend(served_model_name=("echo", "echo/alias"))
+    async with sdk(backend) as client:
+        models = [model.id async for model in client.models.list()]
+        assert models == ["echo", "echo/alias"]
+        assert (await client.models.retrieve("echo/alias")).id == "echo/alias"
+        answer = await client.completions.create(model="echo/alias", prompt="x")
+        assert answer.model == "echo/alias"
+        with pytest.raises(NotFoundError):
+            await client.models.retrieve("another")
+
+
+async def test_adapters_are_models_with_a_parent(start_backend: StartBackend, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    backend, serving = await start_backend(served_model_name=("echo", "alias"), adapter_folder=tmp_path)
+    admin = pb.AdminServiceStub(serving.channel)
+    async with sdk(backend) as client:
+        await admin.LoadAdapter(pb.LoadAdapterRequest(name="polite", source="folder"))
+        parents = {model.id: model.model_extra["parent"] async for model in client.models.list()}
+        assert parents == {"echo": None, "alias": None, "polite": "echo"}
+        assert (await client.models.retrieve("polite")).id == "polite"
+        answer = await client.completions.create(model="polite", prompt="x")
+        assert (answer.model, answer.choices[0].text) == ("polite", "politex")
+        await admin.UnloadAdapter(pb.UnloadAdapterRequest(name="polite"))
+        with pytest.raises(NotFoundError):
+            await client.models.retrieve("polite")
+        with pytest.raises(NotFoundError) as refusal:
+            await client.completions.create(model="polite", prompt="x")
+        assert refusal.value.param == "model"
+
+
+async def test_a_request_without_a_model_is_answered_by_the_served_one(http: httpx2.AsyncClient) -> None:
+    answer = await http.post(COMPLETIONS, json={"prompt": "abc"})
+    assert answer.json()["model"] == "mocker"
+    assert answer.headers["x-request-id"] == answer.json()["id"]
+
+
+async def test_health_and_version(http: httpx2.AsyncClient) -> None:
+    assert (await http.get("/health")).status_code == 200
+    assert (await http.get("/version")).json() == {"version": __version__}
+
+
+async def test_health_and_requests_tell_that_the_engine_drains(start_backend: StartBackend) -> None:
+    backend, serving = await start_backend()
+    async with serving_http(backend) as face, httpx2.AsyncClient(base_url=face.address) as client:
+        async for _ in serving.engine.Drain(pb.DrainRequest()):
+            pass
+        assert (await client.get("/health")).status_code == 503
+        answer = await client.post(COMPLETIONS, json={"prompt": "x"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "draining"
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b"[1]", "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b"[" * 4000, "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b'{"prompt": "\xff"}', "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b'{"prompt": "\\ud800"}', "headers": {"content-type": "application/json"}}, 400),
+        ({"content": b'{"prompt": "x", "top_p": NaN}', "headers": {"content-type": "application/json"}}, 400),
+        ({"json": {"prompt": "x" * 4096}}, 413),
+        ({"data": {"prompt": "x"}}, 415),
+        ({"content": b'{"prompt": "x"}'}, 415),
+    ],
+)
+async def test_bodies_that_are_no_request_are_refused(
+    http: httpx2.AsyncClient, given: dict[str, object], status: int
+) -> None:
+    answer = await http.post(COMPLETIONS, **given)
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert (await http.post(COMPLETIONS, json={"prompt": "ok"})).json()["choices"][0]["text"] == "ok"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", COMPLETIONS, 405), ("GET", "/v2", 404)])
+async def test_other_routes_and_methods_are_errors_of_the_same_form(
+    http: httpx2.AsyncClient, method: str, path: str, status: int
+) -> None:
+    answer = await http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+async def test_a_stream_ends_with_done_and_has_no_usage_unasked(http: httpx2.AsyncClient) -> None:
+    answer = await http.post(COMPLETIONS, json={"prompt": "abc", "stream": True})
+    events = answer.text.removesuffix("\n\n").split("\n\n")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert events[-1] == "data: [DONE]"
+    assert all(event.startswith("data: {") for event in events[:-1])
+    assert "usage" not in answer.text
+
+
+async def test_an_unexpected_failure_tells_nothing_about_itself(
+    text_backend: TextBackend, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> AsyncIterator[object]:
+        raise KeyError("secret prompt")
+        yield
+
+    monkeypatch.setattr(text_backend, "generate", broken)
+    async with serving_http(text_backend) as face, httpx2.AsyncClient(base_url=face.address) as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": "x"})
+    assert answer.status_code == 500
+    message = answer.json()["error"]["message"]
+    assert "secret" not in answer.text
+    assert message.removeprefix("internal error ") in caplog.text
+
+
+def test_every_reason_has_a_status() -> None:
+    assert set(STATUS_OF_REASON) == set(pb.ErrorReason.values()) - {pb.ERROR_REASON_UNSPECIFIED}
+
+
+async def test_an_address_in_use_is_named(text_backend: TextBackend) -> None:
+    async with serving_http(text_backend) as face:
+        port = int(face.address.rpartition(":")[2])
+        with pytest.raises(AddressError, match=f"127.0.0.1:{port}"):
+            async with http_face(text_backend, ServeOptions(http_port=port)):
+                pass
+
+
+async def test_a_drain_lets_answers_finish(start_backend: StartBackend) -> None:
+    backend, _ = await start_backend(mocker_itl_ms=10.0)
+    async with (
+        serving_http(backend) as face,
+        AsyncOpenAI(base_url=f"{face.address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = await client.completions.create(model="mocker", prompt="0123456789", stream=True)
+        texts = [(await anext(aiter(stream))).choices[0].text]
+        draining = asyncio.create_task(face.drain(10))
+        async for chunk in stream:
+            texts += [choice.text for choice in chunk.choices]
+        await draining
+        with pytest.raises(APIError):
+            await client.completions.create(model="mocker", prompt="x")
+    assert "".join(texts) == "0123456789"
+
+
+async def test_a_drain_that_takes_too_long_tells_the_callers(start_backend: StartBackend) -> None:
+    backend, serving = await start_backend(mocker_itl_ms=10.0)
+    async with (
+        serving_http(backend) as face,
+        AsyncOpenAI(base_url=f"{face.address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = await client.completions.create(
+            model="mocker", prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+        )
+        await anext(aiter(stream))
+        await face.drain(0.1)
+        with pytest.raises(APIError) as refusal:
+            async for _ in stream:
+                pass
+        assert refusal.value.code == "draining"
+        await serving.until_idle(within=2.0)
