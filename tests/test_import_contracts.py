@@ -49,11 +49,11 @@ def copy(tmp_path: Path) -> Path:
     ("file", "planted"),
     [
         ("enginewire/conformance/__main__.py", "import enginewire.server.services.engine"),
-        ("enginewire/backend/decoder.py", "import asyncio"),
+        ("enginewire/backend/decoding/decoder.py", "import asyncio"),
         ("enginewire/backend/backend.py", "import torch"),
         ("enginewire/torch_engine/engine.py", "import grpc"),
-        ("enginewire/torch_engine/scheduler.py", "import torch"),
-        ("enginewire/server/admission.py", "import torch"),
+        ("enginewire/torch_engine/scheduling/scheduler.py", "import torch"),
+        ("enginewire/server/admission/table.py", "import torch"),
     ],
 )
 def test_a_planted_import_breaks_a_contract(copy: Path, file: str, planted: str) -> None:

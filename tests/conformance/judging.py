@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from enginewire.conformance.checks import all_checks
-from enginewire.conformance.connection import Connection
-from enginewire.conformance.in_process import InProcess, Served
-from enginewire.conformance.outcome import Report, Status
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.registry import Check
-from enginewire.conformance.runner import Runner
-from enginewire.conformance.selection import Selection
-from enginewire.conformance.session import Session
+from enginewire.conformance.running.in_process import InProcess, Served
+from enginewire.conformance.running.outcome import Report, Status
+from enginewire.conformance.running.registry import Check
+from enginewire.conformance.running.runner import Runner
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.session import Session
+from enginewire.conformance.wire.connection import Connection
 
 
 async def judged(

@@ -7,9 +7,9 @@ import pytest
 
 from enginewire.conformance import baseline
 from enginewire.conformance.baseline import Entry
-from enginewire.conformance.outcome import ExitCode, Report, Status
+from enginewire.conformance.running.outcome import ExitCode, Report, Status
 from tests.conformance.judging import statuses
-from tests.conformance.reports import outcome, report
+from tests.conformance.report.reports import outcome, report
 
 
 def failing(message: str = "two terminals") -> Report:

@@ -8,8 +8,8 @@ import pytest
 
 from enginewire.conformance.__main__ import main
 from enginewire.conformance.conclusion import FORMATS
-from enginewire.conformance.outcome import ExitCode
 from enginewire.conformance.report.as_json import SCHEMA
+from enginewire.conformance.running.outcome import ExitCode
 
 LAUNCH = ["--launch", f"{sys.executable} -m enginewire.conformance.mutants one_too_many unix:{{socket}}"]
 RUN = ["--run", "LIM-0[12]"]

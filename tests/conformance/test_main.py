@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from enginewire.conformance.__main__ import main
-from enginewire.conformance.outcome import ExitCode
 from enginewire.conformance.requirements import requirements
+from enginewire.conformance.running.outcome import ExitCode
 
 REFERENCE = f"{shlex.quote(sys.executable)} -m enginewire.conformance.reference"
 MUTANT = f"{shlex.quote(sys.executable)} -m enginewire.conformance.mutants one_too_many"

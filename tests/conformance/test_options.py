@@ -6,9 +6,9 @@ import pytest
 
 from enginewire.conformance import options
 from enginewire.conformance.__main__ import main
-from enginewire.conformance.outcome import ExitCode, Report, Status
 from enginewire.conformance.report.reproduction import grpcurl_line, kit_line
-from tests.conformance.reports import exchange, outcome, report
+from enginewire.conformance.running.outcome import ExitCode, Report, Status
+from tests.conformance.report.reports import exchange, outcome, report
 
 SECURED = [
     *("--target", "host:1", "--tls-ca", "our ca.pem", "--tls-name", "engine", "--allow-destructive"),

@@ -6,12 +6,12 @@ import yaml
 
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.mutants import mutants
+from enginewire.conformance.proof.requirements_writer import COMMAND, text
 from enginewire.conformance.requirements import FILE, parse, requirements
-from enginewire.conformance.requirements_writer import text
 
 
 def test_the_file_is_current() -> None:
-    assert FILE.read_text() == text(), "run python -m enginewire.conformance.requirements_writer --write"
+    assert FILE.read_text() == text(), f"run {COMMAND}"
 
 
 def test_the_file_is_the_same_read_as_yaml() -> None:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
-from enginewire.conformance.outcome import ExitCode
 from enginewire.conformance.report.listing import show
 from enginewire.conformance.requirements import requirements
+from enginewire.conformance.running.outcome import ExitCode
 from enginewire.program import program
 
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["self-test"]:
         # Only developers of the kit need it: a run against a target does not load the reference.
-        from enginewire.conformance import flakes, self_test
+        from enginewire.conformance.proof import flakes, self_test
 
         options = command_line.parse_self_test(arguments[1:])
         return flakes.main(options) if options.flakes else self_test.main(options)

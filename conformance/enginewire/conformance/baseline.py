@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
-from enginewire.conformance.outcome import Outcome, Report, Status
 from enginewire.conformance.requirements import PREFIX, requirements
+from enginewire.conformance.running.outcome import Outcome, Report, Status
 
 EXCUSABLE: Final = frozenset({Status.FAIL, Status.WARN})
 """Not FLAKY and not ERROR: neither says that something is known to fail."""

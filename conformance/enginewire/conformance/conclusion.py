@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from enginewire.conformance import baseline
-from enginewire.conformance.outcome import ExitCode, Report
 from enginewire.conformance.report import as_badge, as_html, as_json, as_junit, as_markdown, as_tap, human
 from enginewire.conformance.report.text import visible
+from enginewire.conformance.running.outcome import ExitCode, Report
 
 FORMATS: Final[dict[str, tuple[Callable[[Report], str], str]]] = {
     "json": (as_json.render, "for programs; docs/conformance.md describes it"),

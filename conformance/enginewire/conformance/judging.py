@@ -13,16 +13,16 @@ from pathlib import Path
 
 from enginewire.conformance import baseline as known_failures, options as command_line
 from enginewire.conformance.checks import all_checks
-from enginewire.conformance.connection import Connection, Tls
-from enginewire.conformance.exchange import Metadata
-from enginewire.conformance.given import given
-from enginewire.conformance.launch import CommandLauncher
-from enginewire.conformance.outcome import Report
-from enginewire.conformance.registry import Phase
 from enginewire.conformance.report.progress import Progress
-from enginewire.conformance.runner import Runner
-from enginewire.conformance.selection import Selection
-from enginewire.conformance.session import Launcher, Program, Server, Session, Unreachable
+from enginewire.conformance.running.launch import CommandLauncher
+from enginewire.conformance.running.outcome import Report
+from enginewire.conformance.running.registry import Phase
+from enginewire.conformance.running.runner import Runner
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.given import given
+from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
+from enginewire.conformance.wire.connection import Connection, Tls
+from enginewire.conformance.wire.exchange import Metadata
 
 ServerFactory = Callable[[], AbstractAsyncContextManager[str]]
 """Starts a fresh server, yields its address as gRPC names it, ends the server."""

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from enginewire.conformance import conclusion
-from enginewire.conformance.connection import Connection, Tls
-from enginewire.conformance.exchange import Metadata
-from enginewire.conformance.gates import OUTSIDE
-from enginewire.conformance.given import PAIR, add_options, adopt
-from enginewire.conformance.registry import Phase
-from enginewire.conformance.selection import Selection
+from enginewire.conformance.running.gates import OUTSIDE
+from enginewire.conformance.running.registry import Phase
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.given import PAIR, add_options, adopt
+from enginewire.conformance.wire.connection import Connection, Tls
+from enginewire.conformance.wire.exchange import Metadata
 from enginewire.v1.revision import CONTRACT_REVISION
 from enginewire.version import __version__
 

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from _pytest._code.code import TerminalRepr
 
-    from enginewire.conformance.outcome import Outcome, Report
+    from enginewire.conformance.running.outcome import Outcome, Report
 
 FILE: Final = Path(__file__).with_name("requirements.yaml")
 
@@ -74,8 +74,8 @@ class Requirements(pytest.File):
         from enginewire.conformance import options as command_line
         from enginewire.conformance.conclusion import finished
         from enginewire.conformance.judging import judge_as_asked
-        from enginewire.conformance.outcome import ExitCode
         from enginewire.conformance.report.text import visible
+        from enginewire.conformance.running.outcome import ExitCode
 
         options = command_line.parse(_arguments(self.config))
         options.run = options.run or [item.name for item in self.session.items if isinstance(item, Item)]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from enginewire.conformance.__main__ import main
-from enginewire.conformance.outcome import ExitCode
+from enginewire.conformance.running.outcome import ExitCode
 
 OURS = f"{shlex.quote(sys.executable)} -m enginewire.backend serve --target {{target}}"
 

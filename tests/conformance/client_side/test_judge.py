@@ -3,17 +3,18 @@ from __future__ import annotations
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.client_side.facts import Facts
+from enginewire.conformance.client_side.checks import client_checks
 from enginewire.conformance.client_side.judge import judge
-from enginewire.conformance.client_side.mutants import ClientMutant, client_mutants
-from enginewire.conformance.client_side.reference_backend import ReferenceBackend, Request
-from enginewire.conformance.client_side.registry import client_checks
-from enginewire.conformance.client_side.self_test import judge_mutant, judge_reference, passes_of
-from enginewire.conformance.client_side.stands import InProcessStarter, RunningStands
-from enginewire.conformance.outcome import ExitCode, Status
+from enginewire.conformance.client_side.mutants import client_mutants
+from enginewire.conformance.client_side.mutants.registry import ClientMutant
+from enginewire.conformance.client_side.proof import judge_mutant, judge_reference, passes_of
+from enginewire.conformance.client_side.reference.backend import ReferenceBackend, Request
+from enginewire.conformance.client_side.stage.facts import Facts
+from enginewire.conformance.client_side.stage.stands import InProcessStarter, RunningStands
+from enginewire.conformance.proof.self_test import kill
 from enginewire.conformance.requirements import requirements
-from enginewire.conformance.selection import Selection
-from enginewire.conformance.self_test import kill
+from enginewire.conformance.running.outcome import ExitCode, Status
+from enginewire.conformance.running.selection import Selection
 
 
 async def test_the_reference_backend_passes_everything() -> None:

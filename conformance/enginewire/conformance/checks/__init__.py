@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from functools import cache
 
-from enginewire.conformance.registry import Check, registered
+from enginewire.conformance.running.registry import Check, registered
 
 
 @cache

@@ -9,11 +9,11 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import LASTING_SECONDS, Context, require_refusal
-from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.saturation import queued, saturated
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
+from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 TIMES: Final = 10
 LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)

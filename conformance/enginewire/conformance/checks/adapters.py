@@ -7,11 +7,11 @@ from typing import Final
 
 import grpc
 
-from enginewire.conformance.adapters import listed, load, loaded, new_name, unload
-from enginewire.conformance.context import LEFT_OUT, REFUSALS, Context, require_refusal
-from enginewire.conformance.registry import SHAPE, check, negative
-from enginewire.conformance.requests import Value
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check, negative
+from enginewire.conformance.session.adapters import listed, load, loaded, new_name, unload
+from enginewire.conformance.session.context import LEFT_OUT, REFUSALS, Context, require_refusal
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 ALREADY_EXISTS: Final = (grpc.StatusCode.ALREADY_EXISTS,)
 NOT_FOUND: Final = (grpc.StatusCode.NOT_FOUND,)

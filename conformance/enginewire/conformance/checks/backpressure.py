@@ -13,12 +13,12 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.connection import NARROW
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.connection import NARROW
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 FEWEST: Final = 128
 """Fewer tokens than this may all be on their way before the window is full."""

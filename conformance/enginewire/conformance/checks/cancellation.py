@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import Final
 
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.saturation import queued, saturated
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable
-from enginewire.conformance.watching import freed, is_idle, still_running, until
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.watching import freed, is_idle, still_running, until
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable
 
 KEEPALIVE_SECONDS: Final = 15.0
 """The contract's default: a ping after 10 s of silence, and 5 s for its answer."""

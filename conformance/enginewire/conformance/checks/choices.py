@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import REFUSALS, Context
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.requests import Value
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.context import REFUSALS, Context
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 
 TOKENS: Final = 16
 WARM: Final = 2.0

@@ -9,10 +9,10 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context, describe_load, require_refusal
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.violation import Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.context import Context, describe_load, require_refusal
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 
 CLEANUP: Final = "EngineService.Cleanup"
 TIMES: Final = 3

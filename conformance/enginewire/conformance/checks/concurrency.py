@@ -10,14 +10,14 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.saturation import MOST_SLOTS, queued, saturated
-from enginewire.conformance.stopwatch import within
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
-from enginewire.conformance.watching import until
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.saturation import MOST_SLOTS, queued, saturated
+from enginewire.conformance.session.watching import until
+from enginewire.conformance.wire.stopwatch import within
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 PROMPTS: Final = 8
 TOKENS: Final = 32

@@ -10,14 +10,14 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance import requests
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.context import Context, require_refusal
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.halves import both, decoding, handoff, prefilled
-from enginewire.conformance.registry import check
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import check
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.halves import both, decoding, handoff, prefilled
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 PRECONDITION: Final = (grpc.StatusCode.FAILED_PRECONDITION,)
 TOKENS: Final = 6

@@ -7,15 +7,15 @@ import ipaddress
 from typing import Final, cast
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.context import Context
-from enginewire.conformance.features import FEATURES, SERVED_ALONE
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.requests import Value
-from enginewire.conformance.saturation import MOST_SLOTS, saturated
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.features import FEATURES, SERVED_ALONE
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
+from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 MAY_BE_ZERO: Final = frozenset(
     {"data_parallel_start_rank", "max_logprobs", "max_prompt_logprobs", "max_num_queued_reqs"}

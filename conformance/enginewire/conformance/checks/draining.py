@@ -11,16 +11,16 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types
-from enginewire.conformance.client import Call, Client
-from enginewire.conformance.context import Context, require_refusal
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.halves import handoff, prefilled
-from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.saturation import queued, saturated
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
-from enginewire.conformance.watching import still_running
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.halves import handoff, prefilled
+from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.watching import still_running
+from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.client import Call, Client
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 DRAIN: Final = "EngineService.Drain"
 STREAMS: Final = 4

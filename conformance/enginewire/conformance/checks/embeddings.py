@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import INVALID, LEFT_OUT, REFUSALS, Context, require_refusal
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.registry import check, negative
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import check, negative
+from enginewire.conformance.session.context import INVALID, LEFT_OUT, REFUSALS, Context, require_refusal
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 LENGTHS: Final = (3, 17, 1, 8)
 TOLERANCE: Final = 2e-2

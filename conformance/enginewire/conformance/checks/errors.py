@@ -9,12 +9,12 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import INVALID, REFUSALS, Context, require_refusal
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.requests import Value
-from enginewire.conformance.violation import NotApplicable, expect
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
+from enginewire.conformance.session.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.violation import NotApplicable, expect
 
 UNKNOWN_ENUM: Final = 9999
 UINT32_MAX: Final = 2**32 - 1

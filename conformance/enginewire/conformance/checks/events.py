@@ -7,10 +7,10 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.multiplexed import open_stream
-from enginewire.conformance.context import Context
-from enginewire.conformance.multiplexed import Handle
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 VALUE: Final = "kit: a value"
 UNKNOWN: Final = ("nobody.knows.this", "nobody.knows.this:either", ":", "")

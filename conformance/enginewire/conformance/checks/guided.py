@@ -10,11 +10,11 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance import detokenizer, requests
-from enginewire.conformance.context import REFUSALS, Context, require_refusal
-from enginewire.conformance.registry import SHAPE, WHOLE, check
-from enginewire.conformance.stream import Choice, Stream
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, WHOLE, check
+from enginewire.conformance.session import detokenizer, requests
+from enginewire.conformance.session.context import REFUSALS, Context, require_refusal
+from enginewire.conformance.wire.stream import Choice, Stream
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 FIELD: Final = "sampling_options.guided_decoding"
 SCHEMA: Final = json.dumps(

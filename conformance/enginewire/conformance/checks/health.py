@@ -7,15 +7,15 @@ from contextlib import suppress
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.client import Call, Client
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import Phase, check
-from enginewire.conformance.saturation import saturated
-from enginewire.conformance.session import Program
-from enginewire.conformance.stopwatch import within
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import Phase, check
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.saturation import saturated
+from enginewire.conformance.session.session import Program
+from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.client import Call, Client
+from enginewire.conformance.wire.stopwatch import within
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 SERVICES: Final = (health_types.LIVENESS, health_types.READINESS)
 LOOKS: Final = 20

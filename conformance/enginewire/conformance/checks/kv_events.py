@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.adapters import loaded
-from enginewire.conformance.connection import NARROW
-from enginewire.conformance.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.kv_view import Picture, Subscription, hashes, sources, subscribe
-from enginewire.conformance.registry import SHAPE, Phase, check, negative
-from enginewire.conformance.requests import Value
-from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
+from enginewire.conformance.session.adapters import loaded
+from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.session.kv_view import Picture, Subscription, hashes, sources, subscribe
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.connection import NARROW
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 BLOCKS: Final = 4
 PRESSURE_TOKENS: Final = 20_000

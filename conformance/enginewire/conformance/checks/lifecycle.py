@@ -13,15 +13,15 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.client import Client
-from enginewire.conformance.context import Context
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.processes import alive, can_look, descendants, end
-from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session import Program
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.session import Program
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.processes import alive, can_look, descendants, end
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 NO_PORT: Final = "127.0.0.1:99999"
 OVERTAKERS: Final = 5

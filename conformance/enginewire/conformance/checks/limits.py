@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 ROOM: Final = 8
 """Tokens left in the window by the prompts that fill it."""

@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 NEEDS: Final = (*SHAPE, "STR-08")
 

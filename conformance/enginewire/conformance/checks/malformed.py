@@ -10,12 +10,12 @@ import grpc
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.fields import FieldPath, text_fields, unknown_fields
-from enginewire.conformance.methods import GENERATE
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.fields import FieldPath, text_fields, unknown_fields
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.methods import GENERATE
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 GARBAGE: Final = (b"\x0a\xff", b"\xff" * 11, b"\x1a\x7fshort")
 """A length without its bytes, a number without end, a message that is cut. JavaScript reads a tag of zero."""

@@ -8,14 +8,14 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context, require_refusal
-from enginewire.conformance.exchange import Exchange, Metadata
-from enginewire.conformance.fields import UNKNOWN_NUMBER, length_delimited, varint
-from enginewire.conformance.invalid_requests import invalid_requests, send
-from enginewire.conformance.methods import GENERATE
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.fields import UNKNOWN_NUMBER, length_delimited, varint
+from enginewire.conformance.session.invalid_requests import invalid_requests, send
+from enginewire.conformance.wire.exchange import Exchange, Metadata
+from enginewire.conformance.wire.methods import GENERATE
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 MIB: Final = 1024 * 1024
 CLIENT_LIMIT: Final = 4 * MIB

@@ -8,12 +8,13 @@ import grpc
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types, requests
-from enginewire.conformance.context import INVALID, REFUSALS, Context, require_refusal
-from enginewire.conformance.exchange import Metadata
-from enginewire.conformance.methods import GENERATE
-from enginewire.conformance.registry import SHAPE, check, negative
-from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check, negative
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
+from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.exchange import Metadata
+from enginewire.conformance.wire.methods import GENERATE
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 VALID_TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MALFORMED_TRACES: Final = (

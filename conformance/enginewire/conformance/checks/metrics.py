@@ -8,12 +8,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.context import Context
-from enginewire.conformance.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
-from enginewire.conformance.kv_view import sources
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
+from enginewire.conformance.session.kv_view import sources
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 REQUESTS: Final = 6
 TOKENS: Final = 8

@@ -10,16 +10,16 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.client import Client
-from enginewire.conformance.connection import NARROW
-from enginewire.conformance.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.multiplexed import NAME, Handle, Multiplexed
-from enginewire.conformance.registry import SHAPE, WHOLE, Phase, check, negative
-from enginewire.conformance.requests import Value
-from enginewire.conformance.stream import reason_name
-from enginewire.conformance.violation import expect, expect_equal
-from enginewire.conformance.watching import freed
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.watching import freed
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import NARROW
+from enginewire.conformance.wire.multiplexed import NAME, Handle, Multiplexed
+from enginewire.conformance.wire.stream import reason_name
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 SEVERAL: Final = 4
 LAGGING_TOKENS: Final = 256

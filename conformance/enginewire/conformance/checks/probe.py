@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance import requests
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 PROMPTS: Final = 4
 BLOCKS: Final = 4

@@ -11,18 +11,18 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.bounds import pause
-from enginewire.conformance.client import Client
-from enginewire.conformance.context import Context, describe_load
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.fields import without_indexes
-from enginewire.conformance.invalid_requests import Refused, invalid_requests, refusals, send
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.saturation import MOST_SLOTS
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.tasks import stop
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
-from enginewire.conformance.watching import is_idle, until
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context, describe_load
+from enginewire.conformance.session.fields import without_indexes
+from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
+from enginewire.conformance.session.saturation import MOST_SLOTS
+from enginewire.conformance.session.watching import is_idle, until
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.tasks import stop
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 MOST_DETAIL_BYTES: Final = 4096
 REPEATS: Final = 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enginewire.conformance.context import REFUSALS, Context
-from enginewire.conformance.features import FEATURES
-from enginewire.conformance.registry import CheckFunction, negative
+from enginewire.conformance.running.registry import CheckFunction, negative
+from enginewire.conformance.session.context import REFUSALS, Context
+from enginewire.conformance.session.features import FEATURES
 
 
 def _refusal_of(capability: str) -> CheckFunction:

@@ -9,11 +9,11 @@ import math
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, WHOLE, check
-from enginewire.conformance.requests import Value
-from enginewire.conformance.stream import Choice, Stream
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, WHOLE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.stream import Choice, Stream
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 TOKENS: Final = 16
 CUTS: Final = (1, 7, 15)

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.requests import Value
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 LONG: Final = 32
 SHORT: Final = 16

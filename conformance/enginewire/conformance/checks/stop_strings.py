@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.stream import Choice
-from enginewire.conformance.violation import NotApplicable, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.stream import Choice
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 TOKENS = 24
 

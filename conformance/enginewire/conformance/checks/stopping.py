@@ -10,11 +10,11 @@ import asyncio
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context, Greedy
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.requests import Value
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context, Greedy
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 NEEDS: Final = (*SHAPE, "LIM-01", "LIM-02")
 

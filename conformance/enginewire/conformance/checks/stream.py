@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import Context
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.saturation import saturated
-from enginewire.conformance.stopwatch import Stopwatch, within
-from enginewire.conformance.stream import Stream, reason_name
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.saturation import saturated
+from enginewire.conformance.wire.stopwatch import Stopwatch, within
+from enginewire.conformance.wire.stream import Stream, reason_name
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 TOKENS: Final = 16
 CONCURRENT: Final = 16

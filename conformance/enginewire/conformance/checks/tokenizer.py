@@ -10,9 +10,9 @@ from typing import Final, cast
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.registry import check, negative
-from enginewire.conformance.violation import Violation, expect, expect_equal
+from enginewire.conformance.running.registry import check, negative
+from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 
 NAME: Final = "DiscoveryService.GetTokenizer"
 MOST: Final = 1024 * 1024

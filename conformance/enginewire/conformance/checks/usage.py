@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
-from enginewire.conformance.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.registry import SHAPE, check, negative
-from enginewire.conformance.stream import Stream
-from enginewire.conformance.violation import expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check, negative
+from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import expect, expect_equal
 
 BLOCKS = 4
 

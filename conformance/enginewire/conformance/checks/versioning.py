@@ -7,11 +7,11 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance import requests
-from enginewire.conformance.context import Context, require_refusal
-from enginewire.conformance.fields import unknown_fields
-from enginewire.conformance.registry import SHAPE, check
-from enginewire.conformance.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.fields import unknown_fields
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 UINT32_MAX: Final = 2**32 - 1
 RANGE: Final = ("minimum_client_revision", "maximum_client_revision")

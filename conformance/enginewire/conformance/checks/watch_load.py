@@ -7,10 +7,10 @@ import time
 from typing import Final, cast
 
 from enginewire import v1 as pb
-from enginewire.conformance.client import Call
-from enginewire.conformance.context import INVALID, Context, require_refusal
-from enginewire.conformance.registry import SHAPE, Phase, check
-from enginewire.conformance.violation import Violation, expect
+from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.session.context import INVALID, Context, require_refusal
+from enginewire.conformance.wire.client import Call
+from enginewire.conformance.wire.violation import Violation, expect
 
 NAME: Final = "DiscoveryService.WatchLoad"
 SHORTEST: Final = 10

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from enginewire import v1 as pb
-from enginewire.conformance.client import Call
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.stream import reason_name
-from enginewire.conformance.violation import Violation, expect
+from enginewire.conformance.wire.client import Call
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.stream import reason_name
+from enginewire.conformance.wire.violation import Violation, expect
 
 DECODE_ERROR = "decode error:"
 

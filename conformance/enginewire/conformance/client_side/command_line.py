@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from enginewire.conformance.client_side.judge import GATE, judge
-from enginewire.conformance.client_side.stands import CommandStarter
+from enginewire.conformance.client_side.stage.stands import CommandStarter
 from enginewire.conformance.conclusion import add_options, check_options, conclude
 from enginewire.conformance.options import globs, positive, scale
-from enginewire.conformance.outcome import ExitCode, Report
 from enginewire.conformance.report.listing import show
 from enginewire.conformance.requirements import requirements
-from enginewire.conformance.selection import Selection
-from enginewire.conformance.session import Unreachable
+from enginewire.conformance.running.outcome import ExitCode, Report
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.session import Unreachable
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,16 +12,16 @@ from itertools import count
 from typing import Protocol
 
 from enginewire import v1 as pb
-from enginewire.conformance import requests
-from enginewire.conformance.bounds import Bounds
-from enginewire.conformance.client import Client
 from enginewire.conformance.client_side.answer import Answer
-from enginewire.conformance.client_side.engine import ScriptedEngine
-from enginewire.conformance.client_side.facts import PLAIN, Facts
-from enginewire.conformance.client_side.script import Step
-from enginewire.conformance.client_side.turn import Scene, Turn
-from enginewire.conformance.exchange import Exchange, Metadata
-from enginewire.conformance.violation import expect
+from enginewire.conformance.client_side.stage.engine import ScriptedEngine
+from enginewire.conformance.client_side.stage.facts import PLAIN, Facts
+from enginewire.conformance.client_side.stage.script import Step
+from enginewire.conformance.client_side.stage.turn import Scene, Turn
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.bounds import Bounds
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.exchange import Exchange, Metadata
+from enginewire.conformance.wire.violation import expect
 
 OUTPUT_TOKENS = 64
 _numbers = count(1)

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from enginewire.conformance import verdict
+from enginewire.conformance.client_side.checks import client_checks
+from enginewire.conformance.client_side.checks.registry import WAY_THROUGH, ClientCheck
 from enginewire.conformance.client_side.context import ClientContext
-from enginewire.conformance.client_side.registry import WAY_THROUGH, ClientCheck, client_checks
-from enginewire.conformance.client_side.stands import RunningStand, RunningStands, Starter
-from enginewire.conformance.outcome import Outcome, Report, Status
+from enginewire.conformance.client_side.stage.stands import RunningStand, RunningStands, Starter
 from enginewire.conformance.requirements import requirements
-from enginewire.conformance.selection import Selection
-from enginewire.conformance.session import Unreachable
-from enginewire.conformance.violation import Violation
+from enginewire.conformance.running import verdict
+from enginewire.conformance.running.outcome import Outcome, Report, Status
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.session import Unreachable
+from enginewire.conformance.wire.violation import Violation
 
 GATE: Final = "backend"
 CONCURRENCY: Final = 8

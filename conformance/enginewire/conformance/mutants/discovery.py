@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import count
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.wire import health_types
 
 
 @mutant("info_unimplemented", kills="INF-01")

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.handoffs import Prefill
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.wire import health_types
 
 
 @mutant("drain_kills", kills="DRN-01")

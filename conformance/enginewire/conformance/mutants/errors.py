@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from enginewire import v1 as pb
-from enginewire.conformance.fields import without_indexes
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.validation import floats_of, ids_of
+from enginewire.conformance.session.fields import without_indexes
 
 
 @mutant("empty_prompt_ok", kills="ERR-01")

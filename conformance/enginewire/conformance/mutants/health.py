@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.concurrency import UNHURRIED
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.wire import health_types
 
 LOOKING_SECONDS = 0.2
 

@@ -9,13 +9,13 @@ from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.messages import GZIP, NOBODYS
-from enginewire.conformance.exchange import Metadata
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.proxy import Proxy
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
+from enginewire.conformance.wire.exchange import Metadata
+from enginewire.conformance.wire.proxy import Proxy
 
 MIB = 1024 * 1024
 

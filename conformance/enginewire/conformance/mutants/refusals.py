@@ -12,12 +12,12 @@ from itertools import count
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.exchange import Metadata
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
+from enginewire.conformance.wire.exchange import Metadata
 
 Responses = AsyncIterator[pb.GenerateResponse]
 

@@ -12,7 +12,7 @@ from enginewire.conformance.reference.call_metadata import fold
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.service import Answer, Call, Service
-from enginewire.conformance.tasks import stop
+from enginewire.conformance.wire.tasks import stop
 
 Requests = AsyncIterator[pb.GenerateMultiplexedRequest]
 Frame = pb.GenerateMultiplexedResponse

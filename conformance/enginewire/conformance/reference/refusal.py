@@ -9,7 +9,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
-from enginewire.conformance.exchange import DETAILS_KEY, Metadata
+from enginewire.conformance.wire.exchange import DETAILS_KEY, Metadata
 
 CODES: Final = {
     pb.ERROR_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from enginewire.conformance import health_types
-from enginewire.conformance.methods import methods
 from enginewire.conformance.reference.adapters import Adapters
 from enginewire.conformance.reference.embeddings import Embeddings
 from enginewire.conformance.reference.kv_events import KvEvents
@@ -22,6 +20,8 @@ from enginewire.conformance.reference.multiplexed import NAME as MULTIPLEXED, Mu
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.stop_strings import StopStrings
+from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.methods import methods
 
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]

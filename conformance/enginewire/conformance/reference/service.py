@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance import health_types
 from enginewire.conformance.reference.call_metadata import fold
 from enginewire.conformance.reference.engine import REMEMBERED
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.lifecycle import POLL_SECONDS
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.signals import Signals
+from enginewire.conformance.wire import health_types
 
 Answer = Callable[[Any, "Call"], Any]
 """What answers an RPC: an awaitable message, or an iterator of messages."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from enginewire.conformance.outcome import ExitCode, Report, Status
+from enginewire.conformance.running.outcome import ExitCode, Report, Status
 from enginewire.v1.revision import CONTRACT_REVISION
 
 COLOURS: Final = {ExitCode.CONFORMANT: "brightgreen", ExitCode.VIOLATION: "red"}

@@ -13,11 +13,11 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from enginewire.conformance.outcome import ExitCode, Outcome, Report, Status
 from enginewire.conformance.report.calls import Call, calls_of, is_traced
 from enginewire.conformance.report.reproduction import grpcurl_lines, kit_line
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.report.verdict import AREAS, by_area, counts, verdict
+from enginewire.conformance.running.outcome import ExitCode, Outcome, Report, Status
 from enginewire.v1.revision import CONTRACT_REVISION
 from enginewire.version import __version__
 

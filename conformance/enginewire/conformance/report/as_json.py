@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Final
 
-from enginewire.conformance.outcome import Outcome, Report
 from enginewire.conformance.report.calls import calls_of, is_traced
 from enginewire.conformance.report.reproduction import grpcurl_lines, kit_line
 from enginewire.conformance.report.verdict import counts
+from enginewire.conformance.running.outcome import Outcome, Report
 from enginewire.v1.revision import CONTRACT_REVISION
 from enginewire.version import __version__
 

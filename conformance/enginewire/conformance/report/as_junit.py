@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from enginewire.conformance.outcome import ExitCode, Outcome, Report, Status
 from enginewire.conformance.report.human import explained
 from enginewire.conformance.report.text import visible
+from enginewire.conformance.running.outcome import ExitCode, Outcome, Report, Status
 
 SUITE: Final = "enginewire-conformance"
 SKIPPED: Final = frozenset({Status.NOT_APPLICABLE, Status.BLOCKED, Status.NOT_RUN, Status.XFAIL})

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import Final
 
-from enginewire.conformance.outcome import Outcome, Report, Status
 from enginewire.conformance.report.human import explained
 from enginewire.conformance.report.reproduction import kit_line
 from enginewire.conformance.report.text import shortened, visible
 from enginewire.conformance.report.verdict import AREAS, area_counts, tally, verdict
+from enginewire.conformance.running.outcome import Outcome, Report, Status
 
 MOST_EXPLAINED: Final = 50
 """GitHub refuses a summary of more than a megabyte."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from enginewire.conformance.outcome import ExitCode, Outcome, Report, Status
 from enginewire.conformance.report.reproduction import kit_line
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.report.verdict import tally, verdict
+from enginewire.conformance.running.outcome import ExitCode, Outcome, Report, Status
 
 
 def render(report: Report) -> str:

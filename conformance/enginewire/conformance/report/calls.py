@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.outcome import UNEXPECTED, Outcome, Status
 from enginewire.conformance.report.text import brief
+from enginewire.conformance.running.outcome import UNEXPECTED, Outcome, Status
+from enginewire.conformance.wire.exchange import Exchange
 
 MOST_CALLS: Final = 6
 MOST_MESSAGES: Final = 16

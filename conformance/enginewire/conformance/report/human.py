@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.outcome import Outcome, Report, Status
 from enginewire.conformance.report.calls import call_of
 from enginewire.conformance.report.reproduction import grpcurl_lines, kit_line
 from enginewire.conformance.report.text import WIDTH, visible
 from enginewire.conformance.report.verdict import AREAS, area_counts, tally, verdict
+from enginewire.conformance.running.outcome import Outcome, Report, Status
+from enginewire.conformance.wire.exchange import Exchange
 
 TRACED_CALLS: Final = 3
 TRACED_MESSAGES: Final = 6

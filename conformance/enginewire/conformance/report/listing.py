@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from enginewire.conformance.outcome import ExitCode
 from enginewire.conformance.requirements import Requirement
+from enginewire.conformance.running.outcome import ExitCode
 
 
 def show(requirements: Iterable[Requirement]) -> ExitCode:

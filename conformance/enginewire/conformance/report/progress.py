@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from typing import Final, TextIO
 
-from enginewire.conformance.outcome import FAILED, Outcome, Status
+from enginewire.conformance.running.outcome import FAILED, Outcome, Status
 
 ERASE: Final = "\r\x1b[K"
 

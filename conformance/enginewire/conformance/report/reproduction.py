@@ -11,9 +11,9 @@ from typing import Final
 
 from google.protobuf.json_format import MessageToJson
 
-from enginewire.conformance.exchange import Exchange
-from enginewire.conformance.methods import method_of
-from enginewire.conformance.outcome import Outcome, Report
+from enginewire.conformance.running.outcome import Outcome, Report
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.methods import method_of
 
 LONGEST_DATA: Final = 4000
 """Characters of a request in a command line; a longer one is no line for a human."""

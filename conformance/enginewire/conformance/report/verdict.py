@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from enginewire.conformance.outcome import ExitCode, Outcome, Report, Status
+from enginewire.conformance.running.outcome import ExitCode, Outcome, Report, Status
 
 VERDICTS: Final = {
     ExitCode.CONFORMANT: "conformant as far as it was judged",

@@ -1,0 +1,187 @@
+"""Checks of a backend when its engine fails: errors, violations of the contract, another attempt."""
+
+from __future__ import annotations
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.client_side.answer import DECODE_ERROR, Answer
+from enginewire.conformance.client_side.checks.registry import client_check
+from enginewire.conformance.client_side.context import ClientContext
+from enginewire.conformance.client_side.stage.alphabet import UNKNOWN, VOCAB_SIZE, ids
+from enginewire.conformance.client_side.stage.facts import Facts
+from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Fail, Say, Stay, say, spoken
+from enginewire.conformance.client_side.stage.turn import LIFE, Scene, Turn
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+
+BROKEN = Fail(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL)
+REFUSED = Fail(
+    grpc.StatusCode.INVALID_ARGUMENT,
+    pb.ERROR_REASON_INVALID_REQUEST,
+    field="sampling_options.temperature",
+    message="sampling_options.temperature: refused by the script",
+)
+FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_QUEUE_FULL, retryable=True)
+UNKNOWN_REASON = 99
+
+
+@client_check("CLI-09", hostile=True)
+async def undecodable_ids_are_a_decode_error(ctx: ClientContext) -> None:
+    """An id without a meaning: whoever does not skip it has to say so."""
+    scene = ctx.play(say("a"), say(UNKNOWN), say("b"), Say(finish=LENGTH))
+    answer = await ctx.start(scene).ended()
+    if answer.failures:
+        first = answer.failures[0]
+        expect(
+            first.startswith(DECODE_ERROR),
+            "the message says something else",
+            expected=DECODE_ERROR,
+            seen=first,
+        )
+        expect(answer.choice.text == "a", "text was made up", expected="'a'", seen=answer.described)
+    else:
+        expect_equal(answer.choice.text, "ab", "an id without a meaning has a text")
+
+
+@client_check("CLI-10")
+async def an_end_without_terminal_is_an_error(ctx: ClientContext) -> None:
+    """The engine ends with OK in the middle, and nobody can resume there."""
+    # On an engine of its own: where requests share a stream, all of them end with it.
+    stand = await ctx.stands.fresh(ctx.stands.engine(Facts(resume=False)))
+    try:
+        other = await ctx.on(stand)
+        answer = await other.start(other.play(say("ab"))).failed()
+        expect_equal(answer.reason, "STREAM_INCOMPLETE", "the reason is another one")
+    finally:
+        await stand.stop()
+
+
+@client_check("CLI-13", "with-resume")
+async def a_lost_answer_is_not_started_again(ctx: ClientContext) -> None:
+    """Whoever sends it again says what was delivered."""
+    scene = ctx.play(say("ab"), DIED, then=[[say("cd", finish=LENGTH)]])
+    await _expect_no_restart(ctx, scene)
+
+
+@client_check("CLI-13", "without-resume")
+async def without_resume_the_failure_is_reported(ctx: ClientContext) -> None:
+    """The engine cannot continue, so there is nothing to be sent."""
+    other = await ctx.on(await ctx.stands.shared(Facts(resume=False)))
+    scene = other.play(say("ab"), DIED, then=[[say("cd", finish=LENGTH)]])
+    await _expect_no_restart(other, scene)
+    expect_equal(len(scene.turns), 1, "the request was sent again")
+
+
+async def _expect_no_restart(ctx: ClientContext, scene: Scene) -> None:
+    answer = await ctx.start(scene).ended()
+    again = [turn for turn in scene.turns[1:] if not _generated(turn)]
+    expect(not again, "the request was started again after its first token", seen=answer.described)
+    expect(answer.choice.text.startswith("ab"), "what was delivered is gone", seen=answer.described)
+    expect(
+        len(scene.turns) > 1 or answer.failures, "the lost answer passed for complete", seen=answer.described
+    )
+
+
+def _generated(turn: Turn) -> list[int]:
+    return [token for choice in turn.part.resume.choices for token in choice.generated_token_ids]
+
+
+@client_check("CLI-14", hostile=True)
+async def an_unknown_reason_is_an_error(ctx: ClientContext) -> None:
+    """And the backend lives on."""
+    await ctx.start(ctx.play(say("ab"), Say(finish=UNKNOWN_REASON))).failed()
+    await _expect_alive(ctx)
+
+
+@client_check("CLI-25", "repeated", hostile=True)
+async def a_repeated_output_is_a_violation(ctx: ClientContext) -> None:
+    """Cumulative ids: the second output holds those of the first again."""
+    await _expect_violation(ctx, say("ab"), Say("abc", position=0), Stay(), text="ab")
+
+
+@client_check("CLI-25", "vocabulary", hostile=True)
+async def an_id_outside_the_vocabulary_is_a_violation(ctx: ClientContext) -> None:
+    """The first id that cannot exist."""
+    await _expect_violation(ctx, say("ab"), say(VOCAB_SIZE), Stay(), text="ab")
+
+
+@client_check("CLI-25", "index", hostile=True)
+async def a_choice_nobody_asked_for_is_a_violation(ctx: ClientContext) -> None:
+    """Index 5 of one."""
+    await _expect_violation(ctx, say("ab"), say("x", index=5), Stay(), text="ab")
+
+
+async def _expect_violation(ctx: ClientContext, *script: Say | Stay, text: str) -> None:
+    answer = await ctx.start(ctx.play(*script)).failed()
+    expect_equal(answer.reason, "PROTOCOL_VIOLATION", "the reason is another one")
+    expect_equal(answer.choice.text, text, "the text is not what came before the violation")
+    expect_equal(list(answer.choices), [0], "a choice that nobody asked for was passed on")
+    await _expect_alive(ctx)
+
+
+async def _expect_alive(ctx: ClientContext) -> Answer:
+    return await ctx.start(ctx.play(say("alive", finish=LENGTH))).ok()
+
+
+@client_check("CLI-26")
+async def a_late_failure_is_the_last_item(ctx: ClientContext) -> None:
+    """Every language sees items alike; a status loses what is still buffered in some."""
+    answer = await ctx.start(ctx.play(say("ab"), BROKEN)).failed()
+    expect_equal(answer.exchange.code, grpc.StatusCode.OK, "a failure after acceptance is not an item")
+    expect(answer.items[-1].HasField("error"), "the error is not the last item", seen=answer.described)
+    expect_equal(answer.choice.text, "ab", "what came before the failure is not there")
+
+
+@client_check("CLI-27")
+async def a_final_refusal_reaches_the_caller(ctx: ClientContext) -> None:
+    """Code, reason and field as the engine said them, after one attempt."""
+    scene = ctx.play(REFUSED, then=[[say("ab", finish=LENGTH)]])
+    answer = await ctx.start(scene).failed()
+    expect_equal(len(scene.turns), 1, "the request was sent again")
+    seen = (answer.error.code if answer.error else 0, answer.reason, answer.detail.field)
+    expected = (REFUSED.code.value[0], "INVALID_REQUEST", REFUSED.field)
+    expect_equal(seen, expected, "code, reason or field of the refusal are others")
+
+
+@client_check("CLI-28")
+async def a_refusal_for_now_is_sent_again(ctx: ClientContext) -> None:
+    """A full queue, then an engine that dies before its first token, then an answer."""
+    for failure in (FULL, DIED):
+        scene = ctx.play(failure, then=[[say("ab", finish=LENGTH)]])
+        answer = await ctx.start(scene).ok()
+        expect_equal(answer.choice.text, "ab", "the answer of the second attempt is another one")
+
+
+@client_check("CLI-29")
+async def resume_says_what_was_delivered(ctx: ClientContext) -> None:
+    """Twice cut: each attempt names all ids so far, and the life of the engine that had them last."""
+    scene = ctx.play(say("ab"), DIED, then=[[say("cd"), FULL], [say("ef", finish=LENGTH)]])
+    await ctx.start(scene).ended()
+    turns = _resumed(scene)
+    expect_equal(_generated(turns[0]), ids(*"ab"), "resume names other ids than were delivered")
+    lives = [turn.part.resume.origin_lifetime_id for turn in turns]
+    expect_equal(lives[0], LIFE % 1, "resume names another life of the engine")
+    if len(turns) > 1:
+        expect_equal(_generated(turns[1]), ids(*"abcd"), "resume names other ids than were delivered")
+        expect_equal(lives[1], LIFE % 2, "resume names a stale life of the engine")
+
+
+@client_check("CLI-30")
+async def a_stop_string_across_the_cut_is_found(ctx: ClientContext) -> None:
+    """Its first half is withheld when the engine is lost; so is half a character before it."""
+    first = [say(b"\xc3"), say(b"\xa9 "), *spoken("ST")]
+    scene = ctx.play(*first, DIED, then=[[*spoken("OP"), say("late", finish=LENGTH)]])
+    answer = await ctx.start(scene, stop=["STOP"]).ended()
+    _resumed(scene)
+    expect(answer.error is None, "the continued answer failed", seen=answer.described)
+    expect_equal(answer.choice.text, "é ", "the text is not that of an undisturbed engine")
+    expect_equal(answer.choice.reason, "STOP", "a stop string across the cut is not found")
+    expect_equal(answer.choice.end.completion_usage.completion_tokens, 7, "usage counts something else")
+
+
+def _resumed(scene: Scene) -> list[Turn]:
+    """The attempts that continue the first one; a backend may as well report the failure."""
+    turns = [turn for turn in scene.turns[1:] if turn.part.HasField("resume")]
+    if not turns:
+        raise NotApplicable("this backend does not resume")
+    return turns

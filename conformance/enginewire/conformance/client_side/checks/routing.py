@@ -1,0 +1,69 @@
+"""Checks of what a backend carries between caller and engine: events, routing hints, traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.client_side.checks.engine import expect_refusal
+from enginewire.conformance.client_side.checks.registry import client_check
+from enginewire.conformance.client_side.context import ClientContext
+from enginewire.conformance.client_side.stage.facts import WORKER_ID
+from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Say, say
+from enginewire.conformance.wire.violation import NotApplicable, expect_equal
+
+NOTE: Final = "kit.note"
+TRACEPARENT: Final = "traceparent"
+TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+Told = list[tuple[int, str, str, list[str]]]
+
+HINTS: Final[Mapping[str, tuple[object, object]]] = {
+    "backend_instance_id": (WORKER_ID, WORKER_ID + 1),
+    "decode_worker_id": (WORKER_ID, WORKER_ID + 1),
+    "prefill_worker_id": (None, WORKER_ID + 1),
+    "allowed_worker_ids": ([WORKER_ID + 1, WORKER_ID], [WORKER_ID + 1]),
+}
+"""Field to a value that the engine fits and one that it does not."""
+
+
+@client_check("EVT-05")
+async def events_pass_in_their_places(ctx: ClientContext) -> None:
+    """Before, between and behind tokens; with and without an id and something to say."""
+    first = pb.EngineEvent(event=NOTE, id="1", comment=["one", "two: \n"])
+    second, third = pb.EngineEvent(event=NOTE), pb.EngineEvent(event=NOTE, id="", comment=["three"])
+    scene = ctx.play(first, say("ab"), second, second, say("cd"), third, Say(finish=LENGTH))
+    answer = await ctx.start(scene, annotations=[f"{NOTE}:x"]).ok()
+    expected: Told = [
+        (place, *_told(event)) for place, event in ((0, first), (2, second), (2, second), (4, third))
+    ]
+    seen: Told = [(place, *_told(item)) for place, item in answer.events if item.event == NOTE]
+    expect_equal(seen, expected, "events are missing, changed or elsewhere (tokens before, name, id, text)")
+    expect_equal(answer.choice.text, "abcd", "the text beside events is another one")
+
+
+def _told(item: pb.EngineEvent | pb.Annotated) -> tuple[str, str, list[str]]:
+    return item.event, item.id if item.HasField("id") else "none", list(item.comment)
+
+
+@client_check("RTG-01")
+async def a_worker_that_is_not_there_is_refused(ctx: ClientContext) -> None:
+    """The engine says which worker it is; each hint names it, then another one."""
+    for name, (good, bad) in HINTS.items():
+        await expect_refusal(ctx, f"routing.{name}", good={name: good}, bad={name: bad})
+
+
+@client_check("RTG-02")
+async def another_attempt_names_the_trace_before(ctx: ClientContext) -> None:
+    """The engine dies before its first token."""
+    scene = ctx.play(DIED, then=[[say("ab", finish=LENGTH)]])
+    await ctx.start(scene, metadata=((TRACEPARENT, TRACE),)).ended()
+    if len(scene.turns) < 2:
+        raise NotApplicable("this backend sends no request again")
+    before, again = scene.turns[:2]
+    if TRACEPARENT not in before.metadata:
+        raise NotApplicable("this backend passes no traceparent on")
+    _, trace_id, span_id, _ = before.metadata[TRACEPARENT].split("-")
+    expected = pb.TraceLink(trace_id=trace_id, span_id=span_id)
+    expect_equal(again.part.migration_link, expected, "migration_link is not what was sent before")

@@ -1,0 +1,63 @@
+"""Backends that lose or change what is between caller and engine: events, hints and traces."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from enginewire import v1 as pb
+from enginewire.conformance.client_side.mutants.registry import client_mutant
+from enginewire.conformance.client_side.reference.backend import CONTEXT, ReferenceBackend, Request
+
+
+@client_mutant("events_are_dropped", kills="EVT-05")
+class EventsAreDropped(ReferenceBackend):
+    def event(self, event: pb.EngineEvent) -> pb.Annotated | None:
+        return None
+
+
+@client_mutant("events_without_their_ids", kills="EVT-05")
+class EventsWithoutTheirIds(ReferenceBackend):
+    def event(self, event: pb.EngineEvent) -> pb.Annotated | None:
+        return pb.Annotated(event=event.event, comment=event.comment)
+
+
+@client_mutant("events_come_first", kills="EVT-05")
+class EventsComeFirst(ReferenceBackend):
+    async def answer(
+        self, asked: pb.BackendServiceGenerateRequest, request: Request, context: CONTEXT
+    ) -> AsyncIterator[pb.Annotated]:
+        if not asked.request.annotations:
+            async for item in super().answer(asked, request, context):
+                yield item
+            return
+        items = [item async for item in super().answer(asked, request, context)]
+        for item in sorted(items, key=lambda item: item.HasField("data")):
+            yield item
+
+
+@client_mutant("worker_hints_ignored", kills="RTG-01")
+class WorkerHintsIgnored(ReferenceBackend):
+    def check_workers(self, routing: pb.RoutingHints) -> None:
+        pass
+
+
+@client_mutant("allowed_workers_ignored", kills="RTG-01")
+class AllowedWorkersIgnored(ReferenceBackend):
+    def check_workers(self, routing: pb.RoutingHints) -> None:
+        named = pb.RoutingHints()
+        named.CopyFrom(routing)
+        named.ClearField("allowed_worker_ids")
+        super().check_workers(named)
+
+
+@client_mutant("attempts_are_not_linked", kills="RTG-02")
+class AttemptsAreNotLinked(ReferenceBackend):
+    def link(self, trace: str) -> pb.TraceLink:
+        return pb.TraceLink()
+
+
+@client_mutant("link_swaps_trace_and_span", kills="RTG-02")
+class LinkSwapsTraceAndSpan(ReferenceBackend):
+    def link(self, trace: str) -> pb.TraceLink:
+        link = super().link(trace)
+        return pb.TraceLink(trace_id=link.span_id, span_id=link.trace_id)

@@ -1,0 +1,1 @@
+"""A backend that keeps the contract, as plainly as it can be written."""

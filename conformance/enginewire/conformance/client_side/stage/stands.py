@@ -1,0 +1,174 @@
+"""Backends under test, each with a scripted engine behind it: started, connected to, ended.
+
+Knows two ways to start one, by the user's command and inside this process; nothing about checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import grpc
+
+from enginewire.conformance.client_side.failure import Failed
+from enginewire.conformance.client_side.stage.engine import ScriptedEngine
+from enginewire.conformance.client_side.stage.facts import PLAIN, Facts
+from enginewire.conformance.running.in_process import InProcess, Served
+from enginewire.conformance.running.launch import CommandLauncher, Process
+from enginewire.conformance.session.bounds import Bounds
+from enginewire.conformance.session.session import Server, Unreachable
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.exchange import Exchange
+
+POLL_SECONDS: Final = 0.02
+SCRIPTED: Final = "127.0.0.1:0"
+
+
+class Starter(Protocol):
+    """A way to start backends."""
+
+    async def start(self, engine: str) -> Server:
+        """A backend of the engine at that address. Raises Unreachable when it does not listen."""
+
+    async def close(self) -> None:
+        """Nothing that was started is left."""
+
+
+class CommandStarter:
+    """Runs the user's command: `{target}` is the engine, `{listen}`, `{port}` or `{socket}` the backend."""
+
+    def __init__(self, command: str, ready_seconds: float) -> None:
+        if "{target}" not in command:
+            raise ValueError("the command needs {target} where the engine's address belongs")
+        self._command = command.replace("{listen}", "127.0.0.1:{port}")
+        if "{port}" not in self._command and "{socket}" not in self._command:
+            raise ValueError("the command needs {listen}, {port} or {socket} where its own address belongs")
+        self._ready_seconds = ready_seconds
+        self._launchers: list[CommandLauncher] = []
+
+    async def start(self, engine: str) -> Process:
+        """See Starter."""
+        launcher = CommandLauncher(self._command.replace("{target}", engine))
+        self._launchers.append(launcher)
+        process = await launcher.spawn()
+        await _listening(process, self._ready_seconds)
+        return process
+
+    async def close(self) -> None:
+        """See Starter."""
+        for launcher in self._launchers:
+            await launcher.close()
+
+
+@dataclass
+class InProcessStarter:
+    """Makes backends in this process."""
+
+    make: Callable[[str], Served]
+
+    async def start(self, engine: str) -> InProcess:
+        """See Starter."""
+        served = self.make(engine)
+        try:
+            return await InProcess(served).start()
+        except Failed as reason:
+            await served.shut_down(None)  # type: ignore[arg-type]  # it never listened
+            raise Unreachable(str(reason)) from None
+
+    async def close(self) -> None:
+        """See Starter."""
+
+
+class RunningStand:
+    """A backend that listens."""
+
+    def __init__(self, engine: ScriptedEngine, server: Server, scale: float) -> None:
+        self.engine = engine
+        self.bounds = Bounds(scale=scale)
+        self._server = server
+        self._channel = grpc.aio.insecure_channel(
+            server.target, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+
+    def client(self) -> Client:
+        """A client of the backend, recording for itself."""
+        return Client(self._channel, timeout=2 * self.bounds.answer)
+
+    def measure(self, exchanges: Sequence[Exchange]) -> None:
+        """Take the longest of these answers as what one takes here."""
+        ended = [exchange for exchange in exchanges if exchange.ended_at]
+        longest = max((e.ended_at - e.started_at for e in ended if e.ended_at), default=0.0)
+        self.bounds = replace(self.bounds, ttft=longest)
+
+    async def stop(self) -> None:
+        """End the backend, then its engine."""
+        await self._channel.close()
+        await self._server.stop()
+        await self.engine.stop()
+
+
+class RunningStands:
+    """The stands of one run."""
+
+    def __init__(self, starter: Starter, time_scale: float, *, multiplexed: bool = False) -> None:
+        self._starter = starter
+        self._scale = time_scale
+        self._multiplexed = multiplexed
+        self._shared: dict[Facts, asyncio.Task[RunningStand]] = {}
+
+    def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
+        """See Stands."""
+        return ScriptedEngine(replace(facts, multiplexed=self._multiplexed))
+
+    async def shared(self, facts: Facts = PLAIN) -> RunningStand:
+        """See Stands. Raises Unreachable."""
+        if facts not in self._shared:
+            self._shared[facts] = asyncio.create_task(self.fresh(self.engine(facts)))
+        return await asyncio.shield(self._shared[facts])
+
+    async def fresh(self, engine: ScriptedEngine) -> RunningStand:
+        """See Stands."""
+        await engine.start(SCRIPTED)
+        try:
+            server = await self._starter.start(engine.target)
+        except BaseException:
+            await engine.stop()
+            raise
+        return RunningStand(engine, server, self._scale)
+
+    async def close(self) -> None:
+        """Nothing is left running."""
+        started = await asyncio.gather(*self._shared.values(), return_exceptions=True)
+        for stand in started:
+            if isinstance(stand, RunningStand):
+                await stand.stop()
+        await self._starter.close()
+
+
+async def _listening(process: Process, within: float) -> None:
+    """Wait until it can be connected to. Raises Unreachable when it ends or takes longer."""
+    deadline = time.monotonic() + within
+    while not await _connects(process.target):
+        if process.exit_code is not None:
+            raise Unreachable(f"the backend ended with {process.exit_code}: {process.last_line()}")
+        if time.monotonic() > deadline:
+            await process.stop()
+            raise Unreachable(f"the backend did not listen within {within:.0f} s: {process.last_line()}")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _connects(target: str) -> bool:
+    try:
+        if target.startswith("unix:"):
+            _, writer = await asyncio.open_unix_connection(str(Path(target.removeprefix("unix:"))))
+        else:
+            host, _, port = target.rpartition(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True

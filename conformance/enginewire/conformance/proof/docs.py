@@ -1,0 +1,137 @@
+"""Keeps the tables of docs/conformance.md equal to the requirements and to the proof of the kit.
+
+`python -m enginewire.conformance.proof.docs docs/conformance.md` rewrites what stands between
+`<!-- requirements -->` and `<!-- end -->`. With `--proof FILE`, the output of `self-test --json`, it rewrites
+`<!-- proof -->` too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginewire.conformance.report.verdict import AREAS
+from enginewire.conformance.requirements import Requirement, requirements
+
+Row = Iterable[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What `self-test` found. `kills` and `expected`: the keys that failed and should fail, by mutant."""
+
+    checks: int
+    exact_kills: int
+    unkilled: tuple[str, ...]
+    alive: tuple[str, ...]
+    adversary_passes: int
+    seconds: float
+    kills: dict[str, list[str]]
+    expected: dict[str, list[str]]
+
+
+def filled(page: str, proof: Proof | None = None) -> str:
+    """The page with the requirements as they are now, and with the proof when there is one."""
+    page = _replaced(page, "requirements", requirement_tables(requirements().values()))
+    return _replaced(page, "proof", proof_table(proof)) if proof else page
+
+
+def requirement_tables(all_requirements: Iterable[Requirement]) -> str:
+    """A heading and a table per area."""
+    areas: dict[str, list[Requirement]] = {}
+    for requirement in all_requirements:
+        areas.setdefault(requirement.id[:3], []).append(requirement)
+    return "\n".join("\n".join(_area(area, found)) for area, found in areas.items())
+
+
+def proof_table(proof: Proof) -> str:
+    """One sentence with the totals, and a table by area."""
+    head = ("area", "requirements", "mutants", "exact kills")
+    rows = [(area, *numbers) for area, *numbers in _by_area(proof)]
+    adversaries = f"the servers that are no engine pass {proof.adversary_passes} checks"
+    totals = (
+        f"{proof.checks} checks, {len(proof.kills)} mutants, {proof.exact_kills} of them exact kills; "
+        f"{adversaries}; {proof.seconds:.0f} s on the machine that wrote this."
+    )
+    gaps = [f"Checks that no mutant fails: {', '.join(proof.unkilled) or 'none'}."]
+    gaps += [f"Mutants that live: {', '.join(proof.alive)}."] if proof.alive else []
+    return "\n".join([totals, *gaps, "", *_table(head, rows), ""])
+
+
+def read_proof(output: str) -> Proof:
+    """The proof from the last line that `self-test --json` printed."""
+    summary = json.loads(output.strip().splitlines()[-1])
+    return Proof(
+        checks=summary["checks"],
+        exact_kills=summary["exact_kills"],
+        unkilled=tuple(summary["unkilled_checks"]),
+        alive=tuple(summary["alive"]),
+        adversary_passes=sum(summary["adversary_passes"].values()),
+        seconds=summary["seconds"],
+        kills=summary["kills"],
+        expected=summary["expected"],
+    )
+
+
+def _by_area(proof: Proof) -> Iterator[tuple[str, int, int, int]]:
+    wanted = Counter(requirement.id[:3] for requirement in requirements().values())
+    made, exact = Counter[str](), Counter[str]()
+    for name, keys in proof.expected.items():
+        made[keys[0][:3]] += 1
+        exact[keys[0][:3]] += set(keys) == set(proof.kills[name])
+    for area, number in wanted.items():
+        yield f"{area} {AREAS.get(area, '')}", number, made[area], exact[area]
+
+
+def _area(area: str, found: Sequence[Requirement]) -> Iterator[str]:
+    yield f"### {AREAS.get(area, area)}"
+    yield ""
+    yield from _table(("id", "level", "applies to", "sentence", "proved by"), map(_row, found))
+    yield ""
+
+
+def _row(requirement: Requirement) -> Row:
+    link = f"[{requirement.id}](contract.md#{requirement.anchor})"
+    gate = "all" if requirement.gate == "core" else f"`{requirement.gate}`"
+    return link, requirement.level, gate, requirement.text.replace("|", "\\|"), _proof(requirement)
+
+
+def _proof(requirement: Requirement) -> str:
+    if requirement.excluded:
+        return f"not judged: {requirement.excluded}"
+    if not requirement.checks:
+        return "no check yet"
+    return ", ".join(f"`{name}`" for name in requirement.mutants) or "no mutant yet"
+
+
+def _table(head: Row, rows: Iterable[Row]) -> Iterator[str]:
+    head = tuple(head)
+    for row in (head, ("---",) * len(head), *rows):
+        yield f"| {' | '.join(map(str, row))} |"
+
+
+def _replaced(page: str, name: str, content: str) -> str:
+    section = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if not section.search(page):
+        raise ValueError(f"the page has no section <!-- {name} -->")
+    return section.sub(lambda found: f"{found[1]}{content}{found[2]}", page)
+
+
+def main() -> None:
+    """Rewrite the page."""
+    parser = argparse.ArgumentParser(prog="python -m enginewire.conformance.proof.docs", description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--proof", type=Path, metavar="FILE", help="what self-test --json printed")
+    options = parser.parse_args()
+    proof = read_proof(options.proof.read_text(encoding="utf-8")) if options.proof else None
+    page = filled(options.page.read_text(encoding="utf-8"), proof)
+    options.page.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""The proof of the kit: every mutant fails exactly the checks it should, the reference fails none.
+
+Mutants run in worker processes, several at a time in each. Knows nothing about what they break.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.client_side import proof as client_side
+from enginewire.conformance.client_side.checks import client_checks
+from enginewire.conformance.client_side.mutants import client_mutants
+from enginewire.conformance.client_side.mutants.registry import ClientMutant
+from enginewire.conformance.mutants import Mutant, mutants
+from enginewire.conformance.reference.adapters import SOURCES
+from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
+from enginewire.conformance.reference.handoffs import Decode
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.report.text import visible
+from enginewire.conformance.report.verdict import tally
+from enginewire.conformance.running.in_process import InProcess, InProcessLauncher, Served
+from enginewire.conformance.running.outcome import FAILED, ExitCode, Outcome, Report, Status
+from enginewire.conformance.running.registry import SHAPE, Phase
+from enginewire.conformance.running.runner import Runner
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.given import PAIR, PAIR_RUN, Given
+from enginewire.conformance.session.session import Session, Unreachable
+from enginewire.conformance.wire.connection import Connection
+
+TOGETHER: Final = 8
+"""Servers at a time in one worker. Most of them wait most of the time, some for a whole bound."""
+
+ADVERSARY_TIME_SCALE: Final = 0.2
+"""None of them ever answers late: whoever waits, waits in vain."""
+
+LOAD_SECONDS: Final = 0.6
+"""How long a server that runs as a process pretends to load: long enough to be seen."""
+
+KILLING: Final = FAILED | {Status.WARN}
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What became of one mutant."""
+
+    name: str
+    expected: tuple[str, ...]
+    failed: tuple[str, ...]
+    faults: tuple[str, ...]
+    seconds: float
+    surprises: tuple[str, ...] = ()
+    """What the checks said that should not have failed."""
+
+    @property
+    def is_killed(self) -> bool:
+        """True when every check that should fail did."""
+        return set(self.expected) <= set(self.failed)
+
+    @property
+    def is_exact(self) -> bool:
+        """True when nothing else failed."""
+        return set(self.expected) == set(self.failed) and not self.faults
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run everything, print the matrix; 0 when every check can fail and the reference passes."""
+    started = time.monotonic()
+    part, parts = options.shard
+    chosen = [mutant for mutant in everything_broken() if _is_chosen(mutant, options.run)][part - 1 :: parts]
+    is_whole = not options.run and parts == 1
+    references = asyncio.run(_judge_references())
+    for reference in references:
+        _show_reference(reference)
+    kills = _killed(chosen, options.workers, options.quick)
+    for kill in kills:
+        print("\n".join([_line(kill), *(f"      {surprise}" for surprise in kill.surprises)]))
+    passes = _adversary_passes() if not options.run and part == 1 else {}
+    for name, count in passes.items():
+        print(f"adversary {name:24} {count} PASS")
+    summary = _summary(kills, references, passes, time.monotonic() - started)
+    _show_summary(summary, is_whole=is_whole)
+    if options.json:
+        print(json.dumps(summary))
+    return _verdict(summary, is_whole=is_whole)
+
+
+async def judge(
+    make: Callable[[], Served],
+    phases: frozenset[Phase],
+    *,
+    time_scale: float = 1.0,
+    name: str = "",
+    run: Sequence[str] = (),
+    skip: Sequence[str] = (),
+) -> Report:
+    """The kit against a server in this process; `name`: of the mutant, for checks that start processes."""
+    program = f"enginewire.conformance.mutants {name}" if name else "enginewire.conformance.reference"
+    command = f"{sys.executable} -m {program} unix:{{socket}} --load-seconds {LOAD_SECONDS}"
+    launcher = InProcessLauncher(make, command)
+    served = make()
+    server = await InProcess(served).start()
+    try:
+        if isinstance(served, Reference) and (half := served.other_half()):
+            return await _judge_pair(served, server.target, half)
+        session = Session(
+            connection=Connection(target=server.target),
+            time_scale=time_scale,
+            declared=frozenset({"launch", "keepalive"}),
+            launcher=launcher,
+            given=Given(adapters=SOURCES, metrics_url=getattr(served, "metrics_url", "")),
+        )
+        return await Runner(session, all_checks(), Selection(phases=phases, run=run, skip=skip)).run()
+    finally:
+        await server.stop()
+        await launcher.close()
+
+
+async def _judge_references() -> list[Report]:
+    judgings = (
+        judge(Reference, frozenset(Phase)),
+        judge(Decode, frozenset(Phase)),
+        client_side.judge_reference(),
+    )
+    return await asyncio.gather(*map(reached, judgings))
+
+
+def everything_broken() -> tuple[Mutant | ClientMutant, ...]:
+    """The mutants of both sides: engine servers and backends."""
+    return (*mutants(), *client_mutants())
+
+
+async def _judge_pair(served: Reference, target: str, half: type[Reference]) -> Report:
+    """One half of a disaggregated pair beside a correct other half."""
+    other = await InProcess(half()).start()
+    is_prefill = served.config.role == pb.ENGINE_ROLE_PREFILL
+    prefill, decode = (target, other.target) if is_prefill else (other.target, target)
+    try:
+        session = Session(connection=Connection(target=decode), declared=PAIR, given=Given(prefill=prefill))
+        return await Runner(session, all_checks(), Selection(phases=frozenset(Phase), run=PAIR_RUN)).run()
+    finally:
+        await other.stop()
+
+
+def phases_of(mutant: Mutant) -> frozenset[Phase]:
+    """The phases that matter to a mutant: the safe ones, and those of the checks it should fail."""
+    own = {check.phase for check in all_checks() if check.key in mutant.kills}
+    return frozenset({Phase.SAFE, Phase.LOAD, *own})
+
+
+def needed_by(mutant: Mutant) -> list[str]:
+    """The areas a mutant breaks, and the ids without which their checks would not run."""
+    areas = {key.split("-")[0] for key in mutant.kills}
+    ids = {need for check in all_checks() if check.id.split("-")[0] in areas for need in check.needs}
+    return sorted({f"{area}-*" for area in areas} | ids | set(SHAPE))
+
+
+async def reached(judging: Awaitable[Report]) -> Report:
+    """The report, also where nobody could connect: on a busy machine one server may miss its chance."""
+    try:
+        return await judging
+    except Unreachable as reason:
+        return Report(target="", invocation="", unreachable=str(reason))
+
+
+async def kill(mutant: Mutant | ClientMutant, *, quick: bool = False) -> Kill:
+    """The kit against one mutant."""
+    if isinstance(mutant, ClientMutant):
+        report = await reached(client_side.judge_mutant(mutant))
+    else:
+        run = needed_by(mutant) if quick else ()
+        spared = [check.key for check in all_checks() if check.is_costly and check.key not in mutant.kills]
+        judging = judge(mutant.server, phases_of(mutant), name=mutant.name, run=run, skip=spared)
+        report = await reached(judging)
+    broken = [outcome for outcome in report.outcomes if outcome.status in KILLING]
+    faults = [
+        f"{outcome.key}: {outcome.message}" for outcome in report.outcomes if outcome.status is Status.ERROR
+    ]
+    if report.unreachable:
+        faults.append(report.unreachable)
+    return Kill(
+        name=mutant.name,
+        expected=mutant.kills,
+        failed=tuple(outcome.key for outcome in broken),
+        faults=tuple(faults),
+        seconds=report.seconds,
+        surprises=tuple(map(_said, (outcome for outcome in broken if outcome.key not in mutant.kills))),
+    )
+
+
+def kill_all(names: Sequence[str], quick: bool) -> list[Kill]:
+    """The kit against some mutants, a few at a time: what one worker does."""
+    return asyncio.run(_kill_all([mutant for mutant in everything_broken() if mutant.name in names], quick))
+
+
+async def _kill_all(some: Iterable[Mutant | ClientMutant], quick: bool) -> list[Kill]:
+    slots = asyncio.Semaphore(TOGETHER)
+
+    async def one(mutant: Mutant | ClientMutant) -> Kill:
+        async with slots:
+            return await kill(mutant, quick=quick)
+
+    return list(await asyncio.gather(*(one(mutant) for mutant in some)))
+
+
+def _killed(chosen: Sequence[Mutant | ClientMutant], workers: int, quick: bool) -> list[Kill]:
+    names = [mutant.name for mutant in chosen]
+    if workers < 2:
+        return kill_all(names, quick)
+    # A fork would take the gRPC threads of this process with it.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        shares = pool.map(kill_all, [names[start::workers] for start in range(workers)], [quick] * workers)
+        return sorted((kill for share in shares for kill in share), key=lambda kill: kill.name)
+
+
+def _adversary_passes() -> dict[str, int]:
+    async def count(name: str) -> int:
+        judging = judge(lambda: Adversary(name), frozenset(Phase), time_scale=ADVERSARY_TIME_SCALE)
+        return (await reached(judging)).counts[Status.PASS]
+
+    async def count_as_backend(name: str) -> int:
+        return await client_side.passes_of(name, ADVERSARY_TIME_SCALE)
+
+    async def count_all() -> list[int]:
+        counts = [*map(count, ADVERSARIES), *map(count_as_backend, ADVERSARIES)]
+        return await asyncio.gather(*counts)
+
+    names = [*ADVERSARIES, *(f"{name} as a backend" for name in ADVERSARIES)]
+    return dict(zip(names, asyncio.run(count_all()), strict=True))
+
+
+def _is_chosen(mutant: Mutant | ClientMutant, patterns: Sequence[str]) -> bool:
+    names = (mutant.name, *mutant.kills)
+    return not patterns or any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _line(kill: Kill) -> str:
+    verdict = "exact" if kill.is_exact else "MORE" if kill.is_killed else "FAULT" if kill.faults else "ALIVE"
+    others = [key for key in kill.failed if key not in kill.expected]
+    extra = f"  also {', '.join(others)}" if others else ""
+    faults = f"  faults {kill.faults}" if kill.faults else ""
+    return f"{verdict:5} {kill.name:34} {', '.join(kill.expected)}{extra}{faults}  {kill.seconds:.1f} s"
+
+
+def _said(outcome: Outcome) -> str:
+    seen = f", seen: {outcome.seen}" if outcome.seen else ""
+    return visible(f"{outcome.key}: {outcome.message}{seen} after {outcome.seconds:.1f} s")
+
+
+def _show_reference(report: Report) -> None:
+    print(report.unreachable or f"{report.engine}: {tally(report)} in {report.seconds:.1f} s")
+    for outcome in report.unexpected:
+        print(f"  {outcome.status.value} {outcome.key}: {outcome.message} {outcome.seen}")
+
+
+def _summary(
+    kills: list[Kill], references: Sequence[Report], passes: dict[str, int], seconds: float
+) -> dict[str, object]:
+    proven = {key for kill in kills if kill.is_killed for key in kill.expected}
+    # The ERR-17 checks are one function with a table behind it: one mutant proves them all.
+    keys = {"ERR-17" if check.unless and check.gate == "" else check.key for check in all_checks()}
+    keys |= {check.key for check in client_checks()}
+    unkilled = sorted(key for key in keys if not any(_proves(done, key) for done in proven))
+    return {
+        "checks": len(keys),
+        "mutants": len(kills),
+        "unkilled_checks": unkilled,
+        "exact_kills": sum(kill.is_exact for kill in kills),
+        "alive": sorted(kill.name for kill in kills if not kill.is_killed),
+        "failed_by_reference": [outcome.key for reference in references for outcome in reference.unexpected],
+        "unreachable": [reference.unreachable for reference in references if reference.unreachable],
+        "adversary_passes": passes,
+        "seconds": round(seconds, 1),
+        "kills": {kill.name: list(kill.failed) for kill in kills},
+        "expected": {kill.name: list(kill.expected) for kill in kills},
+    }
+
+
+def _proves(done: str, key: str) -> bool:
+    return done == key or (key == "ERR-17" and done.startswith("ERR-17/"))
+
+
+def _show_summary(summary: dict[str, object], *, is_whole: bool) -> None:
+    print(f"{summary['checks']} checks, {summary['mutants']} mutants, {summary['exact_kills']} exact kills")
+    if is_whole:
+        print(f"checks that no mutant kills: {summary['unkilled_checks'] or 'none'}")
+    print(f"{summary['seconds']} s")
+
+
+def _verdict(summary: dict[str, object], *, is_whole: bool) -> int:
+    wrong = ["alive", "failed_by_reference", "unreachable", *(["unkilled_checks"] if is_whole else [])]
+    passes = summary["adversary_passes"]
+    passed = isinstance(passes, dict) and any(passes.values())
+    return ExitCode.VIOLATION if passed or any(summary[name] for name in wrong) else ExitCode.CONFORMANT

@@ -1,0 +1,154 @@
+"""Starts servers of the implementation under test and makes sure that nothing of them is left.
+
+The command is the user's own, with `{port}` or `{socket}` where the address belongs. Each server is a
+process group of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shlex
+import signal
+import socket
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from enginewire.conformance.session.session import Unreachable
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.violation import Violation
+
+POLL_SECONDS: Final = 0.05
+STOP_SECONDS: Final = 10.0
+CONNECT_SECONDS: Final = 1.0
+
+
+class Process:
+    """A server program under test."""
+
+    def __init__(self, process: asyncio.subprocess.Process, connection: Connection, log: Path) -> None:
+        self.target = connection.target
+        self.log = log
+        self._connection = connection
+        self._process = process
+
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, as a supervisor would."""
+        self._process.send_signal(number)
+
+    async def ended(self, within: float) -> int:
+        """The exit code; TimeoutError when the process runs on."""
+        return await asyncio.wait_for(self._process.wait(), within)
+
+    async def ready(self, within: float) -> None:
+        """Wait until it says who it is. Raises Unreachable when it ends or takes longer."""
+        deadline = time.monotonic() + within
+        async with self._connection.channel() as channel:
+            client = Client(channel, metadata=self._connection.metadata, timeout=CONNECT_SECONDS)
+            while not await _answers(client):
+                if self.exit_code is not None:
+                    raise Unreachable(f"the server ended with {self.exit_code}: {self.last_line()}")
+                if time.monotonic() > deadline:
+                    raise Unreachable(f"the server was not ready within {within:.0f} s: {self.last_line()}")
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL for whatever of its group is left."""
+        if self.exit_code is None:
+            self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await self.ended(STOP_SECONDS)
+        self.kill()
+        await self._process.wait()
+
+    def kill(self) -> None:
+        """End the whole group now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGKILL)
+
+    def output(self) -> str:
+        """What it printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def last_line(self) -> str:
+        """The last line it printed."""
+        lines = self.output().split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+@dataclass
+class CommandLauncher:
+    """Runs the user's command; `ready_seconds` is how long loading may take.
+
+    `connection`: how to reach what it starts, whatever its address.
+    """
+
+    command: str
+    ready_seconds: float = 120.0
+    connection: Connection = field(default_factory=lambda: Connection(target=""))
+
+    def __post_init__(self) -> None:
+        if "{port}" not in self.command and "{socket}" not in self.command:
+            raise ValueError("the command needs {port} or {socket} where the address belongs")
+        self._temporary = tempfile.TemporaryDirectory(prefix="enginewire-conformance-")
+        self._folder = Path(self._temporary.name)
+        self._started: list[Process] = []
+        self._numbers = itertools.count()
+
+    async def launch(self) -> Process:
+        """A server that serves. Raises Unreachable."""
+        process = await self.spawn()
+        await process.ready(self.ready_seconds)
+        return process
+
+    async def spawn(self, target: str = "", extra: str = "") -> Process:
+        """Start the program without waiting; at `target` or a free address, with `extra` arguments."""
+        target = target or self.free_target()
+        address = target.removeprefix("unix:").rpartition(":")[2]
+        command = f"{self.command} {extra}".replace("{port}", address).replace("{socket}", address)
+        log = self._folder / f"{next(self._numbers)}.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *shlex.split(command), stdout=output, stderr=output, start_new_session=True
+            )
+        self._started.append(Process(process, self.connection.at(target), log))
+        return self._started[-1]
+
+    def free_target(self) -> str:
+        """An address that nobody uses."""
+        if "{socket}" in self.command:
+            return f"unix:{self._folder / f'{next(self._numbers)}.sock'}"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{probe.getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Nothing that was started is left."""
+        for process in self._started:
+            process.kill()
+        await asyncio.gather(*(process.stop() for process in self._started))
+        self._temporary.cleanup()
+
+
+async def _answers(client: Client) -> bool:
+    try:
+        await client.info()
+    except Violation:
+        return False
+    return True

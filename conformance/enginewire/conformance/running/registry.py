@@ -1,0 +1,100 @@
+"""Which checks there are: a decorator per check, and what the runner has to know about it.
+
+Knows nothing about how checks are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from enginewire.conformance.running.judged import Judged
+
+if TYPE_CHECKING:
+    from enginewire.conformance.session.context import Context
+
+CheckFunction = Callable[["Context"], Awaitable[None]]
+
+SHAPE = ("STR-01", "STR-02", "STR-03", "STR-05", "STR-06", "STR-10")
+"""What a check relies on that reads tokens and terminals of a stream."""
+
+WHOLE = (*SHAPE, "LIM-01", "LIM-02")
+"""What a check relies on that demands every token of a request and its natural end."""
+
+REFUSED = "ERR-17"
+"""The requirement behind every negative check."""
+
+
+class Phase(IntEnum):
+    """What a check does to the target; phases run one after the other."""
+
+    SAFE = 0
+    LOAD = 1
+    DESTRUCTIVE = 2
+    """Leaves a server that serves no more. Each check gets a fresh one where the kit can launch."""
+    LAUNCH = 3
+    """Starts and signals servers itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Judged):
+    """A check of engine servers, and when to run it."""
+
+    function: CheckFunction
+    needs: tuple[str, ...] = ()
+    phase: Phase = Phase.SAFE
+    alone: bool = False
+    gate: str = ""
+    unless: str = ""
+    is_costly: bool = False
+
+
+_checks: dict[str, Check] = {}
+
+
+def check(
+    identifier: str,
+    *,
+    needs: tuple[str, ...] = (),
+    phase: Phase = Phase.SAFE,
+    alone: bool = False,
+    variant: str = "",
+    gate: str = "",
+    costly: bool = False,
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Register the check of one requirement.
+
+    `needs`: ids without which a failure would say nothing; when one of them fails, this is BLOCKED.
+    `alone`: nothing else runs beside it, as for whatever reads the load or measures time.
+    `variant`: tells several checks of one id apart. `gate`: what must be declared beside the
+    requirement's own gate. `costly`: it takes seconds, so self-test spares it the mutants of others.
+    """
+
+    def register(function: CheckFunction) -> CheckFunction:
+        _add(Check(identifier, function, variant, needs, phase, alone, gate, is_costly=costly))
+        return function
+
+    return register
+
+
+def negative(gate: str, *, alone: bool = False) -> Callable[[CheckFunction], CheckFunction]:
+    """Register what must be refused where the capability is not declared: ERR-17 of that gate."""
+
+    def register(function: CheckFunction) -> CheckFunction:
+        _add(Check(REFUSED, function, gate, SHAPE, alone=alone, unless=gate))
+        return function
+
+    return register
+
+
+def registered() -> tuple[Check, ...]:
+    """What was registered so far, ordered by phase and key. `checks` registers all that there are."""
+    return tuple(sorted(_checks.values(), key=lambda check: (check.phase, check.key)))
+
+
+def _add(check: Check) -> None:
+    if check.key in _checks:
+        raise ValueError(f"two checks are called {check.key}: give one of them a variant")
+    _checks[check.key] = check

@@ -1,0 +1,225 @@
+"""Runs checks in phases and turns what they raise into outcomes.
+
+Within a phase checks run concurrently, then those that have to be alone, one by one. Knows no single
+requirement except the one everything needs: a target that says who it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from enginewire.conformance.requirements import requirements
+from enginewire.conformance.running import verdict
+from enginewire.conformance.running.gates import why_closed
+from enginewire.conformance.running.outcome import Outcome, Report, Status
+from enginewire.conformance.running.registry import REFUSED, Check, Phase
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.session import Launcher, Session, Unreachable
+from enginewire.conformance.wire.violation import Violation
+
+ROOT: Final = "INF-01"
+CONCURRENCY: Final = 8
+CLEANUP_SECONDS: Final = 10.0
+
+
+@dataclass
+class Runner:
+    """One run of some checks against one target."""
+
+    session: Session
+    checks: Sequence[Check]
+    selection: Selection
+    invocation: str = ""
+    watch: Callable[[Outcome], None] = lambda outcome: None
+    """Told of each outcome when it is there."""
+
+    def __post_init__(self) -> None:
+        self._outcomes: dict[str, Outcome] = {}
+        self._is_ended = False
+
+    async def run(self) -> Report:
+        """Run everything that was selected. Raises Unreachable; a target that answers is judged."""
+        started = time.monotonic()
+        try:
+            await self.session.open()
+            await self._run_root()
+            for phase in Phase:
+                await self._run_phase([check for check in self.checks if check.phase is phase])
+        finally:
+            await self.session.close()
+        return self._report(time.monotonic() - started)
+
+    async def _run_root(self) -> None:
+        """Everything else needs it, even to know which gates are open; so no option leaves it out."""
+        for check in self.checks:
+            if check.key == ROOT:
+                outcome = await self._run(check)
+                reason = self.selection.why_not(outcome.requirement, check)
+                if reason and outcome.status is Status.PASS:
+                    # Otherwise a selection that matches nothing would look like a success.
+                    outcome = verdict.outcome(check, Status.NOT_RUN, reason)
+                self._outcomes[ROOT] = outcome
+
+    async def _run_phase(self, checks: list[Check]) -> None:
+        due = []
+        for check in checks:
+            if check.key == ROOT:
+                continue
+            if (outcome := self._decided(check)) is not None:
+                self._outcomes[check.key] = outcome
+            else:
+                due.append(check)
+        await self._run_together([check for check in due if not self._runs_alone(check)])
+        for check in needs_first(check for check in due if self._runs_alone(check)):
+            self._outcomes[check.key] = await self._run(check)
+
+    def _runs_alone(self, check: Check) -> bool:
+        return check.alone or check.phase >= Phase.DESTRUCTIVE or self.selection.one_by_one
+
+    async def _run_together(self, checks: list[Check]) -> None:
+        slots = asyncio.Semaphore(CONCURRENCY)
+        tasks: dict[str, asyncio.Task[None]] = {}
+
+        async def run(check: Check) -> None:
+            await asyncio.gather(*(tasks[need] for need in _needs(check) if need in tasks))
+            async with slots:
+                self._outcomes[check.key] = await self._run(check)
+
+        async with asyncio.TaskGroup() as group:
+            for check in checks:
+                tasks[check.key] = group.create_task(run(check))
+
+    def _decided(self, check: Check) -> Outcome | None:
+        """The outcome of a check that does not run, None for one that does."""
+        requirement = requirements()[check.id]
+        if reason := self.selection.why_not(requirement, check):
+            return verdict.outcome(check, Status.NOT_RUN, reason)
+        if self._blocker(check) == ROOT:
+            return verdict.outcome(check, Status.BLOCKED, f"{ROOT} has to hold first")
+        for gate in (requirement.gate, check.gate):
+            if reason := why_closed(gate, self.session.info.config, self.session.declared):
+                return replace(verdict.outcome(check, Status.NOT_APPLICABLE, reason), closed_gate=gate)
+        if check.unless and not why_closed(check.unless, self.session.info.config, self.session.declared):
+            return verdict.outcome(check, Status.NOT_APPLICABLE, f"Capabilities.{check.unless} is advertised")
+        return None
+
+    async def _run(self, check: Check) -> Outcome:
+        outcome = await self._outcome_of(check)
+        self.watch(outcome)
+        return outcome
+
+    async def _outcome_of(self, check: Check) -> Outcome:
+        if blocker := self._blocker(check):
+            return verdict.outcome(check, Status.BLOCKED, f"{blocker} has to hold first")
+        return verdict.of_repetitions([await self._run_once(check) for _ in range(self.selection.repeat)])
+
+    def _blocker(self, check: Check) -> str:
+        for need in _needs(check):
+            if need in self._outcomes and self._outcomes[need].status in verdict.BROKEN:
+                return need
+        return ""
+
+    async def _run_once(self, check: Check) -> Outcome:
+        if check.phase is not Phase.DESTRUCTIVE:
+            return await self._judge(check, self.session)
+        if not self.session.launcher:
+            if self._is_ended:
+                return verdict.outcome(
+                    check, Status.NOT_RUN, "an earlier check ended this server: use --launch"
+                )
+            self._is_ended = True
+            return await self._judge(check, self.session)
+        return await self._run_on_fresh(check, self.session.launcher)
+
+    async def _run_on_fresh(self, check: Check, launcher: Launcher) -> Outcome:
+        """On a server of its own; one that never serves fails the check."""
+        try:
+            server = await launcher.launch()
+            fresh = replace_target(self.session, server.target)
+            try:
+                await fresh.open()
+                return await self._judge(check, fresh)
+            finally:
+                await fresh.close()
+                await server.stop()
+        except Unreachable as reason:
+            return verdict.failure(check, Violation(str(reason)))
+
+    async def _judge(self, check: Check, session: Session) -> Outcome:
+        context, started = Context(session, check.key), time.monotonic()
+        outcome = await verdict.judged(check, check.function(context), session.bounds.check)
+        exchanges = context.exchanges
+        await _close(context)
+        return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
+
+    def _report(self, seconds: float) -> Report:
+        info = self.session.info
+        return Report(
+            target=self.session.connection.target,
+            invocation=self.invocation or f"--target {shlex.quote(self.session.connection.target)}",
+            engine=f"{info.engine_name} {info.engine_version}, {info.config.model}".strip(" ,"),
+            bounds=self.session.bounds.describe(),
+            outcomes=tuple(self._in_order()),
+            seconds=seconds,
+        )
+
+    def _in_order(self) -> Iterable[Outcome]:
+        """By requirement; those without a check of this run say so."""
+        by_id: dict[str, list[Outcome]] = {}
+        for outcome in self._outcomes.values():
+            by_id.setdefault(outcome.requirement.id, []).append(self._with_negative(outcome))
+        for requirement in requirements().values():
+            without = verdict.without_check(requirement)
+            yield from sorted(by_id.get(requirement.id, [without]), key=lambda outcome: outcome.key)
+
+    def _with_negative(self, outcome: Outcome) -> Outcome:
+        """A capability that is not advertised and was refused as it must be is a result, not a skip."""
+        negative = self._outcomes.get(f"{REFUSED}/{outcome.closed_gate}")
+        if not outcome.closed_gate or not negative or negative.status is not Status.PASS:
+            return outcome
+        return replace(outcome, status=Status.NEG_PASS, message=f"{outcome.message}; its use is refused")
+
+
+def needs_first(checks: Iterable[Check]) -> list[Check]:
+    """The same checks in the same order, but none before one that it needs."""
+    due, placed = {check.key: check for check in checks}, dict[str, Check]()
+
+    def place(check: Check) -> None:
+        for need in check.needs:
+            if need in due and need not in placed:
+                place(due[need])
+        placed[check.key] = check
+
+    for check in due.values():
+        place(check)
+    return list(placed.values())
+
+
+def replace_target(session: Session, target: str) -> Session:
+    """A session of the same run with another server."""
+    return Session(
+        connection=session.connection.at(target),
+        time_scale=session.time_scale,
+        declared=session.declared,
+        launcher=session.launcher,
+        given=session.given,
+    )
+
+
+def _needs(check: Check) -> tuple[str, ...]:
+    return check.needs if check.key == ROOT else (ROOT, *check.needs)
+
+
+async def _close(context: Context) -> None:
+    """Clean up in bounded time, whatever state the target is in."""
+    try:
+        async with asyncio.timeout(CLEANUP_SECONDS):
+            await context.close()
+    except TimeoutError:
+        pass  # the target does not let go; the next check will show it

@@ -1,0 +1,57 @@
+"""Which checks the user wants. Knows requirements by name only; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from enginewire.conformance.requirements import Requirement
+from enginewire.conformance.running.registry import Phase
+from enginewire.v1.revision import CONTRACT_REVISION
+
+
+class Selectable(Protocol):
+    """A check, of whichever side."""
+
+    @property
+    def key(self) -> str:
+        """Its id, with a variant where an id has several checks."""
+
+    @property
+    def phase(self) -> Phase:
+        """What it does to the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Patterns are globs over ids, such as `STR-*`; empty means all."""
+
+    profiles: Sequence[str] = ()
+    run: Sequence[str] = ()
+    skip: Sequence[str] = ()
+    phases: frozenset[Phase] = frozenset({Phase.SAFE, Phase.LOAD})
+    repeat: int = 1
+    one_by_one: bool = False
+    revision: int = CONTRACT_REVISION
+    """Of the contract: what came later is not judged."""
+
+    def why_not(self, requirement: Requirement, check: Selectable) -> str:
+        """Why a check is not to run; empty when it is."""
+        names = (requirement.id, check.key)
+        if requirement.since > self.revision:
+            return f"since revision {requirement.since}"
+        if self.profiles and requirement.profile not in self.profiles:
+            return "not in the chosen profiles"
+        if self.run and not _matches(names, self.run):
+            return "not chosen by --run"
+        if _matches(names, self.skip):
+            return "left out by --skip"
+        if check.phase not in self.phases:
+            return "ends the server: needs --launch or --allow-destructive"
+        return ""
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)

@@ -1,0 +1,66 @@
+"""What becomes of one check: what it raises, or what several runs of it say together, as an Outcome.
+
+The same for servers and backends. Knows nothing about the order of checks and about what they look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.running.judged import Judged
+from enginewire.conformance.running.outcome import Outcome, Status
+from enginewire.conformance.session.session import Unreachable
+from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+BROKEN: Final = frozenset({Status.FAIL, Status.BLOCKED, Status.ERROR, Status.FLAKY})
+"""A prerequisite with one of these blocks what needs it."""
+
+
+async def judged(check: Judged, running: Awaitable[None], seconds: float) -> Outcome:
+    """Run a check to its verdict, which `seconds` from now there has to be."""
+    try:
+        async with asyncio.timeout(seconds):
+            await running
+        return outcome(check, Status.PASS)
+    except Violation as violation:
+        return failure(check, violation)
+    except NotApplicable as reason:
+        return outcome(check, Status.NOT_APPLICABLE, str(reason))
+    except TimeoutError:
+        return failure(check, Violation(f"no verdict within {seconds:.0f} s"))
+    except Unreachable as reason:
+        return failure(check, Violation(str(reason)))
+    except Exception as fault:  # noqa: BLE001  # a fault of one check must not end the others
+        return outcome(check, Status.ERROR, f"{type(fault).__name__}: {fault}")
+
+
+def outcome(check: Judged, status: Status, message: str = "") -> Outcome:
+    """An outcome of this check."""
+    return Outcome(key=check.key, requirement=requirements()[check.id], status=status, message=message)
+
+
+def failure(check: Judged, violation: Violation) -> Outcome:
+    """FAIL for a MUST, WARN for a SHOULD."""
+    status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
+    failed = outcome(check, status, str(violation))
+    return replace(failed, expected=violation.expected, seen=violation.seen)
+
+
+def without_check(requirement: Requirement) -> Outcome:
+    """The outcome of a requirement that nothing looks at."""
+    reason = requirement.excluded or "the kit has no check for it yet"
+    return Outcome(key=requirement.id, requirement=requirement, status=Status.NOT_RUN, message=reason)
+
+
+def of_repetitions(outcomes: Sequence[Outcome]) -> Outcome:
+    """One outcome for all runs of a check: FLAKY unless they agree."""
+    worst = next((each for each in outcomes if each.status in BROKEN), outcomes[-1])
+    if len({each.status for each in outcomes}) == 1:
+        return worst
+    passed = sum(each.status is Status.PASS for each in outcomes)
+    message = f"{passed} of {len(outcomes)} passed: {worst.message}"
+    return replace(worst, status=Status.FLAKY, message=message)

@@ -1,0 +1,48 @@
+"""The operator's side for checks: adapters that are loaded for a while. Judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+from enginewire import v1 as pb
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.exchange import Exchange
+
+
+async def load(ctx: Context, name: str, source: str) -> Exchange:
+    """LoadAdapter, whatever it answers."""
+    request = pb.LoadAdapterRequest(name=name, source=source)
+    return await ctx.client.ask("AdminService.LoadAdapter", request, timeout=ctx.bounds.check / 2)
+
+
+async def unload(ctx: Context, name: str) -> Exchange:
+    """UnloadAdapter, whatever it answers."""
+    return await ctx.client.ask("AdminService.UnloadAdapter", pb.UnloadAdapterRequest(name=name))
+
+
+async def listed(ctx: Context) -> list[str]:
+    """The names of ListAdapters; a failure is a Violation."""
+    exchange = await ctx.client.ask("AdminService.ListAdapters", pb.ListAdaptersRequest())
+    adapters = cast(pb.ListAdaptersResponse, exchange.response()).adapters
+    return [adapter.name for adapter in adapters]
+
+
+def new_name(ctx: Context) -> str:
+    """A name that no adapter has."""
+    return f"{ctx.session.next_number()}-{ctx.session.run_id}"
+
+
+@asynccontextmanager
+async def loaded(ctx: Context, sources: Sequence[str]) -> AsyncIterator[list[str]]:
+    """Names under which these are loaded; they are unloaded at the end. A failure is a Violation."""
+    names = [new_name(ctx) for _ in sources]
+    try:
+        for name, source in zip(names, sources, strict=True):
+            (await load(ctx, name, source)).response()
+        yield names
+    finally:
+        await ctx.idle()
+        for name in names:
+            await unload(ctx, name)

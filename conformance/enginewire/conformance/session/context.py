@@ -1,0 +1,304 @@
+"""What a check gets: requests, streams, the differential negative check, waiting for idle.
+
+One context per check: it records the check's RPCs and cleans up what the check left behind.
+Knows nothing about requirements and verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.bounds import Bounds, pause
+from enginewire.conformance.session.session import Program, Session
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.proxy import Proxy
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+
+LASTING_SECONDS = 0.3
+"""Long enough to be still running after a few calls."""
+
+LEFT = (None, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""What a call has whose caller went away: the server may not have noticed."""
+
+INVALID = (grpc.StatusCode.INVALID_ARGUMENT,)
+REFUSALS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
+"""What ERR-17 allows for a request that uses a capability which is not advertised."""
+LEFT_OUT = (grpc.StatusCode.UNIMPLEMENTED,)
+"""And for an RPC that needs one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """One greedy run past every EOS: prompt and the tokens it gives at this target."""
+
+    prompt: list[int]
+    tokens: list[int]
+
+    def first_new(self, start: int = 1) -> int:
+        """The first position from `start` on whose token occurred at none before it."""
+        for position in range(start, len(self.tokens)):
+            if self.tokens[position] not in self.tokens[:position]:
+                return position
+        raise NotApplicable("the model repeats itself: no later token of the greedy run is new")
+
+
+class Context:
+    """The target as one check sees it."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.session = session
+        self.client = session.client()
+        self._name = name.replace("/", "-")
+        self._clients = [self.client]
+        self._channels: list[grpc.aio.Channel] = []
+        self._proxies: list[Proxy] = []
+        self._programs: list[Program] = []
+        self._streams: list[Stream] = []
+        self._shown: list[Exchange] = []
+
+    @property
+    def info(self) -> pb.GetEngineInfoResponse:
+        """GetEngineInfo as it was at the start of the run."""
+        return self.session.info
+
+    @property
+    def config(self) -> pb.EngineConfig:
+        """What the engine says about itself."""
+        return self.info.config
+
+    @property
+    def capabilities(self) -> pb.Capabilities:
+        """What it advertises."""
+        return self.config.capabilities
+
+    @property
+    def limits(self) -> pb.Limits:
+        """Its bounds of requests."""
+        return self.config.limits
+
+    @property
+    def bounds(self) -> Bounds:
+        """How long things may take here."""
+        return self.session.bounds
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Every RPC of this check, in order."""
+        found = [exchange for client in self._clients for exchange in client.exchanges]
+        found += [exchange for exchange in self._shown if exchange not in found]
+        return sorted(found, key=lambda exchange: exchange.started_at)
+
+    def prefill(self) -> Client:
+        """A client of the engine that computes prompts: the other one of a pair, or the target itself."""
+        if not self.session.given.prefill:
+            return self.client
+        return self.connect(self.session.connection.at(self.session.given.prefill))
+
+    def show(self, exchange: Exchange) -> None:
+        """Count a shared observation among the evidence of this check."""
+        self._shown.append(exchange)
+
+    def prompt(self, length: int = requests.PROMPT_TOKENS, salt: int = 0) -> list[int]:
+        """Valid token ids, none of which ends a choice; another `salt`, other ids."""
+        return requests.prompt(length, self.config.vocab_size, self.config.eos_token_ids, salt)
+
+    def request(self, **changes: requests.Value) -> pb.GenerateRequest:
+        """A good request with an id of its own and some fields changed, as in `requests.change`."""
+        request_id = f"{self.session.run_id}-{self._name}-{self.session.next_number()}"
+        return requests.change(requests.good_request(request_id, self.prompt()), **changes)
+
+    def start(
+        self, request: pb.GenerateRequest, *, client: Client | None = None, timeout: float = 0
+    ) -> Stream:
+        """Start a Generate. Without a `timeout`, what its size allows at this target."""
+        conditions, prompt = request.request.stop_conditions, len(request.request.token_ids)
+        tokens = conditions.max_tokens if conditions.HasField("max_tokens") else self._room(prompt)
+        choices = max(request.request.sampling_options.n, 1)
+        deadline = timeout or self.bounds.generation(tokens * choices, prompt)
+        stream = Stream(request, (client or self.client).generate(request, timeout=deadline))
+        self._streams.append(stream)
+        return stream
+
+    async def generate(self, request: pb.GenerateRequest) -> Stream:
+        """A Generate that has to succeed, read to its status; a failure is a Violation."""
+        return await self.start(request).ok()
+
+    async def refused(self, request: pb.GenerateRequest) -> Exchange:
+        """A Generate read to its status, whatever it is."""
+        return (await self.start(request).end()).exchange
+
+    async def rejects(
+        self,
+        change: dict[str, requests.Value],
+        *,
+        field: str | None = None,
+        codes: Iterable[grpc.StatusCode] = INVALID,
+        reason: pb.ErrorReason.ValueType | None = None,
+        good: pb.GenerateRequest | None = None,
+    ) -> Exchange:
+        """The differential negative check: a good request passes; with exactly this change it is refused.
+
+        The status must be one of `codes`, before any message, and its detail name `field` (by default
+        the changed one; "" = do not look) and `reason`.
+        """
+        base = good or self.request()
+        await self.generate(base)
+        changed = requests.change(base, request_id=self.request().request_id, **change)
+        exchange = await self.refused(changed)
+        path = requests.path_of(next(iter(change))) if field is None else field
+        require_refusal(exchange, tuple(codes), path, reason)
+        return exchange
+
+    async def greedy(self, count: int = 16) -> Greedy:
+        """What the target generates greedily past every EOS; the run is made once and shared."""
+        return await self.session.once(("greedy", count), lambda: self._greedy(count))
+
+    def long_request(self, **changes: requests.Value) -> pb.GenerateRequest:
+        """A request that runs 20 reaction bounds if nothing ends it, or until the window is full."""
+        tokens = self.bounds.tokens_in(20 * self.bounds.reaction)
+        request = self.request(**changes)
+        room = self._room(len(request.request.token_ids))
+        return requests.change(request, max_tokens=min(tokens, room))
+
+    def lasting_request(
+        self, seconds: float = LASTING_SECONDS, /, **changes: requests.Value
+    ) -> pb.GenerateRequest:
+        """A request that is still running after a few calls, and whose end can be waited for."""
+        request = self.long_request(**changes)
+        longest = request.request.stop_conditions.max_tokens
+        return requests.change(request, max_tokens=min(self.bounds.tokens_in(seconds), longest))
+
+    async def idle(self) -> pb.Load:
+        """Wait until nothing is held any more; a Violation when it takes longer than the reaction bound."""
+        deadline = time.monotonic() + self.bounds.reaction
+        while True:
+            load = await self.client.load()
+            if not (load.running or load.waiting or load.kv_blocks_used):
+                return load
+            if time.monotonic() > deadline:
+                raise Violation(
+                    f"the server is not idle {self.bounds.reaction:.1f} s after its last request",
+                    expected="running 0, waiting 0, kv_blocks_used 0",
+                    seen=describe_load(load),
+                )
+            await pause()
+
+    def connect(self, connection: Connection | None = None, *options: tuple[str, int | str]) -> Client:
+        """A client with a connection of its own, with further channel arguments."""
+        channel = (connection or self.session.connection).channel(*options)
+        self._channels.append(channel)
+        self._clients.append(self.session.client(channel))
+        return self._clients[-1]
+
+    async def proxy(self) -> tuple[Proxy, Client]:
+        """A proxy in front of the target, and a client behind it."""
+        proxy = await Proxy.open(self.session.connection.target)
+        self._proxies.append(proxy)
+        return proxy, self.connect(self.session.connection.at(proxy.target))
+
+    async def spawn(self, target: str = "", extra: str = "") -> Program:
+        """Start the program under test without waiting; it is stopped at the end of the check."""
+        if self.session.launcher is None:
+            raise NotApplicable("needs --launch")
+        self._programs.append(await self.session.launcher.spawn(target, extra))
+        return self._programs[-1]
+
+    async def opened(self, program: Program) -> Client:
+        """A client of a program that was spawned, as soon as anything listens at its address."""
+        connection = self.session.connection.at(program.target)
+        while not await connection.accepts():
+            if program.exit_code is not None:
+                raise Violation("the server ended before it listened", seen=f"exit code {program.exit_code}")
+            await pause()
+        return self.connect(connection)
+
+    def context_length(self) -> int:
+        """The window; NotApplicable where the target does not say."""
+        if not self.config.HasField("context_length"):
+            raise NotApplicable("EngineConfig.context_length is absent")
+        return self.config.context_length
+
+    async def end(self, request_ids: list[str]) -> None:
+        """Abort what may still run: only a courtesy to the checks to come, ABO-04 judges the answer."""
+        if request_ids:
+            with suppress(Violation):
+                await self.session.client().abort(request_ids)
+
+    async def close(self) -> None:
+        """End what the check left running, close what it opened."""
+        alive = [stream for stream in self._streams if stream.exchange.code in LEFT]
+        for client in self._clients:
+            for call in client.calls:
+                if call.exchange.code is None:
+                    call.cancel()
+        await self.end([stream.request.request_id for stream in alive])
+        await asyncio.gather(*(proxy.close() for proxy in self._proxies))
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await asyncio.gather(*(program.stop() for program in self._programs))
+
+    def _room(self, prompt_tokens: int) -> int:
+        window = self.config.context_length if self.config.HasField("context_length") else 8192
+        return max(window - prompt_tokens, 1)
+
+    async def _greedy(self, count: int) -> Greedy:
+        # Not recorded for any check: the first one to ask must not be the only one to show it.
+        request = self.request(max_tokens=count)
+        client = self.session.client()
+        stream = await self.start(request, client=client).ok()
+        expect(
+            len(stream.tokens) >= count,
+            "a greedy run has another length",
+            expected=count,
+            seen=len(stream.tokens),
+        )
+        return Greedy(list(request.request.token_ids), stream.tokens[:count])
+
+
+def require_refusal(
+    exchange: Exchange,
+    codes: tuple[grpc.StatusCode, ...],
+    field: str = "",
+    reason: pb.ErrorReason.ValueType | None = None,
+) -> None:
+    """A Violation unless the call was refused with such a status, before any message."""
+    names = " or ".join(code.name for code in codes)
+    expect(
+        exchange.code in codes,
+        "the request was not refused as it must be",
+        expected=names,
+        seen=exchange.status,
+    )
+    expect(
+        not exchange.arrived, "a message came before the refusal", expected="none", seen=len(exchange.arrived)
+    )
+    if not field and reason is None:
+        return
+    detail = exchange.detail
+    if detail is None:
+        raise Violation("the status carries no ErrorDetail", expected="an ErrorDetail", seen=exchange.status)
+    if reason is not None:
+        named = pb.ErrorReason.Name(reason)
+        expect(detail.reason == reason, "the reason is another one", expected=named, seen=detail.reason)
+    seen = detail.field.split("[")[0]
+    expect(
+        not field or field in (seen, detail.field),
+        "the refusal names another field",
+        expected=field,
+        seen=detail.field,
+    )
+
+
+def describe_load(load: pb.Load) -> str:
+    """The three numbers that have to return to 0."""
+    return f"running {load.running}, waiting {load.waiting}, kv_blocks_used {load.kv_blocks_used}"

@@ -1,0 +1,113 @@
+"""The fields of a request by descriptor, so that a field added to the contract is checked from that day on.
+
+A path leads through repeated messages by their first entry. Builds and encodes; sends nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from enginewire import v1 as pb
+from enginewire.conformance.session.requests import Value
+
+FLOATS: Final = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
+ENUMS: Final = (FieldDescriptor.CPPTYPE_ENUM,)
+MESSAGES: Final = (FieldDescriptor.CPPTYPE_MESSAGE,)
+
+UNKNOWN_NUMBER: Final = 19_999 + 10_000
+"""A field number the contract does not use; 19000 to 19999 belong to protobuf itself."""
+
+_LENGTH_DELIMITED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FieldPath:
+    """A field somewhere below PreprocessedRequest, by the fields that lead to it."""
+
+    steps: tuple[FieldDescriptor, ...]
+
+    @property
+    def name(self) -> str:
+        """As in an ErrorDetail, without indexes: `sampling_options.logit_bias.bias`."""
+        return ".".join(step.name for step in self.steps)
+
+    def put(self, request: pb.GenerateRequest, value: Value) -> None:
+        """Set the field, making what leads to it; None makes only that."""
+        owner: Message = request.request
+        for step in self.steps[:-1]:
+            owner = _inside(owner, step)
+        last = self.steps[-1]
+        if value is None:
+            return
+        if last.is_repeated:
+            getattr(owner, last.name).append(value)
+        else:
+            setattr(owner, last.name, value)
+
+    def encoded(self, payload: bytes) -> bytes:
+        """A serialized GenerateRequest with nothing but these bytes in this field; it can be appended."""
+        for step in reversed(self.steps):
+            payload = length_delimited(step.number, payload)
+        return length_delimited(pb.GenerateRequest.REQUEST_FIELD_NUMBER, payload)
+
+
+def fields_of(types: Collection[int]) -> list[FieldPath]:
+    """All fields of these C++ types below PreprocessedRequest."""
+    return list(_walk(pb.PreprocessedRequest.DESCRIPTOR, (), types))
+
+
+def text_fields() -> list[FieldPath]:
+    """All string fields below PreprocessedRequest."""
+    strings = fields_of((FieldDescriptor.CPPTYPE_STRING,))
+    return [path for path in strings if path.steps[-1].type == FieldDescriptor.TYPE_STRING]
+
+
+def without_indexes(path: str) -> str:
+    """`sampling_options.logit_bias[0].bias` as `sampling_options.logit_bias.bias`."""
+    return re.sub(r"\[\d+\]", "", path)
+
+
+def length_delimited(number: int, payload: bytes) -> bytes:
+    """A field of bytes, text or a message on the wire."""
+    return varint(number << 3 | _LENGTH_DELIMITED) + varint(len(payload)) + payload
+
+
+def varint(value: int) -> bytes:
+    """A number on the wire."""
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])
+
+
+def unknown_fields() -> bytes:
+    """One field of each wire type that no revision of the contract has."""
+    tag = UNKNOWN_NUMBER << 3
+    numbers = varint(tag) + varint(7) + varint(tag | 1) + bytes(8) + varint(tag | 5) + bytes(4)
+    return numbers + length_delimited(UNKNOWN_NUMBER, b"from the future")
+
+
+def _walk(
+    message: Descriptor, steps: tuple[FieldDescriptor, ...], types: Collection[int]
+) -> Iterator[FieldPath]:
+    for field in message.fields:
+        path = (*steps, field)
+        if field.cpp_type in types:
+            yield FieldPath(path)
+        if field.message_type:
+            yield from _walk(field.message_type, path, types)
+
+
+def _inside(owner: Message, step: FieldDescriptor) -> Message:
+    value = getattr(owner, step.name)
+    if not step.is_repeated:
+        value.SetInParent()
+    inner: Message = value if not step.is_repeated else (value[0] if len(value) else value.add())
+    return inner

@@ -1,0 +1,71 @@
+"""What a run is given besides its target: a second engine, adapters to load, where the metrics are.
+
+None of it can be asked of the target. Opens nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Final
+
+from enginewire.conformance.wire.violation import NotApplicable
+
+PAIR: Final = frozenset({"prefill", "disaggregation"})
+"""The gates that hold when there are a prefill and a decode engine; that of `decode` is the target's role."""
+
+PAIR_RUN: Final = ("DIS-*", "DRN-09", "PRB-01/*", "INF-01", "INF-02", "INF-06", "INF-07", "INF-10", "INF-12")
+"""What runs by default against a pair: the requirements that need no answer of the target alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Empty where the user gave nothing. `adapters`: sources as LoadAdapter takes them."""
+
+    prefill: str = ""
+    adapters: tuple[str, ...] = ()
+    metrics_url: str = ""
+
+    def sources(self, count: int) -> tuple[str, ...]:
+        """That many different adapters; NotApplicable with fewer."""
+        if len(self.adapters) < count:
+            raise NotApplicable(f"needs --adapter with a source the target can load, {count} times")
+        return self.adapters[:count]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say it."""
+    group = parser.add_argument_group("beside the target")
+    group.add_argument(
+        "--prefill", metavar="ADDRESS", default="", help="the engine of role PREFILL of a pair"
+    )
+    group.add_argument(
+        "--decode", metavar="ADDRESS", default="", help="the engine of role DECODE: the target"
+    )
+    group.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="SOURCE",
+        help="an adapter that LoadAdapter can load; two are needed",
+    )
+    group.add_argument(
+        "--metrics-url", default="", metavar="URL", help="where the target exports metrics as Prometheus text"
+    )
+
+
+def adopt(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """The target of a pair is its decode engine. Half a pair is a mistake, which ends the program."""
+    if bool(options.prefill) != bool(options.decode):
+        parser.error("--prefill and --decode belong together")
+    if options.decode and (options.target or options.launch):
+        parser.error("--decode is a target: it excludes --target and --launch")
+    if options.decode:
+        options.target = options.decode
+        if not (options.run or options.profile):
+            options.run = list(PAIR_RUN)
+
+
+def given(options: argparse.Namespace) -> Given:
+    """The options as one value."""
+    return Given(prefill=options.prefill, adapters=tuple(options.adapter), metrics_url=options.metrics_url)

@@ -1,0 +1,132 @@
+"""A subscriber to KV events: what it was told, and the cache that follows from it. Judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import cast
+
+from enginewire import v1 as pb
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.client import Call, Client
+from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+
+@dataclass(slots=True)
+class Picture:
+    """The blocks a subscriber knows after some events, and what it found odd on the way."""
+
+    blocks: dict[int, int | None] = field(default_factory=dict)
+    """Hash to parent."""
+    sequence: int | None = None
+    oddities: list[str] = field(default_factory=list)
+
+    def apply(self, event: pb.KvEvent) -> None:
+        """Follow one event."""
+        if event.HasField("cleared"):
+            self.blocks.clear()
+        elif event.HasField("stored"):
+            self._store(event.stored)
+        else:
+            for name in event.removed.block_hashes:
+                if name not in self.blocks:
+                    self.oddities.append(f"event {event.sequence} removes {name:x}, which is not stored")
+                self.blocks.pop(name, None)
+        self.sequence = event.sequence
+
+    def _store(self, stored: pb.KvBlocksStored) -> None:
+        parent = stored.parent_block_hash if stored.HasField("parent_block_hash") else None
+        for name in stored.block_hashes:
+            self.blocks[name] = parent
+            parent = name
+
+
+@dataclass
+class Subscription:
+    """A SubscribeKvEvents under way."""
+
+    call: Call
+
+    @property
+    def messages(self) -> list[pb.SubscribeKvEventsResponse]:
+        """All messages so far."""
+        return cast(list[pb.SubscribeKvEventsResponse], self.call.exchange.messages)
+
+    @property
+    def events(self) -> list[pb.KvEvent]:
+        """All events so far."""
+        return [event for message in self.messages for event in message.events]
+
+    @property
+    def snapshot(self) -> list[pb.KvEvent]:
+        """What it begins with, up to the newest change it includes."""
+        events = self.events
+        if not events or not events[0].HasField("cleared"):
+            return []
+        return [event for event in events if event.sequence == events[0].sequence]
+
+    @property
+    def changes(self) -> list[pb.KvEvent]:
+        """What happened after the snapshot."""
+        return self.events[len(self.snapshot) :]
+
+    def picture(self) -> Picture:
+        """The cache as it is now, by what was told."""
+        picture = Picture()
+        for event in self.events:
+            picture.apply(event)
+        return picture
+
+    async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Read until something holds; False when it does not in that time. An end is a Violation."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            reading = self._reading()
+            await asyncio.wait([reading], timeout=max(deadline - time.monotonic(), 0))
+            if not reading.done():
+                return False
+            self._next = None
+            if await reading is None:
+                raise Violation("a subscription ended", expected="still open", seen=self.call.exchange.status)
+        return True
+
+    _next: asyncio.Task[object] | None = None
+
+    def _reading(self) -> asyncio.Task[object]:
+        """The one read that is under way: a read that is given up would end the call."""
+        self._next = self._next or asyncio.ensure_future(_read(self.call))
+        return self._next
+
+    def close(self) -> None:
+        """Subscribe no more."""
+        self.call.cancel()
+
+
+async def _read(call: Call) -> object:
+    return await anext(call, None)
+
+
+async def subscribe(ctx: Context, after: int | None = None, client: Client | None = None) -> Subscription:
+    """Subscribe to the first rank and read the first message; NotApplicable where others publish."""
+    source = (await sources(ctx))[0]
+    if source.endpoint:
+        raise NotApplicable("the events are published elsewhere")
+    request = pb.SubscribeKvEventsRequest(dp_rank=source.dp_rank, after_sequence=after)
+    call = (client or ctx.client).call("KvService.SubscribeKvEvents", request, timeout=ctx.bounds.check)
+    return Subscription(call)
+
+
+async def sources(ctx: Context) -> list[pb.KvEventSource]:
+    """All sources; none is a Violation."""
+    exchange = await ctx.client.ask("KvService.GetKvEventSources", pb.GetKvEventSourcesRequest())
+    found = list(cast(pb.GetKvEventSourcesResponse, exchange.response()).sources)
+    if not found:
+        raise Violation("GetKvEventSources names no source", expected="one per rank")
+    return found
+
+
+def hashes(events: Iterable[pb.KvEvent]) -> list[int]:
+    """Of all blocks that were stored, in order."""
+    return [name for event in events for name in event.stored.block_hashes]

@@ -1,0 +1,83 @@
+"""Fills every slot of the target, so that the next request has to wait. Knows no requirement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+MOST_SLOTS: Final = 256
+"""More streams than this would test the kit's machine."""
+
+PER_CONNECTION: Final = 96
+"""Calls that every server takes from one connection: many stop at a hundred."""
+
+
+@asynccontextmanager
+async def saturated(ctx: Context, slots: int = 0) -> AsyncIterator[list[Stream]]:
+    """As many long requests as there are slots, all running; they are cancelled at the end.
+
+    A fast engine may have ended some of them by the time the body looks: `max_tokens` ends at the
+    window. NotApplicable where the number of slots is not said.
+    """
+    if not (slots or ctx.config.HasField("max_num_seqs")):
+        raise NotApplicable("EngineConfig.max_num_seqs is absent")
+    count = slots or ctx.config.max_num_seqs
+    if count > MOST_SLOTS:
+        raise NotApplicable(f"{count} slots are more than the kit fills")
+    clients = [ctx.client, *(ctx.connect() for _ in range((count - 1) // PER_CONNECTION))]
+    streams = [
+        ctx.start(ctx.long_request(), client=clients[number // PER_CONNECTION]) for number in range(count)
+    ]
+    try:
+        await asyncio.gather(*(stream.accepted() for stream in streams))
+        await _filled(ctx, count)
+        yield streams
+    finally:
+        for stream in streams:
+            stream.cancel()
+
+
+async def queued(
+    ctx: Context,
+    running: list[Stream],
+    *,
+    max_tokens: int = 0,
+    client: Client | None = None,
+    timeout: float = 0,
+) -> Stream:
+    """A request that waits, seen in the load, while the slots are taken: a long one without `max_tokens`."""
+    before = (await ctx.client.load()).waiting
+    request = ctx.request(max_tokens=max_tokens) if max_tokens else ctx.long_request()
+    stream = ctx.start(request, client=client, timeout=timeout)
+    accepted = asyncio.ensure_future(stream.call.accepted())
+    deadline = time.monotonic() + ctx.bounds.reaction
+    while time.monotonic() < deadline:
+        load = await ctx.client.load()
+        if load.waiting > before:
+            return stream
+        if load.running < len(running):
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+        if timeout and time.monotonic() > stream.exchange.started_at + timeout:
+            raise NotApplicable("a deadline passes before its request can be seen to wait")
+        if accepted.done() and not accepted.result():
+            raise NotApplicable("a request that has to wait is refused here")
+        await pause()
+    raise Violation("Load.waiting is 0 while a request waits for a slot", expected="1")
+
+
+async def _filled(ctx: Context, count: int) -> None:
+    """Wait until all slots are taken, or until it is clear that they do not stay so."""
+    deadline = time.monotonic() + ctx.bounds.reaction
+    while time.monotonic() < deadline:
+        if (await ctx.client.load()).running >= count:
+            return
+        await pause()

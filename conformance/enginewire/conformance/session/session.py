@@ -1,0 +1,154 @@
+"""What all checks of a run share: the target, its facts, the bounds, the observations made once.
+
+Knows no requirement. A session belongs to one server; a fresh server gets a fresh session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from signal import Signals
+from typing import Protocol, TypeVar, cast
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.bounds import MEASURED_REQUESTS, MEASURED_TOKENS, Bounds
+from enginewire.conformance.session.given import Given
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import Violation
+
+T = TypeVar("T")
+
+
+class Server(Protocol):
+    """A server that the kit started."""
+
+    target: str
+
+    async def stop(self) -> None:
+        """End it; nothing of it is left."""
+
+
+class Program(Server, Protocol):
+    """A server program: a process of its own that can be signalled."""
+
+    @property
+    def group(self) -> int:
+        """Its process group."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+
+    def signal(self, number: Signals) -> None:
+        """Send a signal to the process, as a supervisor would."""
+
+    async def ended(self, within: float) -> int:
+        """The exit code; TimeoutError when the process runs on."""
+
+    async def ready(self, within: float) -> None:
+        """Wait until it says who it is. Raises Unreachable when it ends or takes longer."""
+
+    def output(self) -> str:
+        """What it printed so far."""
+
+
+class Launcher(Protocol):
+    """Starts servers of the implementation under test, each fresh."""
+
+    async def launch(self) -> Server:
+        """A server that serves. Raises Unreachable when it never does."""
+
+    async def spawn(self, target: str = "", extra: str = "") -> Program:
+        """Start the program without waiting; at `target` or a free address, with `extra` arguments."""
+
+    async def close(self) -> None:
+        """Nothing that was started is left."""
+
+
+class Unreachable(Exception):
+    """The target cannot be connected to, or never got ready. Not a verdict about its conformance."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One server under test."""
+
+    connection: Connection
+    time_scale: float = 1.0
+    declared: frozenset[str] = frozenset()
+    launcher: Launcher | None = None
+    given: Given = field(default_factory=Given)
+    info: pb.GetEngineInfoResponse = field(default_factory=pb.GetEngineInfoResponse)
+    bounds: Bounds = field(default_factory=Bounds)
+    run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
+    _channel: grpc.aio.Channel | None = None
+    _numbers: count[int] = field(default_factory=count)
+    _observations: dict[object, asyncio.Task[object]] = field(default_factory=dict)
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel that checks share."""
+        self._channel = self._channel or self.connection.channel()
+        return self._channel
+
+    def client(self, channel: grpc.aio.Channel | None = None) -> Client:
+        """A client that records for itself, over the shared channel or its own."""
+        return Client(
+            channel or self.channel, metadata=self.connection.metadata, timeout=2 * self.bounds.answer
+        )
+
+    def next_number(self) -> int:
+        """1, 2, 3, … for unique request ids."""
+        return next(self._numbers) + 1
+
+    async def open(self) -> None:
+        """Connect, read the facts, measure. Raises Unreachable; whatever answers is let in."""
+        self.bounds = replace(self.bounds, scale=self.time_scale)
+        try:
+            async with asyncio.timeout(self.bounds.answer):
+                await self.channel.channel_ready()
+        except TimeoutError:
+            raise Unreachable(f"nothing listens at {self.connection.target}") from None
+        # What is wrong with an answer is for the checks to say.
+        with suppress(Violation):
+            self.info = await self.client().info()
+            self.bounds = replace(await self._measure(), scale=self.time_scale)
+
+    async def close(self) -> None:
+        """Close the channel and forget what was observed."""
+        for task in self._observations.values():
+            task.cancel()
+        await asyncio.gather(*self._observations.values(), return_exceptions=True)
+        if self._channel:
+            await self._channel.close()
+
+    async def once(self, key: object, observe: Callable[[], Awaitable[T]]) -> T:
+        """The result of `observe`, made once per session and key; its failure is shared as well."""
+        if key not in self._observations:
+            self._observations[key] = asyncio.ensure_future(cast(Awaitable[object], observe()))
+        # One check that gives up must not take the observation from the others.
+        return cast(T, await asyncio.shield(self._observations[key]))
+
+    async def _measure(self) -> Bounds:
+        """A target that cannot generate gets the floors; its checks will say what is wrong."""
+        client, ttfts, itls = self.client(), [0.0], [0.0]
+        for number in range(MEASURED_REQUESTS):
+            prompt = requests.prompt(requests.PROMPT_TOKENS, self.info.config.vocab_size, salt=number)
+            good = requests.good_request(f"{self.run_id}-measure-{number}", prompt)
+            request = requests.change(good, max_tokens=MEASURED_TOKENS)
+            stream = await Stream(request, client.generate(request)).end()
+            arrived = stream.exchange.arrived
+            if not stream.exchange.is_ok or not stream.tokens:
+                break
+            ttfts.append(arrived[0].at - stream.exchange.started_at)
+            itls.append((arrived[-1].at - arrived[0].at) / max(len(stream.tokens) - 1, 1))
+        return Bounds(max(ttfts), max(itls), min(itls[1:], default=0.0))

@@ -1,0 +1,59 @@
+"""Waits until the load shows something, within the bound of reactions. Knows no requirement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context, describe_load
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+LOOKS: Final = 400
+"""At most, so that whoever waits for long asks less often."""
+
+
+async def until(
+    ctx: Context, holds: Callable[[pb.Load], bool], message: str, *, expected: str = "", within: float = 0
+) -> pb.Load:
+    """The first load of which `holds` is true; a Violation when none is in time."""
+    bound = within or ctx.bounds.reaction
+    deadline = time.monotonic() + bound
+    while not holds(load := await ctx.client.load()):
+        if time.monotonic() > deadline:
+            raise Violation(message, expected=expected, seen=describe_load(load))
+        await pause(bound / LOOKS)
+    return load
+
+
+async def freed(ctx: Context, requests: list[pb.GenerateRequest], within: float = 0) -> None:
+    """Wait until nothing of the requests is held any more; what stays is aborted, for the checks to come."""
+    message = "what a request held was not freed"
+    try:
+        await until(ctx, is_idle, message, expected="nothing running, waiting or held", within=within)
+    except Violation:
+        await ctx.client.abort([request.request_id for request in requests])
+        raise
+
+
+async def still_running(ctx: Context, stream: Stream) -> None:
+    """NotApplicable when the stream ended by itself already: then nothing can be taken from it."""
+    if (await ctx.client.load()).running:
+        return
+    if not await ended_by_itself(stream):
+        raise Violation("Load.running is 0 while a request is generated", seen=stream.exchange.status)
+    raise NotApplicable("the longest request ends before anything can be done to it")
+
+
+async def ended_by_itself(stream: Stream) -> bool:
+    """Read on; True when it was served to its natural end."""
+    await stream.end()
+    return stream.exchange.is_ok and stream.choice.reason_name == "LENGTH"
+
+
+def is_idle(load: pb.Load) -> bool:
+    """Nothing runs, waits or is held."""
+    return not (load.running or load.waiting or load.kv_blocks_used)

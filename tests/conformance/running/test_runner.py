@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.mutants.cancellation import LeakOnCancel
+from enginewire.conformance.mutants.discovery import InfoUnimplemented
+from enginewire.conformance.proof.self_test import judge
+from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.running.outcome import ExitCode, Status
+from enginewire.conformance.running.registry import Phase
+from enginewire.conformance.running.runner import Runner
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.context import REFUSALS, Context
+from enginewire.conformance.session.session import Session, Unreachable
+from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+from tests.conformance.judging import judged, made_up, statuses
+
+
+async def passes(ctx: Context) -> None:
+    await ctx.generate(ctx.request())
+
+
+async def fails(ctx: Context) -> None:
+    raise Violation("no", expected=1, seen=2)
+
+
+async def test_the_reference_conforms_as_an_address_alone_and_with_all_that_a_run_can_be_given() -> None:
+    alone = await judged()
+    assert [outcome.key for outcome in alone.unexpected] == []
+    assert alone.exit_code() == ExitCode.CONFORMANT
+    passed = {key for key, status in statuses(alone).items() if status is Status.PASS}
+    assert len(passed) > 30
+    # With processes to start, adapters and metrics: what could not run or did not apply before.
+    rest = [check.key for check in all_checks() if check.key not in passed]
+    given = await judge(Reference, frozenset(Phase), run=rest)
+    assert [outcome.key for outcome in given.unexpected] == []
+    assert given.counts[Status.PASS] > 30
+    assert Status.NOT_RUN not in {statuses(given)[key] for key in rest}
+
+
+async def test_a_violation_of_a_must_fails_and_shows_its_evidence() -> None:
+    async def asks_then_fails(ctx: Context) -> None:
+        await passes(ctx)
+        await fails(ctx)
+
+    report = await judged(checks=[made_up("STR-01", asks_then_fails)])
+    (outcome,) = report.unexpected
+    assert (outcome.status, outcome.expected, outcome.seen) == (Status.FAIL, "1", "2")
+    assert [exchange.method for exchange in outcome.exchanges] == ["EngineService.Generate"]
+    assert report.exit_code() == ExitCode.VIOLATION
+
+
+async def test_a_violation_of_a_should_is_a_warning_unless_strict() -> None:
+    report = await judged(checks=[made_up("STR-12", fails), made_up("STR-01", passes)])
+    assert statuses(report)["STR-12"] is Status.WARN
+    assert (report.exit_code(), report.exit_code(strict=True)) == (ExitCode.CONFORMANT, ExitCode.VIOLATION)
+
+
+async def test_what_needs_a_failed_check_is_blocked() -> None:
+    checks = [
+        made_up("STR-01", fails),
+        made_up("STR-02", passes, needs=("STR-01",)),
+        made_up("STR-03", passes),
+    ]
+    seen = statuses(await judged(checks=checks))
+    assert (seen["STR-02"], seen["STR-03"]) == (Status.BLOCKED, Status.PASS)
+
+
+async def test_what_runs_alone_waits_for_what_it_needs() -> None:
+    checks = [
+        made_up("STR-01", passes, alone=True, needs=("STR-03",)),
+        made_up("STR-02", passes, alone=True),
+        made_up("STR-03", fails, alone=True),
+    ]
+    seen = statuses(await judged(checks=checks))
+    assert (seen["STR-01"], seen["STR-02"]) == (Status.BLOCKED, Status.PASS)
+
+
+async def test_without_facts_about_the_engine_everything_is_blocked() -> None:
+    report = await judged(InfoUnimplemented)
+    ran = {key: status for key, status in statuses(report).items() if status is not Status.NOT_RUN}
+    assert ran.pop("INF-01") is Status.FAIL
+    assert set(ran.values()) == {Status.BLOCKED}
+
+
+async def test_a_capability_that_is_absent_and_refused_is_a_result() -> None:
+    async def is_refused(ctx: Context) -> None:
+        await ctx.rejects({"best_of": 2}, codes=REFUSALS)
+
+    checks = [
+        made_up("ERR-17", is_refused, variant="data_parallel", unless="data_parallel"),
+        made_up("PRB-05", fails),
+    ]
+    seen = statuses(await judged(checks=checks))
+    assert (seen["ERR-17/data_parallel"], seen["PRB-05"]) == (Status.PASS, Status.NEG_PASS)
+
+
+async def test_a_fault_of_the_kit_never_blames_the_target() -> None:
+    async def breaks(ctx: Context) -> None:
+        raise KeyError("oops")
+
+    report = await judged(checks=[made_up("STR-01", breaks)])
+    assert (statuses(report)["STR-01"], report.exit_code()) == (Status.ERROR, ExitCode.KIT_FAULT)
+
+
+async def test_a_check_that_does_not_apply_says_why() -> None:
+    async def does_not_apply(ctx: Context) -> None:
+        raise NotApplicable("no window")
+
+    report = await judged(checks=[made_up("LIM-05", does_not_apply)])
+    assert [o.message for o in report.outcomes if o.key == "LIM-05"] == ["no window"]
+
+
+async def test_results_that_differ_are_flaky() -> None:
+    results = iter([passes, fails])
+
+    async def alternates(ctx: Context) -> None:
+        await next(results)(ctx)
+
+    report = await judged(checks=[made_up("STR-01", alternates)], selection=Selection(repeat=2))
+    assert (statuses(report)["STR-01"], report.exit_code()) == (Status.FLAKY, ExitCode.VIOLATION)
+
+
+async def test_a_selection_that_matches_nothing_is_no_success() -> None:
+    report = await judged(selection=Selection(run=["XYZ-*"]))
+    assert report.exit_code() == ExitCode.NOTHING_RAN
+
+
+async def test_destructive_checks_run_only_when_they_are_allowed() -> None:
+    checks = [made_up("DRN-01", passes, phase=Phase.DESTRUCTIVE)]
+    assert statuses(await judged(checks=checks))["DRN-01"] is Status.NOT_RUN
+    allowed = Selection(phases=frozenset({Phase.DESTRUCTIVE}))
+    assert statuses(await judged(checks=checks, selection=allowed))["DRN-01"] is Status.PASS
+
+
+async def test_a_server_that_cannot_be_replaced_is_ended_once() -> None:
+    checks = [made_up(key, passes, phase=Phase.DESTRUCTIVE) for key in ("DRN-01", "DRN-02")]
+    allowed = Selection(phases=frozenset({Phase.DESTRUCTIVE}))
+    report = await judged(checks=checks, selection=allowed)
+    assert statuses(report)["DRN-01"] is Status.PASS
+    ((status, message),) = [(o.status, o.message) for o in report.outcomes if o.key == "DRN-02"]
+    assert (status, message) == (Status.NOT_RUN, "an earlier check ended this server: use --launch")
+
+
+async def test_what_a_check_leaves_running_is_ended() -> None:
+    servers: list[Reference] = []
+
+    def make() -> Reference:
+        servers.append(Reference())
+        return servers[0]
+
+    async def leaves_a_stream(ctx: Context) -> None:
+        await ctx.start(ctx.long_request()).first_token()
+
+    async def finds_idle(ctx: Context) -> None:
+        await ctx.idle()
+
+    checks = [made_up("STR-01", leaves_a_stream), made_up("STR-02", finds_idle, alone=True)]
+    assert statuses(await judged(make, checks))["STR-02"] is Status.PASS
+    assert servers[0].live == {}
+
+
+async def test_what_a_check_cancelled_is_ended_where_the_server_does_not_notice() -> None:
+    servers: list[Reference] = []
+
+    def make() -> Reference:
+        servers.append(LeakOnCancel())
+        return servers[0]
+
+    async def cancels(ctx: Context) -> None:
+        stream = await ctx.start(ctx.long_request()).first_token()
+        stream.cancel()
+        await stream.end()
+
+    async def finds_idle(ctx: Context) -> None:
+        expect(not servers[0].live, "something still runs")
+
+    checks = [made_up("STR-01", cancels), made_up("STR-02", finds_idle, alone=True)]
+    assert statuses(await judged(make, checks))["STR-02"] is Status.PASS
+
+
+async def test_a_check_that_hangs_fails_in_bounded_time() -> None:
+    async def hangs(ctx: Context) -> None:
+        await asyncio.Event().wait()
+
+    report = await judged(checks=[made_up("STR-01", hangs)], time_scale=0.005)
+    assert [(o.key, o.message) for o in report.unexpected] == [("STR-01", "no verdict within 0 s")]
+
+
+async def test_nothing_at_the_address_is_not_a_verdict() -> None:
+    session = Session(connection=Connection(target="unix:/nowhere.sock"), time_scale=0.1)
+    with pytest.raises(Unreachable):
+        await Runner(session, all_checks(), Selection()).run()
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+async def test_an_adversary_passes_nothing(name: str) -> None:
+    report = await judged(lambda: Adversary(name), time_scale=0.1)
+    assert report.counts[Status.PASS] + report.counts[Status.NEG_PASS] == 0
+    assert report.exit_code() == ExitCode.VIOLATION

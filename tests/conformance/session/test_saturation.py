@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.running.outcome import Outcome, Status
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.wire.violation import expect
+from tests.conformance.judging import judged, made_up
+
+
+class HidesItsQueue(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting = 0
+        return load
+
+
+async def queueing(make: type[Reference], timeout: float = 0) -> Outcome:
+    """What becomes of a check that fills the slots and waits for a request to be seen in the queue."""
+
+    async def look(ctx: Context) -> None:
+        async with saturated(ctx) as running:
+            expect(len(running) == ctx.config.max_num_seqs, "not every slot is taken")
+            await queued(ctx, running, timeout=timeout)
+
+    report = await judged(make, [made_up("STR-01", look)])
+    return next(outcome for outcome in report.outcomes if outcome.key == "STR-01")
+
+
+async def test_a_request_is_seen_to_wait_while_the_slots_are_taken() -> None:
+    assert (await queueing(Reference)).status is Status.PASS
+
+
+async def test_a_queue_that_is_never_seen_is_a_violation() -> None:
+    outcome = await queueing(HidesItsQueue)
+    assert (outcome.status, outcome.expected) == (Status.FAIL, "1")
+
+
+async def test_a_deadline_that_passes_before_anybody_looked_says_nothing() -> None:
+    outcome = await queueing(HidesItsQueue, timeout=0.05)
+    assert outcome.status is Status.NOT_APPLICABLE
+    assert outcome.message == "a deadline passes before its request can be seen to wait"

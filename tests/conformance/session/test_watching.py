@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from enginewire.conformance.mutants.cancellation import LeakOnCancel
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.session import Session
+from enginewire.conformance.session.watching import freed, still_running
+from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Reference:
+    made: Reference = getattr(request, "param", Reference)()
+    return made
+
+
+@pytest.fixture
+async def ctx(server: Reference) -> AsyncIterator[Context]:
+    listening = await InProcess(server).start()
+    session = Session(connection=Connection(target=listening.target))
+    await session.open()
+    context = Context(session, "TST-01")
+    yield context
+    await context.close()
+    await session.close()
+    await listening.stop()
+
+
+async def test_a_cancelled_stream_is_freed(ctx: Context) -> None:
+    stream = await ctx.start(ctx.long_request()).first_token()
+    stream.cancel()
+    await freed(ctx, [stream.request])
+
+
+@pytest.mark.parametrize("server", [LeakOnCancel], indirect=True)
+async def test_what_is_not_freed_is_a_violation_and_aborted(ctx: Context, server: Reference) -> None:
+    stream = await ctx.start(ctx.long_request()).first_token()
+    stream.cancel()
+    with pytest.raises(Violation, match="not freed"):
+        await freed(ctx, [stream.request], within=0.2)
+    assert server.live == {}
+
+
+async def test_a_stream_that_ended_by_itself_cannot_be_judged(ctx: Context) -> None:
+    stream = await ctx.generate(ctx.request(max_tokens=2))
+    with pytest.raises(NotApplicable):
+        await still_running(ctx, stream)
+
+
+async def test_a_request_beyond_the_slots_is_seen_to_wait(ctx: Context, server: Reference) -> None:
+    async with saturated(ctx) as running:
+        stream = await queued(ctx, running)
+        assert [job.request_id for job in server.waiting] == [stream.request.request_id]
