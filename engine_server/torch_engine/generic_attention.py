@@ -35,6 +35,7 @@ IGNORED_OPTIONS = frozenset(
     {
         "dropout",
         "is_causal",
+        "logits_to_keep",
         "output_attentions",
         "output_router_logits",
         "position_ids",
@@ -42,7 +43,8 @@ IGNORED_OPTIONS = frozenset(
         "use_cache",
     }
 )
-"""Options of attention that say nothing new: nothing is dropped, and masks and positions are known."""
+"""Options of attention that say nothing new: nothing is dropped, masks and positions are known, and which
+logits are kept is the head's matter."""
 OWN_MASK = "it masks attention in a way of its own"
 
 
@@ -256,17 +258,23 @@ def _observed_mask(
 
 
 def _read_reach(mask_function: MaskFunction, local_size: int | None) -> Reach:
-    """Sliding windows and chunks arrive with the same `local_size`: their second token tells."""
+    """Sliding windows and chunks arrive with the same `local_size`: their second token tells.
+
+    A mask that looks something up for every token of the batch knows nothing of a token that far behind.
+    """
 
     def sees(query: int, key: int) -> bool:
         zero = torch.tensor(0)
         return bool(mask_function(zero, zero, torch.tensor(query), torch.tensor(key)))
 
-    if sees(0, 1):
+    try:
+        if sees(0, 1):
+            return Reach(is_plain=False)
+        if local_size is None:
+            return Reach()
+        return Reach(window=local_size) if sees(local_size, 1) else Reach(chunk=local_size)
+    except IndexError:
         return Reach(is_plain=False)
-    if local_size is None:
-        return Reach()
-    return Reach(window=local_size) if sees(local_size, 1) else Reach(chunk=local_size)
 
 
 AttentionInterface.register(PAGED, _attention)
