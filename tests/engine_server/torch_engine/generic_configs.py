@@ -179,6 +179,7 @@ SERVED: dict[str, Fields] = {
     "gemma3n_text": {**SHARED_KV, "laurel_rank": 8},
     "gemma4": GEMMA4,
     "gemma4_text": SHARED_KV,
+    "gemma4_unified": GEMMA4_UNIFIED,
     "gemma4_unified_text": SHARED_KV,
     "glm": {},
     "glm4": {},
@@ -281,7 +282,6 @@ DOTS3_NOTE_ALL: dict[str, object] = {
         "adapter_out_dim": 32,
     },
 }
-OWN_MASK = "it masks attention in a way of its own"
 COUNTS = "it counts positions in a way of its own"
 INDEXED = Refused("its attention needs the option indices", SPARSE, has_weights=True)
 REFUSED: dict[str, Refused] = {
@@ -293,10 +293,9 @@ REFUSED: dict[str, Refused] = {
     "deepseek_v32": INDEXED,
     "dots3_note": Refused(INDEXED.reason, DOTS3_NOTE_ALL, has_weights=True),
     "dots3_note_text": Refused(INDEXED.reason, DOTS3_NOTE, has_weights=True),
-    "doge": Refused(OWN_MASK, {}, has_weights=True),
+    "doge": Refused("it masks attention in a way of its own", {}, has_weights=True),
     "falcon": NO_INTERFACE,
     "falcon_mamba": STATE,
-    "gemma4_unified": Refused(OWN_MASK, GEMMA4_UNIFIED, has_weights=True),
     "gptj": NO_INTERFACE,
     "glm_moe_dsa": INDEXED,
     "hy_v4": INDEXED,
