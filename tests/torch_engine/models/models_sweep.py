@@ -4,12 +4,13 @@
 
 One line per model type: what a tiny random one is told at start, and for a served one whether its greedy
 output equals `generate` of transformers behind prompts on both sides of what begins late. A type without a
-tiny configuration in `generic_configs.py` is tried with a plain one; what cannot be built that way is said
-to be so. Takes minutes.
+tiny configuration in `generic_configs.py` is tried with a plain one. What cannot be built that way is asked
+for by name, as a folder without weights, and not tried if that does not refuse it. Takes minutes.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import warnings
@@ -18,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -26,7 +27,7 @@ from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.models.huggingface.configs import REFUSED, SERVED, Fields, tiny_config
-from tests.torch_engine.models.huggingface.test_exactness import MAX_TOKENS, assert_same, generate
+from tests.torch_engine.models.huggingface.test_exactness import MAX_TOKENS, assert_same, generate, reference
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
 CONTEXT = 512
@@ -38,10 +39,41 @@ MOST_PARAMETERS = 10_000_000
 def fields_of(model_type: str) -> Iterator[Fields]:
     """What to build it with, the first that works."""
     known = REFUSED[model_type].changes if model_type in REFUSED else {}
-    changes = {"max_position_embeddings": CONTEXT, **SERVED.get(model_type, known)}
-    yield {name: CONTEXT if name == "n_positions" else value for name, value in changes.items()}
-    yield SERVED.get(model_type, known)
+    changes = SERVED.get(model_type, known)
+    yield {"max_position_embeddings": CONTEXT, **lengthened(changes)}
+    yield changes
     yield {"is_decoder": True}
+
+
+def lengthened(fields: Fields) -> Fields:
+    """With the longer context wherever a length is named; several parts may have one each."""
+    lengths = ("max_position_embeddings", "max_seq_len", "n_positions")
+    return {
+        name: CONTEXT if name in lengths else lengthened(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
+
+
+def refused_by_name(model_type: str, folder: Path) -> str:
+    """What a folder with a default configuration and no weights is told, "" if that is about the weights."""
+    try:
+        config = CONFIG_MAPPING[model_type]()
+    except Exception:  # noqa: BLE001  # as above
+        return ""
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    (folder / "config.json").write_text(
+        json.dumps({**config.to_diff_dict(), "architectures": [architecture]})
+    )
+    (folder / "model.safetensors").write_bytes(b"")
+    try:
+        serve(folder)
+    except ModelLoadError as error:
+        return reason_of(error)
+    return ""
+
+
+def reason_of(error: ModelLoadError) -> str:
+    return str(error).partition("is not supported ")[2]
 
 
 def build(model_type: str, folder: Path) -> str:
@@ -51,7 +83,7 @@ def build(model_type: str, folder: Path) -> str:
         try:
             save(tiny_config(model_type, changes), folder)
         except Exception as error:  # noqa: BLE001  # code of any architecture: it may raise anything
-            reason = reason or f"{type(error).__name__}: {error}".split("\n")[0]
+            reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:200]
         else:
             return ""
     return reason
@@ -80,8 +112,7 @@ def serve(folder: Path) -> CoreUnderTest:
 
 def compare(folder: Path, engine: CoreUnderTest) -> str:
     """All lengths in one crowd against one text at a time."""
-    network = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    network.generation_config.eos_token_id = None
+    network = reference(folder)
     random, context = Random(3), engine.loaded.context_length
     longest = context - MAX_TOKENS
     lengths = [*(length for length in LENGTHS if length < longest), longest]
@@ -100,11 +131,11 @@ def verdict(model_type: str) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if reason := build(model_type, folder):
-            return f"not tried: {reason}"
+            return refused_by_name(model_type, folder) or f"not tried: {reason}"
         try:
             engine = serve(folder)
         except ModelLoadError as error:
-            return str(error).partition("is not supported ")[2] or str(error)
+            return reason_of(error) or str(error)
         return compare(folder, engine)
 
 

@@ -12,6 +12,7 @@ from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.engine import TorchEngine
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
+from tests.torch_engine.models.huggingface.test_exactness import reference
 from tests.torch_engine.test_embedding import INPUTS, assert_close, embedded, running
 from tests.torch_engine.tiny import greedy
 
@@ -35,7 +36,7 @@ async def context_of(engine: TorchEngine) -> int:
 
 @pytest.mark.parametrize("model_type", SERVED)
 async def test_vectors_are_those_of_transformers(model_type, tmp_path):
-    network = AutoModelForCausalLM.from_pretrained(save(model_type, tmp_path)).eval()
+    network = reference(save(model_type, tmp_path))
     async with running(tmp_path, pooling="mean", max_num_batched_tokens=13) as engine:
         inputs = [each for each in INPUTS if len(each) < (await context_of(engine))]
         wanted = vectors_of(body_of(network), inputs, "mean")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from enginewire.torch_engine.loading.load import load_engine
@@ -35,6 +37,14 @@ def build(tmp_path: Path) -> Callable[[str], Path]:
         return tmp_path
 
     return make
+
+
+def reference(folder: Path) -> PreTrainedModel:
+    """The model as transformers runs it, which never stops by itself."""
+    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
+    network = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    network.generation_config.eos_token_id = None
+    return network
 
 
 def prompts() -> list[list[int]]:
@@ -66,8 +76,7 @@ def assert_same(network: PreTrainedModel, generated: list[int], tokens: list[int
 @pytest.mark.parametrize("model_type", SERVED)
 def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, build, capfd):
     folder = build(model_type)
-    network = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    network.generation_config.eos_token_id = None
+    network = reference(folder)
     capfd.readouterr()
     options = TorchEngineOptions(
         model=str(folder),

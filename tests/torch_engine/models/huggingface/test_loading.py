@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging as transformers_logging
 
 from enginewire.torch_engine.folder.folder import ModelLoadError
@@ -83,6 +83,24 @@ def test_an_architecture_that_transformers_does_not_know(save):
     assert "transformers cannot read it as model_type 'gpt9'" in refusal(folder)
 
 
+def test_the_text_part_of_a_family_may_come_with_the_configuration_of_the_whole(save):
+    folder = save("llama4")
+    whole = tiny_config("llama4", SERVED["llama4"]).to_dict()
+    (folder / "config.json").write_text(json.dumps({**whole, "architectures": ["Llama4ForCausalLM"]}))
+    assert load(folder).loaded.context_length == 64
+
+
+def test_what_transformers_cannot_build_is_refused_with_its_words(save, monkeypatch):
+    def needs_a_library(*_: object, **__: object) -> None:
+        raise ImportError("it requires the timm library")
+
+    folder = save("gpt2")
+    monkeypatch.setattr(GPT2LMHeadModel, "__init__", needs_a_library)
+    assert "transformers cannot load the model (ImportError: it requires the timm library)" in refusal(folder)
+    monkeypatch.setattr(GPT2Config, "from_dict", needs_a_library)
+    assert "model_type 'gpt2': ImportError: it requires the timm library" in refusal(folder)
+
+
 def test_code_in_a_folder_is_never_run(save, tmp_path):
     folder, marker = save("gpt2"), tmp_path / "ran"
     (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')")
@@ -123,13 +141,13 @@ def test_a_damaged_weight_file(save, damage):
     folder = save("gpt2")
     file = folder / "model.safetensors"
     file.write_bytes(damage(file.read_bytes()))
-    assert "transformers cannot load the weights" in refusal(folder)
+    assert "transformers cannot load the model" in refusal(folder)
 
 
 def test_weights_of_another_shape(save):
     folder = save("gpt2")
     edit_config(folder, n_inner=52)
-    assert "transformers cannot load the weights" in refusal(folder)
+    assert "transformers cannot load the model" in refusal(folder)
 
 
 def test_the_context_ends_where_a_batch_would_change_the_answer(save):

@@ -19,6 +19,7 @@ from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
 TARGETS = {
     "gemma2": "all-linear",
+    "gemma4_text": ("q_proj", "o_proj"),
     "phi3": "all-linear",
     "gpt_neox": "all-linear",
     "deepseek_v3": ("q_a_proj", "kv_b_proj", "o_proj"),

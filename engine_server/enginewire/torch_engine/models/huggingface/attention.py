@@ -35,6 +35,7 @@ IGNORED_OPTIONS = frozenset(
     {
         "dropout",
         "is_causal",
+        "logits_to_keep",
         "output_attentions",
         "output_router_logits",
         "position_ids",
@@ -42,7 +43,8 @@ IGNORED_OPTIONS = frozenset(
         "use_cache",
     }
 )
-"""Options of attention that say nothing new: nothing is dropped, and masks and positions are known."""
+"""Options of attention that say nothing new: nothing is dropped, masks and positions are known, and which
+logits are kept is the head's matter."""
 OWN_MASK = "it masks attention in a way of its own"
 
 
@@ -159,11 +161,15 @@ class PlainPass:
 
 
 class ShapePass:
-    """Records what every layer caches and how far it looks back; attends to nothing."""
+    """Records what every layer caches and how far it looks back; attends to nothing.
+
+    `num_tokens_needed` is not 0 where a mask says how far only to a batch of that many.
+    """
 
     def __init__(self) -> None:
         self.shapes: list[KvShape] = []
         self.reaches: list[Reach] = []
+        self.num_tokens_needed = 0
         self._known_reaches: list[Reach] = []
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -251,12 +257,18 @@ def _observed_mask(
     """What transformers calls to build a mask, once per kind of layer."""
     shapes = _current.get()
     assert isinstance(shapes, ShapePass), "a mask is asked for only while a model is observed"
-    reach = Reach(is_plain=False) if use_vmap else _read_reach(mask_function, local_size)
+    try:
+        reach = Reach(is_plain=False) if use_vmap else _read_reach(mask_function, local_size)
+    except IndexError:
+        reach, shapes.num_tokens_needed = Reach(is_plain=False), (local_size or 0) + 1
     return shapes.mask(reach, torch.empty(1, 1, q_length, kv_length))
 
 
 def _read_reach(mask_function: MaskFunction, local_size: int | None) -> Reach:
-    """Sliding windows and chunks arrive with the same `local_size`: their second token tells."""
+    """Sliding windows and chunks arrive with the same `local_size`: their second token tells.
+
+    Raises IndexError where the mask looks something up for every token, and the batch has too few.
+    """
 
     def sees(query: int, key: int) -> bool:
         zero = torch.tensor(0)

@@ -13,8 +13,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from enginewire.torch_engine.folder.folder import ModelFolder, ModelLoadError
@@ -46,7 +52,10 @@ def load_generic_model(
     folder.weight_files()
     with quiet():
         config = read_config(folder)
-        network = load_network(folder, config, _network_class(folder, config), dtype)
+        network_class = _network_class(folder, config)
+        if type(config) is not network_class.config_class:  # of a family whose other parts see or hear
+            config = config.get_text_config()
+        network = load_network(folder, config, network_class, dtype)
     # torch's own method: the override of transformers, which looks for quantised weights, is untyped.
     torch.nn.Module.to(network, device)
     progress(0.9)
@@ -89,15 +98,16 @@ def read_config(folder: ModelFolder) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
         return cast(PreTrainedConfig, config)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except Exception as error:  # code of any architecture: it may raise anything
         name = folder.config.get("model_type")
-        raise refusal(folder, f"transformers cannot read it as model_type {name!r:.60}") from error
+        cause = _one_line(error)
+        raise refusal(folder, f"transformers cannot read it as model_type {name!r:.60}: {cause}") from error
 
 
 def _network_class(folder: ModelFolder, config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class that transformers has for it; refuses what can be refused before any weight is read."""
-    network = cast("type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
-    if network is None or network.__name__ != architecture_of(folder):
+    network = _named_class(architecture_of(folder), config)
+    if network is None:
         raise refusal(folder, "no causal language model of transformers")
     if folder.config.get("quantization_config") is not None:
         raise refusal(folder, "quantization_config: only unquantised weights are")
@@ -108,6 +118,19 @@ def _network_class(folder: ModelFolder, config: PreTrainedConfig) -> type[PreTra
     if not network._supports_attention_backend:
         raise refusal(folder, "it does not use the attention interface of transformers")
     return network
+
+
+def _named_class(name: str | None, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """What transformers has under `name` for `config`, of the whole of a family or of its text part."""
+    own = cast("type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None))
+    if own is not None and own.__name__ == name:
+        return own
+    for model_type, known in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if known == name:
+            network = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]])
+            if network.config_class is type(config):
+                return network
+    return None
 
 
 def _only_attends(config: PreTrainedConfig) -> bool:
@@ -138,9 +161,10 @@ def load_network(
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise ModelLoadError(f"{folder.path}: transformers cannot load the weights ({cause})") from error
+    except Exception as error:  # code of any architecture: it may raise anything
+        raise ModelLoadError(
+            f"{folder.path}: transformers cannot load the model ({_one_line(error)})"
+        ) from error
     network, info = cast(tuple[PreTrainedModel, dict[str, set[str]]], loaded)
     for missing in sorted(info["missing_keys"]):
         if optional is not None and missing.startswith(optional):

@@ -74,13 +74,15 @@ def _layers_of_all_tokens(network: PreTrainedModel, model: GenericModel) -> list
 
     hooks = [layer.register_forward_hook(count) for _, layer in layers]
     tokens = torch.arange(num_tokens, device=network.device)[None]
+    # A tensor, as in `GenericModel.forward`: given a number, some models skip the other tokens early on.
+    rows = {"logits_to_keep": tokens[0, -1:]} if model.selects_rows else {}
     try:
         with attending(_Blind()):
             network(
                 input_ids=tokens % len(model.embedding),
                 position_ids=tokens,
                 use_cache=False,
-                **({"logits_to_keep": 1} if model.selects_rows else {}),
+                **rows,
             )
     finally:
         for hook in hooks:

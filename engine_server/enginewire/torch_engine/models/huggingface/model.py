@@ -66,7 +66,7 @@ class GenericModel:
         self._network = network
         self.takes_embeddings = False
         self._body = body
-        self.selects_rows: bool = "logits_to_keep" in inspect.signature(network.forward).parameters
+        self.selects_rows = _selects_rows(network)
 
     @property
     def embedding(self) -> Tensor:
@@ -135,32 +135,57 @@ def look_up(network: PreTrainedModel, token_ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def observe(network: PreTrainedModel, max_position: int) -> GenericModel:
-    """Run the network once to see its layers, and switch it to paged attention.
+    """Run the network to see its layers, and switch it to paged attention. Two tokens are enough, but for
+    masks that look every token up.
 
     Raises UnsupportedAttentionError. Attention in chunks limits the context to one chunk, which is
     like any other attention.
     """
     network.set_attn_implementation(OBSERVED)
-    seen = ShapePass()
-    tokens = torch.arange(2, device=network.device)[None]
-    inner = [part for part in network.modules() if isinstance(part, PreTrainedModel) and part is not network]
-    with attending(seen), last_states(inner) as bodies:
-        made = network(input_ids=tokens, position_ids=tokens, use_cache=False)
+    seen, num_tokens = ShapePass(), 2
+    try:
+        vocab_size, bodies = _look(network, seen, num_tokens)
+    except UnsupportedAttentionError:
+        num_tokens = seen.num_tokens_needed
+        if not 2 < num_tokens <= max_position:
+            raise
+        seen = ShapePass()
+        vocab_size, bodies = _look(network, seen, num_tokens)
     network.set_attn_implementation(PAGED)
     _check_layers(network, seen)
     config = GenericConfig(
         architecture=type(network).__name__,
-        vocab_size=made.logits.shape[-1],
+        vocab_size=vocab_size,
         max_position=min([max_position, *(reach.chunk for reach in seen.reaches if reach.chunk)]),
         shapes=tuple(seen.shapes),
         windows=tuple(reach.window for reach in seen.reaches),
     )
     if config.vocab_size > len(input_table(network)):
         raise UnsupportedAttentionError("it can choose tokens that it cannot read")
-    body, states = bodies[-1] if bodies else (None, tokens)
-    if states.dim() != 3 or states.shape[:2] != (1, 2):
+    if not bodies:
+        return GenericModel(network, config)
+    body, states = bodies[-1]
+    if states.dim() != 3 or states.shape[:2] != (1, num_tokens):
         return GenericModel(network, config)
     return GenericModel(network, config, body, states.shape[2])
+
+
+def _look(
+    network: PreTrainedModel, seen: ShapePass, num_tokens: int
+) -> tuple[int, list[tuple[Module, Tensor]]]:
+    """One pass that is observed: the size of the vocabulary, and what networks without a head computed."""
+    inner = [part for part in network.modules() if isinstance(part, PreTrainedModel) and part is not network]
+    places = torch.arange(num_tokens, device=network.device)[None]
+    rows = {"logits_to_keep": places[0, -1:]} if _selects_rows(network) else {}
+    with attending(seen), last_states(inner) as bodies:
+        tokens = places % len(input_table(network))
+        made = network(input_ids=tokens, position_ids=places, use_cache=False, **rows)
+    return made.logits.shape[-1], bodies
+
+
+def _selects_rows(network: PreTrainedModel) -> bool:
+    """True if the head can be asked for some tokens only."""
+    return "logits_to_keep" in inspect.signature(network.forward).parameters
 
 
 def _check_layers(network: PreTrainedModel, seen: ShapePass) -> None:
