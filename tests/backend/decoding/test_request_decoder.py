@@ -221,6 +221,33 @@ def test_stale_tokens_after_a_local_stop_are_dropped() -> None:
         ),
         ([output("a", cum_log_probs=float("nan"))], "a log-probability that is not a finite number"),
         (
+            [
+                output(
+                    "a",
+                    prompt_logprobs=pb.PromptLogprobs(
+                        logprobs=pb.Logprobs(token_logprobs=[-1, float("nan")])
+                    ),
+                )
+            ],
+            "a log-probability that is not a finite number",
+        ),
+        (
+            [
+                output(
+                    "a",
+                    prompt_logprobs=pb.PromptLogprobs(
+                        logprobs=pb.Logprobs(
+                            token_logprobs=[-1, -1],
+                            top_n=1,
+                            top_token_ids=[1, 2],
+                            top_logprobs=[-1, float("nan")],
+                        )
+                    ),
+                )
+            ],
+            "a log-probability that is not a finite number",
+        ),
+        (
             [output("a", logprobs=pb.Logprobs(token_logprobs=[-1], top_n=2, top_token_ids=[1]))],
             "alternatives that are not 1 rows of 2",
         ),

@@ -30,7 +30,14 @@ def check_columns(message: pb.LLMEngineOutput) -> None:
             raise ProtocolViolation(f"{len(rows.token_logprobs)} logprobs for {num_tokens} tokens")
         if len(rows.top_token_ids) != wide or len(rows.top_logprobs) != wide:
             raise ProtocolViolation(f"alternatives that are not {num_tokens} rows of {rows.top_n}")
-    told = (*rows.token_logprobs, *rows.top_logprobs, message.cum_log_probs)
+    prompt = message.prompt_logprobs.logprobs
+    told = (
+        *rows.token_logprobs,
+        *rows.top_logprobs,
+        *prompt.token_logprobs,
+        *prompt.top_logprobs,
+        message.cum_log_probs,
+    )
     if not all(map(isfinite, told)):
         raise ProtocolViolation("a log-probability that is not a finite number")
     if message.tokens and len(message.tokens) != num_tokens:

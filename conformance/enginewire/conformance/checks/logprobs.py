@@ -82,9 +82,7 @@ async def values_are_logarithms(ctx: Context) -> None:
     """Every value of every table."""
     for stream in (await _greedy(ctx), await _sampled(ctx)):
         for output in stream.outputs:
-            for value in (*output.logprobs.token_logprobs, *output.logprobs.top_logprobs):
-                possible = math.isfinite(value) and IMPOSSIBLE * 1.001 <= value <= ABOVE_ZERO
-                expect(possible, "no log-probability", expected="at most 0, at least -1e30", seen=value)
+            _are_logarithms(output.logprobs)
 
 
 @check("LOG-04", needs=(*NEEDS, "LOG-01", "LOG-03"))
@@ -129,6 +127,7 @@ async def prompt_rows_are_aligned(ctx: Context) -> None:
     expect_equal(places, [0], "prompt_logprobs is not on the first output alone")
     table = stream.outputs[0].prompt_logprobs.logprobs
     expect_equal(len(table.token_logprobs), len(prompt) - 1, "prompt_logprobs has another number of rows")
+    _are_logarithms(table)
     if top:
         expect_equal(
             len(table.top_token_ids), len(prompt) - 1, "prompt_logprobs has not one alternative a row"
@@ -183,6 +182,13 @@ async def _observed(ctx: Context, request: pb.GenerateRequest) -> Stream:
     stream = await ctx.session.once(("logprobs", asked), lambda: ctx.generate(request))
     ctx.show(stream.exchange)
     return stream
+
+
+def _are_logarithms(table: pb.Logprobs) -> None:
+    """Of tokens and of alternatives."""
+    for value in (*table.token_logprobs, *table.top_logprobs):
+        possible = math.isfinite(value) and IMPOSSIBLE * 1.001 <= value <= ABOVE_ZERO
+        expect(possible, "no log-probability", expected="at most 0, at least -1e30", seen=value)
 
 
 def _describes(table: pb.Logprobs, tokens: list[int]) -> None:

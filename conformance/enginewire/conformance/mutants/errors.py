@@ -172,7 +172,9 @@ def _ignores_a_range(path: str) -> None:
                 part, _, name = path.partition(".")
                 getattr(request.request, part).ClearField(name)
 
-    mutant(f"range_unchecked_{path.split('.')[-1]}", kills="ERR-05")(RangeUnchecked)
+    name = path.split(".")[-1]
+    kills = ("ERR-05", "ERR-21") if name == "bad_words_token_ids" else "ERR-05"
+    mutant(f"range_unchecked_{name}", kills=kills)(RangeUnchecked)
 
 
 for _path in (

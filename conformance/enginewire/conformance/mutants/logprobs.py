@@ -154,6 +154,17 @@ class PromptLogprobOfTheFirstToken(Reference):
         return table
 
 
+@mutant("nan_prompt_logprob", kills="LOG-07")
+class NanPromptLogprob(Reference):
+    """In one row, and only among its alternatives."""
+
+    def prompt_logprobs(self, job: Job) -> pb.PromptLogprobs:
+        table = super().prompt_logprobs(job)
+        if table.logprobs.top_logprobs:
+            table.logprobs.top_logprobs[len(table.logprobs.top_logprobs) // 2] = math.nan
+        return table
+
+
 @mutant("prompt_logprobs_everywhere", kills="LOG-07")
 class PromptLogprobsEverywhere(Reference):
     def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:

@@ -40,11 +40,6 @@ class Answer:
         """True when every choice had its terminal output."""
         return not self._open
 
-    @property
-    def num_open(self) -> int:
-        """Choices that go on."""
-        return len(self._open)
-
     def token(self, token_id: int, index: int = 0) -> pb.LLMEngineOutput:
         """One more token of a choice. The output is terminal when it is the last one.
 
