@@ -8,12 +8,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from enginewire.conformance.client_side.judge import GATE, judge
+from enginewire.conformance.client_side.judge import due, judge
 from enginewire.conformance.client_side.stage.stands import CommandStarter
 from enginewire.conformance.conclusion import add_options, check_options, conclude
 from enginewire.conformance.options import globs, positive, scale
 from enginewire.conformance.report.listing import show
-from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running.outcome import ExitCode, Report
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.session import Unreachable
@@ -23,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the subcommand; returns its exit code."""
     options = parse(argv)
     if options.list:
-        return show([each for each in requirements().values() if each.gate == GATE])
+        return show(due())
     try:
         report = asyncio.run(_judge(options))
     except Unreachable as reason:
