@@ -29,13 +29,12 @@ from tokenizers import (
     trainers,
 )
 
-from enginewire.backend.decoding.byte_level import BYTE_OF_CHARACTER
+from enginewire.byte_level import CHARACTER_OF_BYTE
 from tests.repository import ROOT
 
 DATA = Path(mistral_common.__file__).parent / "data"
 TEKKEN = DATA / "tekken_240911.json"
 SENTENCEPIECE = DATA / "mistral_instruct_tokenizer_240323.model.v3"
-CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 # A split of numbers and words as newer models have it.
 WORDS = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
 SAMPLES: Mapping[str, Sequence[str]] = {

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings
@@ -15,12 +15,9 @@ from enginewire.conformance.reference.settings import CAPABILITIES, Settings
 Outputs = AsyncIterator[pb.LLMEngineOutput]
 
 
-@mutant("missing_index", kills="SEQ-01")
-class MissingIndex(Reference):
-    async def outputs(self, job: Job) -> Outputs:
-        async for output in super().outputs(job):
-            output.index = 0
-            yield output
+@each_changed(Reference.outputs, "missing_index", kills="SEQ-01")
+def missing_index(output: pb.LLMEngineOutput) -> None:
+    output.index = 0
 
 
 @mutant("index_from_one", kills="SEQ-01")
@@ -31,13 +28,10 @@ class IndexFromOne(Reference):
             yield output
 
 
-@mutant("second_choice_no_terminal", kills="SEQ-02")
-class SecondChoiceNoTerminal(Reference):
-    async def outputs(self, job: Job) -> Outputs:
-        async for output in super().outputs(job):
-            if output.index == 1:
-                output.ClearField("finish_reason")
-            yield output
+@each_changed(Reference.outputs, "second_choice_no_terminal", kills="SEQ-02")
+def second_choice_no_terminal(output: pb.LLMEngineOutput) -> None:
+    if output.index == 1:
+        output.ClearField("finish_reason")
 
 
 @mutant("stopped_choice_goes_on", kills="SEQ-02")
