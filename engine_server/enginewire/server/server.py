@@ -20,13 +20,12 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
+from enginewire.server.admission.live import Observer
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config import ServerOptions
 from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
-from enginewire.server.metrics.requests import RequestMetrics
-from enginewire.server.metrics.table import CountingTable
 from enginewire.server.process.last_signal import ends_at_once
 from enginewire.server.process.signals import ending_signals
 from enginewire.server.process.sockets import AddressError, UnixSocket, check_port_is_free
@@ -310,15 +309,18 @@ def _log_its_failure(task: asyncio.Task[None]) -> None:
         log.critical("nobody looks after the %s any more", task.get_name(), exc_info=error)
 
 
-def _request_table(options: ServerOptions, metrics: RequestMetrics | None = None) -> RequestTable:
+def _request_table(options: ServerOptions, observer: Observer | None = None) -> RequestTable:
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None
     checks = options.engine not in OURS if options.check_engine is None else options.check_engine
-    log_requests = options.log_requests
-    if metrics is None:
-        return RequestTable(limits, log_requests=log_requests, adapters=adapters, check_engine=checks)
-    return CountingTable(limits, metrics, log_requests=log_requests, adapters=adapters, check_engine=checks)
+    return RequestTable(
+        limits,
+        log_requests=options.log_requests,
+        adapters=adapters,
+        check_engine=checks,
+        observer=observer,
+    )
 
 
 def _ranks_of(config: pb.EngineConfig) -> range:
