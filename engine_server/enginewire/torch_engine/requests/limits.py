@@ -49,7 +49,7 @@ class RequestLimits:
     def max_prompt_logprobs(self) -> int:
         """Alternatives per token that fit into one message for the longest prompt; below 0: not even none."""
         id_bytes = -(-self.vocab_size.bit_length() // 7)  # of a token id or a rank as a varint
-        room = PROMPT_LOGPROBS_BYTES // self.max_prompt_tokens
+        room = PROMPT_LOGPROBS_BYTES // max(self.max_prompt_tokens, 1)
         most = room // (id_bytes + FLOAT_BYTES) - 1  # the token itself has a rank and a value, too
         return min(most, self.max_logprobs, self.vocab_size)
 
