@@ -8,10 +8,10 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.engines.client import EngineClient
 from tests.backend.asking import ask
-from tests.backend.conftest import engine_server, socket_folder, vocabulary
+from tests.backend.conftest import engine_server, vocabulary
 from tests.repository import ROOT
 
-__all__ = ["engine_server", "socket_folder", "vocabulary"]
+__all__ = ["engine_server", "vocabulary"]
 
 PAGE = ROOT / "docs" / "backend-in-python.md"
 
