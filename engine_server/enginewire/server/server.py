@@ -28,8 +28,7 @@ from enginewire.server.admission.table import RequestTable
 from enginewire.server.config import ServerOptions
 from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
-from enginewire.server.process.last_signal import ends_at_once
-from enginewire.server.process.signals import ending_signals
+from enginewire.server.process.signals import ending_signals, ends_at_once
 from enginewire.server.services.admin import AdminServicer
 from enginewire.server.services.discovery import DiscoveryServicer, Identity
 from enginewire.server.services.embedding import EmbeddingServicer

@@ -15,14 +15,13 @@ from enginewire.server.failures import KvExhausted, Unsupported
 from enginewire.server.handoff.requests import hands_over, is_handed_over, prompt_digest, prompt_of
 from enginewire.torch_engine.folder.generation_config import GenerationDefaults
 from enginewire.torch_engine.requests.adapter import Adapter
-from enginewire.torch_engine.requests.beam import Beam
 from enginewire.torch_engine.requests.cache_chain import chain_root
 from enginewire.torch_engine.requests.candidates import read_beams, read_best_of
 from enginewire.torch_engine.requests.limits import RequestLimits, check
 from enginewire.torch_engine.requests.params import Guide, SamplingParams, StopRules
 from enginewire.torch_engine.requests.pooling import Pooling
 from enginewire.torch_engine.requests.prompt_embeds import PromptEmbeds, read_prompt_embeds
-from enginewire.torch_engine.requests.scores import LogprobsWanted, PromptScores
+from enginewire.torch_engine.requests.scores import Beam, LogprobsWanted, PromptScores
 from enginewire.torch_engine.requests.sequence import Request, Sequence, Urgency
 from enginewire.torch_engine.requests.thinking import ThinkingRules
 

@@ -7,7 +7,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.failures import InvalidRequest, StepFailed
 from enginewire.torch_engine.requests.params import Guide, SamplingParams
-from enginewire.torch_engine.sampling.contradictions import nothing_left
+from enginewire.torch_engine.sampling.logits_rules import nothing_left
 from tests.torch_engine.scheduling.scheduling import make_request
 from tests.torch_engine.tiny import VOCAB
 
