@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Several torch processes share the cores: threads that spin while they wait take them from each other.
@@ -12,3 +17,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A busy machine is no failure: how long things take is tested where it matters, with a clock.
 settings.register_profile("enginewire", deadline=None)
 settings.load_profile("enginewire")
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A private folder whose name is short enough for socket paths, unlike tmp_path under xdist."""
+    folder = Path(tempfile.mkdtemp(prefix="ew-"))
+    yield folder
+    shutil.rmtree(folder)

@@ -27,10 +27,10 @@ from enginewire.server.mocker.options import MockerOptions
 from enginewire.server.mocker.tokenizer import byte_tokenizer
 from enginewire.server.services.discovery import DiscoveryServicer
 from enginewire.server.services.embedding import EmbeddingServicer
-from tests.server.conftest import engine_server, socket_folder
+from tests.server.conftest import engine_server
 from tests.server.serving import Serving
 
-__all__ = ["engine_server", "socket_folder"]
+__all__ = ["engine_server"]
 
 Answer = Callable[[pb.EmbeddingsEngineOutput], None]
 VOCABULARY = BackendTokenizer.from_files(byte_tokenizer().files).vocabulary

@@ -6,10 +6,10 @@ import re
 
 from enginewire.backend import Annotated, Backend, BackendOutput, EngineClient
 from tests.backend.asking import ask
-from tests.backend.conftest import engine_server, socket_folder, vocabulary
+from tests.backend.conftest import engine_server, vocabulary
 from tests.repository import ROOT
 
-__all__ = ["engine_server", "socket_folder", "vocabulary"]
+__all__ = ["engine_server", "vocabulary"]
 
 PAGE = ROOT / "docs" / "backend-in-python.md"
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,6 @@ from enginewire.server.server import EngineServer
 from tests.server.serving import Serving
 
 StartServer = Callable[..., Awaitable[Serving]]
-
-
-@pytest.fixture
-def socket_folder() -> Iterator[Path]:
-    """A private folder whose name is short enough for socket paths, unlike tmp_path under xdist."""
-    folder = Path(tempfile.mkdtemp(prefix="ew-"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from enginewire.server.engines.interface import StepListener, StepOutputs
 from enginewire.server.load_engine import make_engine
 from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.mocker.options import MockerOptions
-from enginewire.server.process.sockets import UnixSocket
 from enginewire.server.server import EngineServer
 from enginewire.server.status import PUSHBACK_KEY
+from enginewire.sockets import UnixSocket
 from tests.server.serving import Serving, ask, detail_of, rest_of, submit, until_true
 
 LONG = 100_000

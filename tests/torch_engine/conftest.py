@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from enginewire.torch_engine.loading import load as loading
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
-from tests.server.conftest import engine_server, socket_folder
+from tests.server.conftest import engine_server
 from tests.torch_engine.tiny import CONFIGS, CoreUnderTest
 
-__all__ = ["engine_server", "socket_folder"]
+__all__ = ["engine_server"]
 
 # Tiny models: more threads only wait for each other, above all when tests run side by side.
 torch.set_num_threads(1)

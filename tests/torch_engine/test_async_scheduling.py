@@ -13,8 +13,8 @@ from torch import Tensor
 
 from enginewire import v1 as pb
 from enginewire.server.failures import DeadlineExceeded, StepFailed
-from enginewire.torch_engine.requests.beam import Beam
 from enginewire.torch_engine.requests.params import SamplingParams
+from enginewire.torch_engine.requests.scores import Beam
 from enginewire.torch_engine.runner import batch as launched_batch
 from enginewire.torch_engine.sampling.sampler import Choice
 from tests.torch_engine.models.test_exactness import prompts

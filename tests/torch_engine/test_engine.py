@@ -14,7 +14,6 @@ import pytest_asyncio
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepEngine, StepOutputs
 from enginewire.server.failures import (
-    ContextExceeded,
     Draining,
     EngineDead,
     InvalidRequest,
@@ -179,10 +178,10 @@ async def test_closing_a_stream_early_frees_the_request(engine):
 
 
 async def test_a_rejected_request_leaves_nothing_behind(engine):
-    with pytest.raises(InvalidRequest, match="token_ids"):
-        await collect(engine, pb.PreprocessedRequest())
-    with pytest.raises(ContextExceeded):
-        await collect(engine, greedy([3] * 256, 1))
+    request = greedy(PROMPT, 1)
+    request.sampling_options.length_penalty = 2.0
+    with pytest.raises(InvalidRequest, match="length_penalty"):
+        await collect(engine, request)
     assert_idle(engine)
 
 

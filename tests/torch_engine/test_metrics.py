@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from enginewire import v1 as pb
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.metrics import register
@@ -31,7 +32,10 @@ def test_every_name_and_kind_is_documented_and_nothing_else():
 def test_every_number_is_shown_under_its_own_name():
     registry, statistics = CollectorRegistry(), BatchStatistics(float)
     snapshot = LoadSnapshot(
-        running=1, max_total_tokens=2, prefix_cache_queries=3, prefix_cache_hits=4, waiting=90, steps=91
+        pb.Load(running=1, waiting=90, step=91),
+        max_total_tokens=2,
+        prefix_cache_queries=3,
+        prefix_cache_hits=4,
     )
     decode = statistics.methods["decode"]
     decode.num_succeeded, decode.num_failed = 10, 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from enginewire import v1 as pb
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.step_thread import LoadSnapshot, StepThread
 from tests.torch_engine.tiny import greedy
@@ -31,17 +32,18 @@ async def test_a_snapshot_tells_what_runs_what_waits_and_what_has_happened(load)
     # Preempted, the second one began again beside the first one, which has ended since. It began with its
     # prompt alone: the token it had gets a step of its own.
     assert thread.snapshot == LoadSnapshot(
-        running=1,
-        waiting=2,
-        waiting_tokens=7 + 6,
-        blocks_used=3,
-        blocks_total=20,
-        blocks_cached=0,
-        steps=3,
-        preemptions=1,
+        pb.Load(
+            running=1,
+            waiting=2,
+            waiting_tokens=7 + 6,
+            kv_blocks_used=3,
+            kv_blocks_total=20,
+            step=3,
+            preemptions=1,
+            requests_finished=1,
+            tokens_generated=3 + 1,
+        ),
         requests_added=4,
-        requests_finished=1,
-        tokens_generated=3 + 1,
         max_total_tokens=9 + 5,
         concats=(2, 0),
         prefix_cache_queries=9 + 9,

@@ -14,8 +14,11 @@ from transformers.models.qwen3 import Qwen3Config
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError
+from enginewire.server.validation.generate import check_preprocessed
+from enginewire.torch_engine.capabilities import engine_config
 from enginewire.torch_engine.core import EngineCore
 from enginewire.torch_engine.loading.warm_up import LoadedEngine
+from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.adapter import Adapter
 from enginewire.torch_engine.requests.limits import RequestLimits
 from enginewire.torch_engine.requests.reader import RequestReader
@@ -71,7 +74,7 @@ class Answer:
 
 
 class CoreUnderTest:
-    """A loaded engine driven step by step in this thread."""
+    """A loaded engine driven step by step in this thread. It gets what the shell would let through."""
 
     def __init__(self, loaded: LoadedEngine, seed: int = 0, *, prefix_caching: bool = True) -> None:
         self.loaded = loaded
@@ -87,6 +90,9 @@ class CoreUnderTest:
             prefix_caching=prefix_caching,
         )
         self.reader = RequestReader(limits, loaded.defaults, seed)
+        self.config = engine_config(TorchEngineOptions(model="tiny"), loaded, limits)
+        # Guides are compiled before a request reaches a core, so that these tests have no grammar library.
+        self.config.capabilities.guided_modes[:] = pb.GuidedMode.values()
         self.answers: dict[GenerateContext, Answer] = {}
         self.adapters: dict[str, Adapter] = {}
         self._serial = 0
@@ -94,6 +100,7 @@ class CoreUnderTest:
     def add(
         self, request: pb.PreprocessedRequest, deadline: float | None = None, adapter: str | None = None
     ) -> GenerateContext:
+        check_preprocessed(request, self.config)
         self._serial += 1
         context = GenerateContext(f"r{self._serial}", deadline)
         resumed = {choice.index: len(choice.generated_token_ids) for choice in request.resume.choices}

@@ -13,25 +13,23 @@ import logging
 import secrets
 import signal
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.grpc_listening import MIN_KEEPALIVE_MS, add_reflection, listen, listening_options
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
+from enginewire.server.admission.live import Observer
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config import ServerOptions
 from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
-from enginewire.server.metrics.requests import RequestMetrics
-from enginewire.server.metrics.table import CountingTable
-from enginewire.server.process.last_signal import ends_at_once
-from enginewire.server.process.signals import ending_signals
-from enginewire.server.process.sockets import AddressError, UnixSocket, check_port_is_free
+from enginewire.server.process.signals import ending_signals, ends_at_once
 from enginewire.server.services.admin import AdminServicer
-from enginewire.server.services.channel import MIN_KEEPALIVE_MS, channel_options
 from enginewire.server.services.discovery import DiscoveryServicer, Identity
 from enginewire.server.services.embedding import EmbeddingServicer
 from enginewire.server.services.engine import EngineServicer
@@ -39,6 +37,7 @@ from enginewire.server.services.handlers import handlers
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from enginewire.server.services.kv import KvServicer
 from enginewire.server.validation.rules import effective_limits
+from enginewire.sockets import AddressError, check_port_is_free
 from enginewire.v1 import (
     admin_service_pb2,
     discovery_service_pb2,
@@ -99,7 +98,7 @@ class EngineServer:
             self.metrics.show(self.lifecycle)
         self.target = ""
         self._server: grpc.aio.Server | None = None
-        self._socket: UnixSocket | None = None
+        self._address = ExitStack()
         self._background: list[asyncio.Task[None]] = []
         self._died = asyncio.Event()
 
@@ -137,11 +136,17 @@ class EngineServer:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
         if self.metrics is not None and self.options.metrics_port is not None:
             await self.metrics.open(self.options.host, self.options.metrics_port)
-        self._server = grpc.aio.server(options=channel_options(self.options))
+        options = self.options
+        self._server = grpc.aio.server(
+            options=listening_options(options.max_message_bytes, options.max_concurrent_streams)
+        )
         self._server.add_generic_rpc_handlers(self._handlers())
-        if self.options.reflection:
-            _add_reflection(self._server)
-        self.target = self._bind(self._server)
+        if options.reflection:
+            add_reflection(self._server, *(service.full_name for service in (*SERVICES, HEALTH_SERVICE)))
+        if options.port is not None:
+            check_port_is_free(options.host, options.port)
+        address = listen(self._server, options.uds, options.host, options.port)
+        self.target = self._address.enter_context(address)
         await self._server.start()
         log.info("listening on %s", self.target)
 
@@ -166,9 +171,7 @@ class EngineServer:
             if self._server is not None:
                 await self._server.stop(STOP_GRACE_SECONDS)
         finally:
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
+            self._address.close()
             self._close_metrics()
 
     def _close_metrics(self) -> None:
@@ -284,23 +287,6 @@ class EngineServer:
         health = HealthServicer(self.lifecycle, frozenset(service.full_name for service in SERVICES))
         return (*map(handlers, SERVICES, servicers), handlers(HEALTH_SERVICE, health))
 
-    def _bind(self, server: grpc.aio.Server) -> str:
-        if self.options.port is None:
-            self._socket = UnixSocket(self.options.uds)
-            try:
-                with self._socket.private():
-                    server.add_insecure_port(self._socket.target)
-            except RuntimeError as error:
-                raise AddressError(f"{self.options.uds}: cannot be listened on") from error
-            return self._socket.target
-        host, port = self.options.host, self.options.port
-        check_port_is_free(host, port)
-        bracketed = f"[{host}]" if ":" in host else host
-        try:
-            return f"{bracketed}:{server.add_insecure_port(f'{bracketed}:{port}')}"
-        except RuntimeError as error:
-            raise AddressError(f"{bracketed}:{port}: address already in use or not available") from error
-
 
 class EngineStartFailed(Exception):
     """The engine's `start` raised; the message is one line for the operator."""
@@ -311,25 +297,21 @@ def _log_its_failure(task: asyncio.Task[None]) -> None:
         log.critical("nobody looks after the %s any more", task.get_name(), exc_info=error)
 
 
-def _request_table(options: ServerOptions, metrics: RequestMetrics | None = None) -> RequestTable:
+def _request_table(options: ServerOptions, observer: Observer | None = None) -> RequestTable:
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None
     checks = options.engine not in OURS if options.check_engine is None else options.check_engine
-    log_requests = options.log_requests
-    if metrics is None:
-        return RequestTable(limits, log_requests=log_requests, adapters=adapters, check_engine=checks)
-    return CountingTable(limits, metrics, log_requests=log_requests, adapters=adapters, check_engine=checks)
+    return RequestTable(
+        limits,
+        log_requests=options.log_requests,
+        adapters=adapters,
+        check_engine=checks,
+        observer=observer,
+    )
 
 
 def _ranks_of(config: pb.EngineConfig) -> range:
     """The data-parallel ranks that an engine serves: one, unless it says otherwise."""
     start = config.data_parallel_start_rank
     return range(start, start + max(config.data_parallel_size, 1))
-
-
-def _add_reflection(server: grpc.aio.Server) -> None:
-    from grpc_reflection.v1alpha import reflection
-
-    names = [service.full_name for service in (*SERVICES, HEALTH_SERVICE)]
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)

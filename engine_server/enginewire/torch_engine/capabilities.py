@@ -12,7 +12,6 @@ from enginewire.server.handoff.requests import ENGINE_ROLES
 from enginewire.torch_engine.folder.generation_config import GenerationDefaults
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.limits import RequestLimits
-from enginewire.torch_engine.step_thread import LoadSnapshot
 
 if TYPE_CHECKING:
     from enginewire.torch_engine.loading.warm_up import LoadedEngine
@@ -53,25 +52,6 @@ def engine_config(
     config.capabilities.batch_invariant = options.batch_invariant
     config.limits.CopyFrom(_limits(limits, options.max_loras))
     return config
-
-
-def load_message(
-    snapshot: LoadSnapshot, num_submitted: int, num_transfers: int = 0, *, has_blocks: bool = True
-) -> pb.Load:
-    """The load, counting requests that were submitted after the last step as waiting."""
-    return pb.Load(
-        running=snapshot.running,
-        waiting=snapshot.waiting + max(num_submitted - snapshot.requests_added, 0),
-        waiting_tokens=snapshot.waiting_tokens,
-        kv_blocks_used=snapshot.blocks_used if has_blocks else 0,
-        kv_blocks_total=snapshot.blocks_total if has_blocks else 0,
-        kv_blocks_cached=snapshot.blocks_cached if has_blocks else 0,
-        step=snapshot.steps,
-        preemptions=snapshot.preemptions,
-        requests_finished=snapshot.requests_finished,
-        tokens_generated=snapshot.tokens_generated,
-        pending_transfers=num_transfers,
-    )
 
 
 def _capabilities(loaded: LoadedEngine, limits: RequestLimits) -> pb.Capabilities:

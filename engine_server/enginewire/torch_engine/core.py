@@ -17,19 +17,18 @@ from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import DeadlineExceeded, EngineError, InvalidRequest, StepFailed, internal
 from enginewire.torch_engine.embedding_waits import CoreOutputs
 from enginewire.torch_engine.outbox import Outbox
-from enginewire.torch_engine.requests.beam import Continuation
 from enginewire.torch_engine.requests.outputs import make_terminal, no_tokens, token_output
 from enginewire.torch_engine.requests.scheduled import Scheduled
+from enginewire.torch_engine.requests.scores import Continuation
 from enginewire.torch_engine.requests.sequence import Finish, Request, Sequence
 from enginewire.torch_engine.runner.batch import LaunchedBatch, Runner, launch
-from enginewire.torch_engine.runner.counters import Counters
-from enginewire.torch_engine.runner.statistics import BatchStatistics
+from enginewire.torch_engine.runner.statistics import BatchStatistics, Counters
 from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
 from enginewire.torch_engine.runner.vectors import PartialSums, finish_vector
 from enginewire.torch_engine.sampling.beam_search import BeamSearch, share_out
-from enginewire.torch_engine.sampling.contradictions import nothing_left
+from enginewire.torch_engine.sampling.logits_rules import nothing_left
+from enginewire.torch_engine.sampling.logprobs import is_prompt_usable, owes_prompt_scores
 from enginewire.torch_engine.sampling.sampler import Sampled
-from enginewire.torch_engine.sampling.scored_prompts import is_prompt_usable, owes_prompt_scores
 from enginewire.torch_engine.scheduling.scheduler import Scheduler
 
 

@@ -36,7 +36,7 @@ from enginewire.server.failures import (
 from enginewire.server.handoff.requests import ENGINE_ROLES, is_handed_over
 from enginewire.torch_engine.adapters import LoadedAdapters
 from enginewire.torch_engine.arrivals import arrive
-from enginewire.torch_engine.capabilities import engine_config, load_message
+from enginewire.torch_engine.capabilities import engine_config
 from enginewire.torch_engine.embedding_waits import EmbeddingWaits
 from enginewire.torch_engine.kv_events import KvEventLog
 from enginewire.torch_engine.options import TorchEngineOptions
@@ -264,12 +264,17 @@ class TorchEngine:
         return MetricsBindings(dp_ranks=(0,))
 
     def load(self) -> pb.Load:
-        """The load after the last step."""
+        """The load after the last step. What was submitted since then counts as waiting."""
         if self._thread is None:
             return pb.Load()
-        num_transfers = self._transfers.num_pending if self._transfers else 0
-        has_blocks = not self.only_embeds
-        return load_message(self._thread.snapshot, self._num_submitted, num_transfers, has_blocks=has_blocks)
+        snapshot, load = self._thread.snapshot, pb.Load()
+        load.CopyFrom(snapshot.load)
+        load.waiting += max(self._num_submitted - snapshot.requests_added, 0)
+        load.pending_transfers = self._transfers.num_pending if self._transfers else 0
+        if self.only_embeds:
+            for blocks in ("kv_blocks_used", "kv_blocks_total", "kv_blocks_cached"):
+                load.ClearField(blocks)
+        return load
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer files of the model folder."""

@@ -94,20 +94,20 @@ def register(
 
 
 GAUGES: Final[Sequence[tuple[str, str, Callable[[LoadSnapshot], float]]]] = (
-    ("tgi_batch_current_size", "Sequences of the batch.", lambda load: load.running),
+    ("tgi_batch_current_size", "Sequences of the batch.", lambda snapshot: snapshot.load.running),
     (
         "tgi_batch_current_max_tokens",
         "Tokens that the batch has when all of its sequences are as long as they may get.",
-        lambda load: load.max_total_tokens,
+        lambda snapshot: snapshot.max_total_tokens,
     ),
 )
 COUNTERS: Final[Sequence[tuple[str, str, Callable[[LoadSnapshot], float]]]] = (
     (
         "prefix_cache_queries",
         "Tokens of sequences that began to run and were looked up in the prefix cache.",
-        lambda load: load.prefix_cache_queries,
+        lambda snapshot: snapshot.prefix_cache_queries,
     ),
-    ("prefix_cache_hits", "Those of them that were there.", lambda load: load.prefix_cache_hits),
+    ("prefix_cache_hits", "Those of them that were there.", lambda snapshot: snapshot.prefix_cache_hits),
 )
 METHOD_COUNTERS: Final[Sequence[tuple[str, str, Callable[[MethodStatistics], float]]]] = (
     ("tgi_batch_inference_count", "Batches.", lambda method: method.num_succeeded + method.num_failed),

@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from enginewire import v1 as pb
 from enginewire.server.failures import EngineDead, EngineError
 from enginewire.torch_engine.embedding_waits import CoreOutputs
 from enginewire.torch_engine.options import TorchEngineOptions
@@ -39,25 +39,15 @@ ComputedListener = Callable[[Request, memoryview], None]
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSnapshot:
-    """The load after a step. `requests_added` counts every request the core has taken.
+class LoadSnapshot(NamedTuple):
+    """The state after a step: `load`, which is never changed, and `requests_added`, all the core has taken.
 
     `max_total_tokens` are those of the running sequences when they are as long as they may get; `concats`
     are `Scheduler.num_concats`.
     """
 
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    blocks_used: int = 0
-    blocks_total: int = 0
-    blocks_cached: int = 0
-    steps: int = 0
-    preemptions: int = 0
+    load: pb.Load = pb.Load()
     requests_added: int = 0
-    requests_finished: int = 0
-    tokens_generated: int = 0
     max_total_tokens: int = 0
     concats: tuple[int, ...] = (0, 0)
     prefix_cache_queries: int = 0
@@ -140,7 +130,7 @@ class StepThread:
             self._stopping = True
             core.abort_all()
 
-        if self.snapshot.blocks_total == 0:  # still loading: there is no core to run commands
+        if self.snapshot.load.kv_blocks_total == 0:  # still loading: there is no core to run commands
             self._stopping = True
         self.post(end)
 
@@ -208,15 +198,12 @@ class StepThread:
         self.is_dead = True
         self._take_commands(core, wait=False)
         # Nothing is left, but what has been counted stays.
-        self.snapshot = replace(
-            self.snapshot,
-            running=0,
-            waiting=0,
-            waiting_tokens=0,
-            blocks_used=0,
-            blocks_cached=0,
-            max_total_tokens=0,
-            requests_added=core.counters.requests_added,
+        load = pb.Load()
+        load.CopyFrom(self.snapshot.load)
+        for name in ("running", "waiting", "waiting_tokens", "kv_blocks_used", "kv_blocks_cached"):
+            load.ClearField(name)
+        self.snapshot = self.snapshot._replace(
+            load=load, max_total_tokens=0, requests_added=core.counters.requests_added
         )
         failures = [(context, EngineDead("the engine died")) for context in core.live_contexts()]
         self._deliver(CoreOutputs(core.counters.steps, failures=list(failures)))
@@ -225,18 +212,21 @@ class StepThread:
         scheduler, counters = core.scheduler, core.counters
         running = {sequence.request for sequence in scheduler.running}
         waiting = {sequence.request for sequence in scheduler.waiting} - running
-        self.snapshot = LoadSnapshot(
+        load = pb.Load(
             running=len(scheduler.running),
             waiting=len(waiting),
             waiting_tokens=sum(len(request.prompt_token_ids) for request in waiting),
-            blocks_used=scheduler.pool.num_used,
-            blocks_total=scheduler.pool.num_blocks,
-            blocks_cached=scheduler.pool.num_cached,
-            steps=counters.steps,
+            kv_blocks_used=scheduler.pool.num_used,
+            kv_blocks_total=scheduler.pool.num_blocks,
+            kv_blocks_cached=scheduler.pool.num_cached,
+            step=counters.steps,
             preemptions=scheduler.num_preemptions,
-            requests_added=counters.requests_added,
             requests_finished=counters.requests_finished,
             tokens_generated=counters.tokens_generated,
+        )
+        self.snapshot = LoadSnapshot(
+            load,
+            requests_added=counters.requests_added,
             max_total_tokens=sum(each.request.stop.max_total_tokens for each in scheduler.running),
             concats=tuple(scheduler.num_concats.values()),
             prefix_cache_queries=scheduler.prefix_cache.num_queried_tokens,

@@ -3,9 +3,8 @@
 from tests.backend.frontends.conftest import (
     engine_server,
     servers_end_soon,
-    socket_folder,
     start_backend,
     text_backend,
 )
 
-__all__ = ["engine_server", "servers_end_soon", "socket_folder", "start_backend", "text_backend"]
+__all__ = ["engine_server", "servers_end_soon", "start_backend", "text_backend"]

@@ -273,10 +273,8 @@ def test_serve_refuses_an_address_in_use_and_takes_over_a_dead_one(engine: str, 
         other.bind(str(path))
         other.listen()
         done = run("serve", "--target", engine, "--uds", str(path))
-        assert (done.returncode, done.stderr) == (
-            98,
-            f"enginewire-backend: {path}: in use by another server\n",
-        )
+        hint = "in use by another server; choose another address with --uds or --port"
+        assert (done.returncode, done.stderr) == (98, f"enginewire-backend: {path}: {hint}\n")
     with running(command("serve", "--target", engine, "--uds", str(path)), stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == f"listening on unix:{path}\n".encode()

@@ -13,10 +13,10 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from tests.server.conftest import StartServer, engine_server, socket_folder
+from tests.server.conftest import StartServer, engine_server
 from tests.server.serving import Serving
 
-__all__ = ["engine_server", "socket_folder"]
+__all__ = ["engine_server"]
 
 StartBackend = Callable[..., Awaitable[tuple[TextBackend, Serving]]]
 

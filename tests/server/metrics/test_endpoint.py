@@ -11,7 +11,7 @@ import pytest
 
 from enginewire.server.metrics import endpoint as endpoint_module
 from enginewire.server.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
-from enginewire.server.process.sockets import AddressError
+from enginewire.sockets import AddressError
 
 
 class Page:

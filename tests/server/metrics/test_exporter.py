@@ -10,7 +10,7 @@ from prometheus_client import Counter
 
 from enginewire import v1 as pb
 from enginewire.server import __main__ as command
-from enginewire.server.admission.table import RequestTable
+from enginewire.server.admission.live import Observer
 from enginewire.server.config import ServerOptions
 from enginewire.server.engines.interface import MetricsBindings, MetricsContext
 from enginewire.server.load_engine import make_engine
@@ -47,7 +47,7 @@ async def config_of(serving) -> pb.EngineConfig:
 async def test_a_server_without_the_option_exports_and_counts_nothing(engine_server):
     serving = await engine_server()
     assert serving.server.metrics is None
-    assert type(serving.server.lifecycle.requests) is RequestTable
+    assert type(serving.server.lifecycle.requests.observer) is Observer
     config = await config_of(serving)
     assert (config.capabilities.metrics, list(config.metrics_ranks)) == (False, [])
 

@@ -14,10 +14,10 @@ from enginewire import v1 as pb
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.live import Discard
 from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
 from enginewire.server.metrics.exporter import MetricsExporter
-from enginewire.server.metrics.table import CountingTable
 from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.mocker.options import MockerOptions
 from tests.server.metrics.scraping import Scrape, documented
@@ -34,7 +34,7 @@ class Shown:
     ) -> None:
         self.exporter = MetricsExporter(prefix)
         self.engine = engine or MockerEngine(MockerOptions(max_num_seqs=3))
-        self.table = CountingTable(LIMITS, self.exporter.requests, adapters=adapters)
+        self.table = RequestTable(LIMITS, adapters=adapters, observer=self.exporter.requests)
         plan = DrainPlan(deadline=5.0, admission_grace=0.0)
         self.lifecycle = Lifecycle(self.engine, self.table, plan, self.exporter.context)
         self.exporter.show(self.lifecycle)

@@ -14,10 +14,10 @@ from enginewire import v1 as pb
 from enginewire.histogram import BETWEEN_TOKENS_SECONDS, Histogram
 from enginewire.server.admission.live import Discard
 from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import Cancelled, EngineDead, EngineError, StepFailed
 from enginewire.server.metrics.requests import RequestMetrics
-from enginewire.server.metrics.table import CountingTable
 from tests.server.admission.test_table import CONFIG, Log, ManualEngine
 from tests.server.serving import ask
 
@@ -212,9 +212,9 @@ async def test_a_reader_that_is_given_up_is_a_failure_whose_choices_end_as_abort
 
 def counting_table(
     clock: Clock, max_requests: int = 100, config: pb.EngineConfig = CONFIG
-) -> tuple[CountingTable, MeteredEngine]:
+) -> tuple[RequestTable, MeteredEngine]:
     metrics = RequestMetrics(clock)
-    table = CountingTable(QueueLimits(max_requests, 10_000), metrics)
+    table = RequestTable(QueueLimits(max_requests, 10_000), observer=metrics)
     engine = MeteredEngine(table, metrics)
     table.open(engine, config)
     return table, engine
@@ -223,7 +223,7 @@ def counting_table(
 class MeteredEngine(ManualEngine):
     """One whose table counts."""
 
-    def __init__(self, table: CountingTable, metrics: RequestMetrics) -> None:
+    def __init__(self, table: RequestTable, metrics: RequestMetrics) -> None:
         super().__init__(table)
         self.metrics = metrics
 

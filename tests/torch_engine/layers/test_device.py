@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginewire import v1 as pb
-from enginewire.torch_engine.layers.device import HostCopy, gather, send, send_column, send_index, wait_for
+from enginewire.torch_engine.layers.device import (
+    HostCopy,
+    gather,
+    join_rows,
+    send,
+    send_column,
+    send_index,
+    split_rows,
+    wait_for,
+)
 from enginewire.torch_engine.layers.varlen_ops import VarlenOps
 from enginewire.torch_engine.loading import kernel_choice
 from enginewire.torch_engine.sampling import sampler
@@ -157,3 +166,27 @@ def test_only_a_far_device_is_waited_for(monkeypatch):
     wait_for(CPU)
     wait_for(far_away)
     assert asked == [far_away]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
+def test_tiles_have_one_size_and_join_to_what_they_were(count):
+    rows = torch.arange(count * 2.0).view(count, 2)
+    tiles = split_rows(rows, 4)
+    assert {tile.shape for tile in tiles} == {(4, 2)}
+    assert join_rows(tiles, count).equal(rows)
+    assert torch.cat(tiles)[count:].eq(0).all()
+
+
+def test_far_away_sums_are_made_of_the_same_number_of_rows_each_time(monkeypatch):
+    monkeypatch.setattr(sampler, "is_far", lambda device: True)
+    summed: list[int] = []
+    cumsum = Tensor.cumsum
+
+    def noting(values: Tensor, dim: int) -> Tensor:
+        summed.append(len(values))
+        return cumsum(values, dim)
+
+    monkeypatch.setattr(Tensor, "cumsum", noting)
+    values = torch.rand(sampler.SUMMED_ROWS + 3, 7)
+    assert sampler._running_sums(values).equal(cumsum(values, -1))
+    assert summed == [sampler.SUMMED_ROWS] * 2

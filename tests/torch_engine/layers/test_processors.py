@@ -1,10 +1,15 @@
-"""Threads of one core count once."""
+"""Threads of one core count once, and products of ever new numbers of rows do not fill the memory."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 
-from enginewire.torch_engine.layers.processors import num_cores
+import pytest
+
+from enginewire.torch_engine.layers.processors import VARIABLES, limit_kernel_caches, num_cores
 
 
 def test_threads_of_one_core_count_once(tmp_path, monkeypatch):
@@ -19,3 +24,39 @@ def test_threads_of_one_core_count_once(tmp_path, monkeypatch):
 def test_a_system_that_tells_nothing_counts_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 5})
     assert num_cores(tmp_path) == 3
+
+
+GROWTH = """
+import json
+import torch
+from psutil import Process
+from enginewire.torch_engine.layers.processors import limit_kernel_caches
+from enginewire.torch_engine.layers.linear import make_linear
+
+torch.set_num_threads(1)
+limit_kernel_caches()
+product = make_linear(torch.ones(32, 32))
+grown = []
+with torch.inference_mode():
+    for first in (1, 301):
+        before = Process().memory_info().rss
+        for rows in range(first, first + 300):
+            product(torch.ones(rows, 32))
+        grown.append((Process().memory_info().rss - before) / 2**20)
+print(json.dumps(grown))
+"""
+
+
+def test_the_limits_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLES[0], "7")
+    monkeypatch.setenv(VARIABLES[1], "7")
+    monkeypatch.delenv(VARIABLES[1])
+    limit_kernel_caches()
+    assert [os.environ[variable] for variable in VARIABLES] == ["7", "256"]
+
+
+def test_kernels_for_new_numbers_of_rows_replace_those_for_old_ones() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    run = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, check=True)
+    _, more = json.loads(run.stdout)
+    assert more < 50  # MiB; 140 where all of them are kept

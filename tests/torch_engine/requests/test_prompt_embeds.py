@@ -138,7 +138,7 @@ def changed(request: pb.PreprocessedRequest, **fields: object) -> pb.Preprocesse
         ({"shape": [21 * 32]}, "shape"),
         ({"shape": [0, 32]}, "shape"),
         ({"shape": [42, 16]}, "shape"),
-        ({"shape": [2**63, 32]}, "shape"),
+        ({"shape": [2**63, 32]}, "data"),
         ({"shape": [20, 32]}, "data"),
         ({"data": b""}, "data"),
     ],

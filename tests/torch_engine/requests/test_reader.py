@@ -1,4 +1,4 @@
-"""No value that a caller can send gets into a batch unchecked."""
+"""No value that a caller can send gets into a batch unchecked, by the shell or by the reader behind it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,31 @@ from hypothesis import given, settings, strategies as st
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import ContextExceeded, EngineError, InvalidRequest, KvExhausted
+from enginewire.server.validation.generate import check_preprocessed
 from enginewire.torch_engine.folder.generation_config import GenerationDefaults
 from enginewire.torch_engine.requests.reader import CLASS_SECONDS, MAX_CLASSES, RequestLimits, RequestReader
 from enginewire.torch_engine.requests.sequence import Request
+from tests.server.validation.requests_to_check import EVERYTHING
 
 LIMITS = RequestLimits(vocab_size=100, context_length=64, kv_capacity=48)
 DEFAULTS = GenerationDefaults(eos_token_ids=(1,), temperature=0.6, top_k=20, repetition_penalty=1.1)
-NAN, INF = float("nan"), float("inf")
+
+
+def advertised(limits: RequestLimits) -> pb.EngineConfig:
+    """What the shell measures requests by, for an engine that can do everything."""
+    return pb.EngineConfig(
+        vocab_size=limits.vocab_size,
+        context_length=limits.context_length,
+        limits=pb.Limits(max_n=limits.max_n, max_prompt_tokens=limits.max_prompt_tokens),
+        capabilities=EVERYTHING,
+    )
 
 
 def read(
     defaults: GenerationDefaults = DEFAULTS, limits: RequestLimits = LIMITS, **fields: object
 ) -> Request:
     message = pb.PreprocessedRequest(**{"token_ids": [5, 6], **fields})
+    check_preprocessed(message, advertised(limits))
     return RequestReader(limits, defaults, seed=0).read(message, GenerateContext("r"), now=10.0)
 
 
@@ -34,61 +46,24 @@ def stops(**values: object) -> dict[str, pb.StopConditions]:
     return {"stop_conditions": pb.StopConditions(**values)}
 
 
-def resume(*choices: pb.ResumedChoice) -> dict[str, pb.Resume]:
-    return {"resume": pb.Resume(choices=choices)}
+def matrix(num_tokens: int) -> pb.Tensor:
+    return pb.Tensor(data_type=pb.DATA_TYPE_FLOAT32, shape=[num_tokens, 1], data=bytes(4 * num_tokens))
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"token_ids": []}, "token_ids"),
-        ({"token_ids": [100]}, "token_ids"),
-        ({"token_ids": [2**32 - 1]}, "token_ids"),
-        ({"eos_token_ids": [100]}, "eos_token_ids"),
-        (stops(stop_token_ids=[100]), "stop_conditions"),
-        (stops(max_tokens=0), "stop_conditions.max_tokens"),
-        (stops(max_tokens=3, min_tokens=4), "stop_conditions.min_tokens"),
-        (options(temperature=-1.0), "sampling_options.temperature"),
-        (options(temperature=NAN), "sampling_options.temperature"),
-        (options(temperature=INF), "sampling_options.temperature"),
-        (options(top_p=0.0), "sampling_options.top_p"),
-        (options(top_p=NAN), "sampling_options.top_p"),
-        (options(top_k=-2), "sampling_options.top_k"),
-        (options(top_k=101), "sampling_options.top_k"),
-        (options(min_p=1.5), "sampling_options.min_p"),
-        (options(repetition_penalty=0.0), "sampling_options.repetition_penalty"),
-        (options(presence_penalty=3.0), "sampling_options.presence_penalty"),
-        (options(frequency_penalty=NAN), "sampling_options.frequency_penalty"),
-        (options(n=0), "sampling_options.n"),
-        (options(n=2**31), "sampling_options.n"),
-        (options(logit_bias=[pb.LogitBias(token_id=100)]), "sampling_options.logit_bias"),
-        (options(logit_bias=[pb.LogitBias(token_id=1, bias=100.5)]), "sampling_options.logit_bias"),
-        (options(allowed_token_ids=[100]), "sampling_options.allowed_token_ids"),
-        (
-            options(bad_words_token_ids=[pb.TokenSequence(token_ids=[1, 100])]),
-            "sampling_options.bad_words_token_ids",
-        ),
-        ({"output_options": pb.OutputOptions(logprobs=65)}, "output_options.logprobs"),
-        ({"output_options": pb.OutputOptions(logprob_token_ids=[100])}, "output_options.logprob_token_ids"),
-        ({"routing": pb.RoutingHints(priority_jump=NAN)}, "routing.priority_jump"),
-        (resume(pb.ResumedChoice(index=1)), "resume.choices"),
-        (resume(pb.ResumedChoice(), pb.ResumedChoice()), "resume.choices"),
-        (resume(pb.ResumedChoice(finished=True)), "resume.choices"),
-        (resume(pb.ResumedChoice(generated_token_ids=[100])), "resume.choices.generated_token_ids"),
-        (resume(pb.ResumedChoice(generated_token_ids=[1] * 63)), "resume.choices.generated_token_ids"),
-    ],
-)
-def test_a_bad_value_is_refused_and_its_field_named(fields, field):
+def test_a_resumed_choice_must_fit_the_cache():
+    resume = pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=[1] * 48)])
     with pytest.raises(InvalidRequest) as failure:
-        read(**fields)
-    assert failure.value.field == field
+        read(resume=resume)
+    assert failure.value.field == "resume.choices.generated_token_ids"
 
 
 def test_what_cannot_fit_is_refused_at_once():
     with pytest.raises(ContextExceeded):
         read(token_ids=[5] * 64)
-    with pytest.raises(KvExhausted):
+    with pytest.raises(ContextExceeded):
         read(token_ids=[5] * 49)
+    with pytest.raises(KvExhausted):
+        read(token_ids=[], prompt_embeds=matrix(49), limits=replace(LIMITS, embedding_width=1))
     with pytest.raises(KvExhausted):
         read(token_ids=[5] * 20, **stops(max_tokens=30))
     assert read(token_ids=[5] * 20, **stops(max_tokens=29)).stop.max_total_tokens == 49
@@ -110,7 +85,7 @@ def test_a_prompt_that_is_handed_over_is_held_as_a_whole_whatever_the_window():
     limits = replace(LIMITS, takes_any_length=True, role="prefill")
     assert limits.max_prompt_tokens == 48
     assert read(limits=limits, token_ids=[5] * 48).hands_over
-    with pytest.raises(KvExhausted):
+    with pytest.raises(ContextExceeded):
         read(limits=limits, token_ids=[5] * 49)
 
 

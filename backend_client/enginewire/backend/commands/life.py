@@ -20,7 +20,6 @@ from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.stream import Patience
-from enginewire.backend.frontends.address import AddressError
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.processes.relaunch import Launch
 from enginewire.backend.processes.sidecar import SidecarDied
@@ -28,6 +27,7 @@ from enginewire.backend.processes.stop_signals import StopSignals
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.backend.prompting.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
+from enginewire.sockets import AddressError
 from enginewire.trusted_paths import user_id
 
 EXIT_FAILED: Final = 1

@@ -22,12 +22,12 @@ from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Fail
 from enginewire.backend.embedding import embeddings_to_proto
 from enginewire.backend.engines.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from enginewire.backend.engines.trace_context import passed_on
-from enginewire.backend.frontends.address import listen
 from enginewire.backend.frontends.health import HealthServicer
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
+from enginewire.grpc_listening import add_reflection, listen, listening_options
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -136,7 +136,9 @@ class GrpcFace:
 @asynccontextmanager
 async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
-    server = grpc.aio.server(options=channel_options(options))
+    server = grpc.aio.server(
+        options=listening_options(options.max_message_bytes, options.max_concurrent_streams)
+    )
     servicer = BackendServicer(
         backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
     )
@@ -144,38 +146,13 @@ async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterato
     health = HealthServicer(backend.backend.engines, SERVICE)
     health.add_to(server)
     if options.reflection:
-        _add_reflection(server)
-    with listen(server, options) as target:
+        add_reflection(server, SERVICE, HEALTH)
+    with listen(server, options.uds, options.host, options.port) as target:
         await server.start()
         try:
             yield GrpcFace(server, health, target)
         finally:
             await server.stop(None)
-
-
-def _add_reflection(server: grpc.aio.Server) -> None:
-    from grpc_reflection.v1alpha import reflection
-
-    reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server)
-
-
-def channel_options(options: ServeOptions) -> list[tuple[str, int]]:
-    """Options of the listening side."""
-    return [
-        # Two servers on one port would share its connections without any error.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", options.max_message_bytes),
-        ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.max_metadata_size", 16 * 1024),
-        ("grpc.max_concurrent_streams", options.max_concurrent_streams),
-        # A caller that vanished is noticed within 15 s, and its request aborted.
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.http2.ping_timeout_ms", 5_000),
-        # A caller's own keepalive must never cut a long prefill.
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_ping_strikes", 0),
-    ]
 
 
 def invalid(message: str, field: str = "") -> RequestFailed:

@@ -10,13 +10,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeAlias
 
 from enginewire import v1 as pb
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.embedding import EmbeddingWork
-from enginewire.server.admission.live import Discard, Live, event_names, hidden_choices
+from enginewire.server.admission.live import (
+    Accepted,
+    Discard,
+    Failed,
+    Live,
+    Observer,
+    event_names,
+    hidden_choices,
+)
 from enginewire.server.admission.queue_limits import QueueLimits, Room, queue_full
 from enginewire.server.admission.remembered_ids import RememberedIds
 from enginewire.server.admission.request_check import RequestCheck
@@ -49,10 +56,6 @@ from enginewire.server.validation.payloads import prompt_length
 
 log = logging.getLogger(__name__)
 
-Accepted = pb.PreprocessedRequest | pb.PreprocessedEmbeddingRequest
-Failed: TypeAlias = "pb.ErrorReason.ValueType | None"
-"""Why a request failed; None: it did not."""
-
 # Engines take note of an abort at once; its request ends later.
 ABORT_SECONDS = 2.0
 
@@ -67,6 +70,7 @@ class RequestTable:
         log_requests: bool = False,
         adapters: AdapterTable | None = None,
         check_engine: bool = False,
+        observer: Observer | None = None,
     ) -> None:
         """`log_requests`: one line when a request ends, with ids and counts, never its content.
 
@@ -77,6 +81,7 @@ class RequestTable:
         self._blamed: set[asyncio.Task[bool]] = set()
         self.limits = limits
         self.adapters = adapters
+        self.observer = observer or Observer()
         self._log_requests = log_requests
         self.step = 0
         self.closed: Callable[[], EngineError] | None = lambda: NotStarted("the engine is still starting")
@@ -99,38 +104,40 @@ class RequestTable:
 
     async def prepare(self, request: pb.GenerateRequest) -> None:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
-        engine = self._open_engine()
-        check_generate(request, self._config)
-        self._choose_adapter(request.request.model, request.request.routing)
-        if self._num_preparing >= self.limits.requests:
-            raise queue_full("requests", self._num_preparing, self.limits.requests)
-        self._num_preparing += 1
-        try:
-            if isinstance(engine, PreparingEngine):
-                await engine.prepare(request.request)
-        finally:
-            self._num_preparing -= 1
+        with self.observer:
+            engine = self._open_engine()
+            check_generate(request, self._config)
+            self._choose_adapter(request.request.model, request.request.routing)
+            if self._num_preparing >= self.limits.requests:
+                raise queue_full("requests", self._num_preparing, self.limits.requests)
+            self._num_preparing += 1
+            try:
+                if isinstance(engine, PreparingEngine):
+                    await engine.prepare(request.request)
+            finally:
+                self._num_preparing -= 1
 
     def submit(self, request: pb.GenerateRequest, sink: Sink, deadline: float | None) -> GenerateContext:
         """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
 
         `deadline` is on the time.monotonic() clock.
         """
-        engine = self._open_engine()
-        check_generate(request, self._config)
-        adapter = self._choose_adapter(request.request.model, request.request.routing)
-        self._check_id(request.request_id)
-        self._room().check(engine, prompt_length(request.request))
-        context = GenerateContext(request.request_id, deadline=deadline)
-        num_choices = open_choices(request.request, self._config.role)
-        num_hidden = hidden_choices(request.request.sampling_options)
-        asked_events = event_names(request.request.annotations)
-        context.sink = live = Live(context, sink, num_choices, adapter, num_hidden, asked_events)
-        if self._check_engine:
-            live.check = RequestCheck(request.request, self._config)
-        engine.submit(request.request, context)
-        self._enter(live, request.request)
-        return context
+        with self.observer:
+            engine = self._open_engine()
+            check_generate(request, self._config)
+            adapter = self._choose_adapter(request.request.model, request.request.routing)
+            self._check_id(request.request_id)
+            self._room().check(engine, prompt_length(request.request))
+            context = GenerateContext(request.request_id, deadline=deadline)
+            num_choices = open_choices(request.request, self._config.role)
+            num_hidden = hidden_choices(request.request.sampling_options)
+            asked_events = event_names(request.request.annotations)
+            context.sink = live = Live(context, sink, num_choices, adapter, num_hidden, asked_events)
+            if self._check_engine:
+                live.check = RequestCheck(request.request, self._config)
+            engine.submit(request.request, context)
+            self._enter(live, request.request)
+            return context
 
     async def embed(
         self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints | None = None
@@ -139,7 +146,8 @@ class RequestTable:
 
         `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
-        work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints())
+        with self.observer:
+            work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints())
         failed: Failed = pb.ERROR_REASON_CANCELLED  # by the caller who leaves, unless something else happens
         try:
             output = await work.result()
@@ -158,9 +166,7 @@ class RequestTable:
             outputs, self._config.vocab_size, is_full=self._check_engine
         ).items():
             self._blame(context, mistake)
-        self._hand_out(outputs)
-
-    def _hand_out(self, outputs: StepOutputs) -> None:
+        self.observer.step(outputs)
         self.step = outputs.step
         for context, event in outputs.events:
             _live(context).engine_event(event)
@@ -218,7 +224,9 @@ class RequestTable:
         now = time.monotonic()
         slow = [live for live in self._live.values() if live.sink.is_slow(now)]
         for live in slow:
-            self._give_up(live)
+            live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
+            live.sink = Discard()
+            self.observer.slow()
         await self._abort_each([live.context for live in slow], "slow consumer")
 
     def uses_adapter(self, name: str) -> bool:
@@ -253,6 +261,7 @@ class RequestTable:
     def _enter(self, live: Live, request: Accepted) -> None:
         self._live[live.context.request_id] = live
         self._idle.clear()
+        self.observer.accepted(live.context, request)
 
     def _check_id(self, request_id: str) -> None:
         if request_id in self._live:
@@ -310,10 +319,6 @@ class RequestTable:
         self._blamed.add(aborting)
         aborting.add_done_callback(self._blamed.discard)
 
-    def _give_up(self, live: Live) -> None:
-        live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
-        live.sink = Discard()
-
     def _fail(self, live: Live, failure: EngineError) -> None:
         live.sink.fail(failure)
         # A request that was failed without the engine's help may still get outputs from it.
@@ -327,14 +332,11 @@ class RequestTable:
         if self._log_requests:
             counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
             log.info("request %s ended: %s, %s, %s", request_id, outcome, counts, live.times)
-        self._leave(live, usage, failed)
-
-    def _leave(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
-        request_id = live.context.request_id
         del self._live[request_id]
         self._past.finish(request_id)
         if not self._live:
             self._idle.set()
+        self.observer.ended(live, usage, failed)
 
 
 def needs_preparation(request: pb.GenerateRequest) -> bool:

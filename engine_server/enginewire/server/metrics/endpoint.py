@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Final
 
 from enginewire.allowed_hosts import AllowedHosts
-from enginewire.server.process.sockets import AddressError
+from enginewire.sockets import AddressError
 
 log = logging.getLogger(__name__)
 

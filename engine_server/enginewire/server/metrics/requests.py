@@ -1,4 +1,4 @@
-"""Counts what requests do, from what the table of live requests sees of them.
+"""Counts what requests do, from what the table of live requests sees of them. Without it nobody counts.
 
 A step is counted as a whole: while the same choices get a token in every step, its cost does not depend
 on how many they are, but for a comparison of two lists. Lives on the event loop. Knows nothing about gRPC,
@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from enginewire import v1 as pb
 from enginewire.metric_labels import FINISHED
-from enginewire.server.admission.live import Live
-from enginewire.server.admission.table import Accepted, Failed
+from enginewire.server.admission.live import Accepted, Failed, Live, Observer
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.metrics.totals import LiveTimes, Totals
 from enginewire.server.validation.payloads import prompt_length
@@ -23,8 +22,8 @@ Row = GenerateContext | tuple[GenerateContext, int]
 """A choice. The first one of a request is its context: most requests have no other."""
 
 
-class RequestMetrics:
-    """Told of every request and of every step, before the step's outputs are delivered."""
+class RequestMetrics(Observer):
+    """Counts what a table tells it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.totals = Totals()

@@ -26,8 +26,7 @@ from enginewire.torch_engine.layers.attention import (
     token_slots,
 )
 from enginewire.torch_engine.layers.device import send
-from enginewire.torch_engine.layers.embedded_rows import EmbeddedRows
-from enginewire.torch_engine.layers.flat_inputs import FlatInputs
+from enginewire.torch_engine.layers.flat_inputs import EmbeddedRows, FlatInputs
 from enginewire.torch_engine.layers.ops import TorchOps
 from enginewire.torch_engine.layers.rotary import rotate
 

@@ -1,4 +1,4 @@
-"""Which graphs an engine records before its first request.
+"""Which graphs an engine records before its first request, and how CUDA does.
 
 Knows options and models; nothing about requests.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.layers.attention import KvTensors
 from enginewire.torch_engine.models.decoder import Model
 from enginewire.torch_engine.options import TorchEngineOptions
-from enginewire.torch_engine.runner.cuda_graphs import graph_recorder
-from enginewire.torch_engine.runner.decode_graphs import GraphedDecode, graph_sizes
+from enginewire.torch_engine.runner.decode_graphs import Compute, GraphedDecode, Record, graph_sizes
 from enginewire.torch_engine.runner.fixed_shape import FIXED_ROWS, FixedShape
 
 if TYPE_CHECKING:
@@ -53,3 +55,35 @@ def record_fixed_shape(
     if not fixed_shape.is_invariant(cache.block_size):
         raise ModelLoadError("batch_invariant: on this device a row still depends on the rows beside it")
     return fixed_shape
+
+
+def graph_recorder(device: torch.device) -> Record | None:
+    """Records on `device`; None where there are no graphs."""
+    return CudaRecorder() if device.type == "cuda" else None
+
+
+class CudaRecorder:
+    """Records graphs that share their memory: only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
+
+    def __call__(self, compute: Compute) -> Compute:
+        """See `Record`. Runs `compute` twice: libraries choose kernels and take memory at a first call.
+
+        All on one stream: cuBLAS keeps a workspace for every stream it has seen. It is entered here, so that
+        it is left even when a recording breaks, after which `torch.cuda.graph` may not leave it.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            compute()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                result = compute()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay

@@ -24,8 +24,7 @@ from enginewire.torch_engine.guided.backends import GuidedBackends, open_backend
 from enginewire.torch_engine.guided.vocabulary import read_vocabulary
 from enginewire.torch_engine.layers.attention import KvTensors
 from enginewire.torch_engine.layers.device import is_far
-from enginewire.torch_engine.layers.kernel_caches import limit_kernel_caches
-from enginewire.torch_engine.layers.processors import num_cores
+from enginewire.torch_engine.layers.processors import limit_kernel_caches, num_cores
 from enginewire.torch_engine.loading.capacity import (
     choose_block_size,
     choose_context,

@@ -5,11 +5,9 @@ Reads their rules from a message. Knows nothing about how they are searched or c
 
 from __future__ import annotations
 
-from math import isfinite
-
 from enginewire import v1 as pb
 from enginewire.server.failures import Unsupported
-from enginewire.torch_engine.requests.field_checks import check
+from enginewire.torch_engine.requests.limits import check
 from enginewire.torch_engine.requests.params import BeamRules
 from enginewire.torch_engine.requests.sequence import BestOf
 
@@ -18,7 +16,6 @@ def read_beams(message: pb.PreprocessedRequest) -> BeamRules | None:
     """The beam search that a request asks for. Raises InvalidRequest and Unsupported."""
     options = message.sampling_options
     penalty = options.length_penalty if options.HasField("length_penalty") else 1.0
-    check("sampling_options.length_penalty", isfinite(penalty), "must be finite")
     if not options.use_beam_search:
         check("sampling_options.length_penalty", penalty == 1.0, "is for beam search only")
         return None
@@ -29,7 +26,6 @@ def read_beams(message: pb.PreprocessedRequest) -> BeamRules | None:
             raise Unsupported(f"{field}: not supported in a beam search", field=field)
     n = max(options.n, 1)
     width = options.best_of if options.HasField("best_of") else n
-    check("sampling_options.best_of", width >= n, "must not be below n")
     return BeamRules(width, n, penalty)
 
 
@@ -53,14 +49,13 @@ def _missing_in_beams(message: pb.PreprocessedRequest) -> list[tuple[str, bool]]
 
 
 def read_best_of(message: pb.PreprocessedRequest) -> BestOf | None:
-    """How many candidates are compared for how many choices, if that is more. Raises as `read_beams`."""
+    """How many candidates are compared for how many choices, if that is more. Raises Unsupported."""
     options, output = message.sampling_options, message.output_options
     n = options.n if options.HasField("n") else 1
     if not options.HasField("best_of") or options.best_of == n:
         return None
-    field = "sampling_options.best_of"
-    check(field, options.best_of > n, "must not be below n")
     # Nothing is delivered before the choice is made: there is no state to continue from.
     if any(choice.finished or choice.generated_token_ids for choice in message.resume.choices):
+        field = "sampling_options.best_of"
         raise Unsupported(f"{field}: above n it cannot be resumed", field=field)
     return BestOf(n, output.HasField("logprobs") or bool(output.logprob_token_ids))

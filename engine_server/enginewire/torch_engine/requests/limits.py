@@ -1,4 +1,4 @@
-"""What a request to this engine may ask for: sizes, counts and abilities.
+"""What a request to this engine may ask for: sizes, counts and abilities, and how it is refused.
 
 Knows nothing about messages, torch or queues.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from enginewire.server.failures import InvalidRequest
 from enginewire.server.handoff.options import Role
 from enginewire.torch_engine.requests.thinking import ThinkingTokens
 
@@ -48,6 +49,12 @@ class RequestLimits:
     def max_prompt_logprobs(self) -> int:
         """Alternatives per token that fit into one message for the longest prompt; below 0: not even none."""
         id_bytes = -(-self.vocab_size.bit_length() // 7)  # of a token id or a rank as a varint
-        room = PROMPT_LOGPROBS_BYTES // self.max_prompt_tokens
+        room = PROMPT_LOGPROBS_BYTES // max(self.max_prompt_tokens, 1)
         most = room // (id_bytes + FLOAT_BYTES) - 1  # the token itself has a rank and a value, too
         return min(most, self.max_logprobs, self.vocab_size)
+
+
+def check(field: str, passed: bool, rule: str) -> None:
+    """Raise InvalidRequest that says the rule, unless the field `passed` it."""
+    if not passed:
+        raise InvalidRequest(f"{field}: {rule}", field=field)

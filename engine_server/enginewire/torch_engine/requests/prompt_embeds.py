@@ -6,12 +6,11 @@ Knows nothing about torch, models or sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from enginewire import v1 as pb
-from enginewire.server.failures import InvalidRequest
+from enginewire.torch_engine.requests.limits import check
 
 DTYPES = {
     pb.DATA_TYPE_FLOAT32: "float32",
@@ -38,22 +37,11 @@ class PromptEmbeds:
 
 
 def read_prompt_embeds(tensor: pb.Tensor, width: int) -> PromptEmbeds:
-    """Raise InvalidRequest for anything but a finite matrix [tokens, `width`]."""
-    dtype = DTYPES.get(tensor.data_type)
-    _check("data_type", dtype is not None, "must be a float type")
-    assert dtype is not None, "checked above"
-    is_matrix = len(tensor.shape) == 2 and tensor.shape[0] > 0
-    _check("shape", is_matrix and tensor.shape[1] == width, f"must be [tokens, {width}]")
+    """Raise InvalidRequest for a validated matrix that is not [tokens, `width`] or not finite."""
+    check("prompt_embeds.shape", tensor.shape[1] == width, f"must be [tokens, {width}]")
+    dtype = DTYPES[tensor.data_type]
     integer, exponent = BITS[dtype]
-    data = tensor.data
-    fits = len(data) == prod(tensor.shape) * np.dtype(integer).itemsize
-    _check("data", fits, "must be as long as type and shape say")
-    numbers = np.frombuffer(data, integer)
-    _check("data", not bool(((numbers & exponent) == exponent).any()), "must be finite numbers")
-    return PromptEmbeds(data, dtype, int(tensor.shape[0]), width)
-
-
-def _check(name: str, passed: bool, rule: str) -> None:
-    if not passed:
-        field = f"prompt_embeds.{name}"
-        raise InvalidRequest(f"{field}: {rule}", field=field)
+    numbers = np.frombuffer(tensor.data, integer)
+    is_finite = not bool(((numbers & exponent) == exponent).any())
+    check("prompt_embeds.data", is_finite, "must be finite numbers")
+    return PromptEmbeds(tensor.data, dtype, int(tensor.shape[0]), width)

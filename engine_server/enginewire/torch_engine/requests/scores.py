@@ -54,3 +54,24 @@ class PromptScores:
     def is_complete(self) -> bool:
         """True when every row is there."""
         return len(self) == self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A token that may come next: `score` is its log-probability under the request's rules."""
+
+    token_id: int
+    score: float
+    logprobs: RowLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """What a choice of a beam search has beside its tokens: their scores added up, and a row for each.
+
+    `continuations` are known once its tokens are computed, the most probable first.
+    """
+
+    score: float = 0.0
+    logprobs: tuple[RowLogprobs, ...] = ()
+    continuations: tuple[Continuation, ...] = ()

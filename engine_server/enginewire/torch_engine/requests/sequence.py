@@ -13,11 +13,10 @@ from typing import Protocol
 
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.requests.adapter import Adapter
-from enginewire.torch_engine.requests.beam import Beam, Continuation
 from enginewire.torch_engine.requests.params import BeamRules, Guide, SamplingParams, StopRules
 from enginewire.torch_engine.requests.pooling import Pooling
 from enginewire.torch_engine.requests.prompt_embeds import PromptEmbeds
-from enginewire.torch_engine.requests.scores import LogprobsWanted, PromptScores
+from enginewire.torch_engine.requests.scores import Beam, Continuation, LogprobsWanted, PromptScores
 from enginewire.torch_engine.requests.thinking import ThinkingBudget, ThinkingRules
 
 

@@ -14,9 +14,8 @@ from enginewire.torch_engine.requests.sequence import Sequence
 from enginewire.torch_engine.runner.statistics import BatchStatistics, Stopwatch
 from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
 from enginewire.torch_engine.runner.vectors import Computed
-from enginewire.torch_engine.sampling.logprobs import PromptRows
+from enginewire.torch_engine.sampling.logprobs import PromptRows, read_prompts
 from enginewire.torch_engine.sampling.sampler import Choice, sample
-from enginewire.torch_engine.sampling.scored_prompts import read_prompts
 
 
 class Runner(Protocol):

@@ -15,8 +15,7 @@ from torch import Tensor
 from enginewire.torch_engine.folder.config import ServedConfig
 from enginewire.torch_engine.layers.attention import KvTensors, Reading, Span, plan_attention
 from enginewire.torch_engine.layers.device import send_index, wait_for
-from enginewire.torch_engine.layers.embedded_rows import EmbeddedRows, embedded_rows
-from enginewire.torch_engine.layers.flat_inputs import FlatInputs
+from enginewire.torch_engine.layers.flat_inputs import EmbeddedRows, FlatInputs, embedded_rows
 from enginewire.torch_engine.layers.varlen_ops import send_inputs
 from enginewire.torch_engine.lora.projections import AdaptedProjections, LowRanks
 from enginewire.torch_engine.requests.adapter import Adapter

@@ -1,4 +1,4 @@
-"""How large the batches of the steps were and how long each part of a step took.
+"""What the core has done: how much, how large its batches were and how long each part of a step took.
 
 Written by the step thread alone; whoever reads it on another thread sees each number whole. Knows nothing
 about torch or about who reads it.
@@ -7,6 +7,7 @@ about torch or about who reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
 
 from enginewire.histogram import BETWEEN_TOKENS_SECONDS, Histogram
 from enginewire.torch_engine.requests.scheduled import Scheduled
@@ -79,3 +80,13 @@ class Stopwatch:
         method.sampling.observe(self._sampled_at - self._forwarded_at)
         method.update.observe(now - self._sampled_at)
         method.whole.observe(now - self._began_at)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start, which others read as part of a snapshot."""
+
+    steps: int = 0
+    requests_added: int = 0
+    requests_finished: int = 0
+    tokens_generated: int = 0

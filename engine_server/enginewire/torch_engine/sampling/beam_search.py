@@ -14,10 +14,9 @@ from heapq import merge
 from math import exp, log
 
 from enginewire import v1 as pb
-from enginewire.torch_engine.requests.beam import Continuation
 from enginewire.torch_engine.requests.outputs import FINISH_REASONS, logprob_rows, usage_of
 from enginewire.torch_engine.requests.params import BeamRules
-from enginewire.torch_engine.requests.scores import RowLogprobs
+from enginewire.torch_engine.requests.scores import Continuation, RowLogprobs
 from enginewire.torch_engine.requests.sequence import Finish, Request, Sequence
 
 OUTPUT_TOKENS = 256

@@ -1,6 +1,8 @@
 """What changes logits before a token is chosen: grammars, token rules, penalties, ends of thinking.
 
-Rows that ask for nothing are not touched. Knows nothing about temperature or random numbers.
+Rows that ask for nothing are not touched. What the lists of a request forbid between them is the caller's
+contradiction, whether it shows at once or after some tokens. Knows nothing about temperature or random
+numbers.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from enginewire.server.failures import EngineError, InvalidRequest, StepFailed
 from enginewire.torch_engine.layers.device import send_column, send_index
-from enginewire.torch_engine.requests.sequence import Matcher, Sequence
+from enginewire.torch_engine.requests.params import SamplingParams
+from enginewire.torch_engine.requests.sequence import Matcher, Request, Sequence
 
 BANNED = float("-inf")
 
@@ -140,3 +144,21 @@ def _penalise_occurrence(logits: Tensor, sequences: Seq[Sequence], rows: Seq[int
 
 def _at(logits: Tensor, rows: list[int], ids: list[int]) -> tuple[Tensor, Tensor]:
     return send_index(rows, logits.device), send_index(ids, logits.device)
+
+
+def nothing_left(request: Request, what: str) -> EngineError:
+    """The failure of a request that has no `what` left, such as "token"."""
+    if any(each.matcher is not None and each.matcher.is_too_slow for each in request.unfinished):
+        return StepFailed("the grammar is too slow to follow")
+    field = _list_of(request.sampling)
+    if field is None:
+        return StepFailed(f"the grammar leaves no {what} to choose")
+    others = " with its grammar" if request.guide else ""
+    return InvalidRequest(f"{field}: the lists of the request{others} leave no {what} to choose", field=field)
+
+
+def _list_of(sampling: SamplingParams) -> str | None:
+    """The list of the caller's that forbids most."""
+    if sampling.allowed_token_ids:
+        return "sampling_options.allowed_token_ids"
+    return "sampling_options.bad_words_token_ids" if sampling.bad_words else None

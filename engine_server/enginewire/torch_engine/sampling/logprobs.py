@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from enginewire.torch_engine.requests.beam import Continuation
-from enginewire.torch_engine.requests.scores import LogprobsWanted, PromptScores, RowLogprobs
+from enginewire.torch_engine.requests.scheduled import Scheduled
+from enginewire.torch_engine.requests.scores import Continuation, LogprobsWanted, PromptScores, RowLogprobs
+from enginewire.torch_engine.requests.sequence import Request, Sequence
 
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: the wire carries finite numbers only."""
@@ -100,3 +101,25 @@ def read_continuations(
     selected = clamped[list(wanted.token_ids)].tolist() if wanted.token_ids else []
     rows = (RowLogprobs(value, 0, top_ids, top, selected) for value in clamped[ids].tolist())
     return tuple(map(Continuation, ids, values, rows))
+
+
+def read_prompts(logits: Tensor, batch: list[Scheduled]) -> list[tuple[PromptScores, PromptRows]]:
+    """What the rows [scored positions, vocab] of a batch say about its prompts."""
+    found: list[tuple[PromptScores, PromptRows]] = []
+    for grant in batch if len(logits) else ():
+        scores, positions = grant.sequence.scored_prompt, grant.scored
+        if scores is not None and positions:
+            described = grant.sequence.token_ids[positions.start + 1 : positions.stop + 1]
+            rows, logits = logits[: len(positions)], logits[len(positions) :]
+            found.append((scores, read_prompt_rows(rows, described, scores.top_n)))
+    return found
+
+
+def is_prompt_usable(request: Request) -> bool:
+    """False once a row of the prompt was no distribution."""
+    return request.prompt_scores is None or request.prompt_scores.is_finite
+
+
+def owes_prompt_scores(sequence: Sequence) -> bool:
+    """True for the choice whose next output carries them."""
+    return sequence.index == 0 and sequence.request.prompt_scores is not None

@@ -16,11 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from enginewire.torch_engine.layers.device import HostCopy, is_far, send_column, send_index
-from enginewire.torch_engine.layers.row_tiles import join_rows, split_rows
-from enginewire.torch_engine.requests.beam import Continuation
+from enginewire.torch_engine.layers.device import (
+    HostCopy,
+    is_far,
+    join_rows,
+    send_column,
+    send_index,
+    split_rows,
+)
 from enginewire.torch_engine.requests.params import SamplingParams
-from enginewire.torch_engine.requests.scores import RowLogprobs
+from enginewire.torch_engine.requests.scores import Continuation, RowLogprobs
 from enginewire.torch_engine.requests.sequence import Sequence
 from enginewire.torch_engine.sampling.logits_rules import apply_rules
 from enginewire.torch_engine.sampling.logprobs import read_continuations, read_logprobs

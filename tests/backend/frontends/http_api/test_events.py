@@ -8,12 +8,12 @@ from enginewire import v1 as pb
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.mocker.tokenizer import byte_tokenizer
-from tests.backend.conftest import socket_folder, vocabulary
+from tests.backend.conftest import vocabulary
 from tests.backend.frontends.http_api.serving import sdk
 from tests.backend.hostile import terminal, tokens
 from tests.backend.replay.test_attempts import Lives, backend_on
 
-__all__ = ["socket_folder", "vocabulary"]  # fixtures
+__all__ = ["vocabulary"]  # fixtures
 
 NO_LIST = pb.EngineEvent(event="token_ids", comment=["no list"])
 

@@ -17,11 +17,11 @@ from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vl
 from enginewire import v1 as pb
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.engines.failure import failed
-from enginewire.backend.frontends.address import AddressError
 from enginewire.backend.frontends.smg.facts import CHUNK_BYTES, tokenizer_chunks
 from enginewire.backend.frontends.smg.server import smg_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
+from enginewire.sockets import AddressError
 from tests.backend.frontends.conftest import StartBackend
 
 PROMPT = list(b"abcdefgh")

@@ -17,12 +17,12 @@ import uvicorn
 
 from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
-from enginewire.backend.frontends.address import AddressError
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.http_api.same_origin import same_origin
 from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.sockets import AddressError
 
 # For what callers are told at the end; who does not read that is cut off.
 LAST_WORDS_SECONDS: Final = 0.5

@@ -7,7 +7,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.failures import InvalidRequest, StepFailed
 from enginewire.torch_engine.requests.params import Guide, SamplingParams
-from enginewire.torch_engine.sampling.contradictions import nothing_left
+from enginewire.torch_engine.sampling.logits_rules import nothing_left
 from tests.torch_engine.scheduling.scheduling import make_request
 from tests.torch_engine.tiny import VOCAB
 
@@ -39,11 +39,10 @@ def ask(allowed=(), bad_words=(), temperature=0.0, n=1, **stop) -> pb.Preprocess
 @pytest.mark.parametrize(
     ("allowed", "bad_words", "field"),
     [
-        ([5], [[5]], ALLOWED),
-        ([5, 7], [[7], [5]], ALLOWED),
         ([5], [[5, 5]], ALLOWED),
+        ([5, 7], [[5], [7, 5], [7, 7]], ALLOWED),
         ([5, 7], [[5, 7], [7, 5], [5, 5], [7, 7]], ALLOWED),
-        ([], [[token_id] for token_id in range(VOCAB)], BAD_WORDS),
+        ([], [[5, 5], *([token_id] for token_id in range(VOCAB) if token_id != 5)], BAD_WORDS),
     ],
 )
 def test_lists_that_leave_no_token_are_the_callers_contradiction_whenever_it_shows(
@@ -60,7 +59,7 @@ def test_lists_that_leave_no_token_are_the_callers_contradiction_whenever_it_sho
 
 def test_what_a_contradictory_request_has_computed_is_still_good_for_others(load):
     engine = load("llama", block_size=4)
-    request = ask([5], [[5]])
+    request = ask([5], [[5, 5]])
     request.token_ids.extend(range(10, 30))
     engine.answer(request)
     again = ask()

@@ -1,0 +1,25 @@
+"""Where servers listen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from enginewire.grpc_listening import listen
+from enginewire.sockets import AddressError
+
+
+async def test_a_folder_in_which_everybody_may_replace_the_socket_is_refused(socket_folder: Path) -> None:
+    place = socket_folder / "open"
+    place.mkdir()
+    uds = place / "backend.sock"
+    place.chmod(0o777)
+    refused = pytest.raises(AddressError, match=f"^{place}: everybody may replace files in it$")
+    with refused, listen(grpc.aio.server(), uds, "", None):
+        pass
+    place.chmod(0o1777)
+    with listen(grpc.aio.server(), uds, "", None) as target:
+        assert target == f"unix:{uds}"
+    assert not uds.exists()
