@@ -63,7 +63,7 @@ PLANTED = {
     "The floors of the backend": ("backend/engines/client", "import enginewire.backend.decoding.window"),
     "The floors of decoding": ("backend/decoding/window", "import enginewire.backend.decoding.decoder"),
     "The floors of the way": ("backend/engines/failure", "import enginewire.backend.engines.rpc"),
-    "The floors of the faces": ("backend/frontends/address", "import enginewire.backend.frontends.smg.facts"),
+    "The floors of the faces": ("backend/frontends/health", "import enginewire.backend.frontends.smg.facts"),
     "The floors of the HTTP": (
         "backend/frontends/http_api/body",
         "import enginewire.backend.frontends.http_api.app",

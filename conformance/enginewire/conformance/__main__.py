@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
-from enginewire.conformance.report.listing import show
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running.outcome import ExitCode, Report
 from enginewire.program import program
 
@@ -33,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from enginewire.conformance.client_side.judge import due
 
         options = client.parse(arguments[1:])
-        return show(due()) if options.list else _judge(options, client.judge_as_asked)
+        return _list(due()) if options.list else _judge(options, client.judge_as_asked)
     options = command_line.parse(arguments)
     if options.list:
-        return show(requirements().values())
+        return _list(requirements().values())
     if options.explain:
         return _explain(options.explain)
     return _judge(options, judge_as_asked)
@@ -49,6 +48,13 @@ def _judge(options: argparse.Namespace, judge: Judging) -> int:
         print(f"enginewire-conformance: {mistake}", file=sys.stderr)
         return ExitCode.USAGE
     return conclude(report, options)
+
+
+def _list(listed: Iterable[Requirement]) -> int:
+    for requirement in listed:
+        mark = "" if requirement.checks else "  (no check)"
+        print(f"{requirement.id}  {requirement.level:6}  {requirement.profile:16}  {requirement.text}{mark}")
+    return ExitCode.CONFORMANT
 
 
 def _explain(identifier: str) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import without
 
 Outputs = AsyncIterator[pb.LLMEngineOutput]
 
@@ -135,7 +134,7 @@ class NClampedSilently(_OneChoice):
 
 @mutant("n_lowered_without_capability", kills=("SEQ-06", "ERR-17/multiple_choices"))
 class NLoweredWithoutCapability(_OneChoice):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"multiple_choices"}))
+    settings = without("multiple_choices")
 
     def is_lowered(self, number: int) -> bool:
         return number == 2

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import without
 
 Pieces = AsyncIterator[pb.GetTokenizerResponse]
 MIB = 1024 * 1024
@@ -78,7 +77,7 @@ class TokenizerChunkTooLarge(Reference):
 
 @mutant("tokenizer_unadvertised", kills="ERR-17/tokenizer")
 class TokenizerUnadvertised(Reference):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"tokenizer"}))
+    settings = without("tokenizer")
 
     def require(self, capability: str) -> None:
         if capability != "tokenizer":

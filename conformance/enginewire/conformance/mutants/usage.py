@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, each_changed, mutant
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import without
 
 
 @changed(Reference.usage, "usage_off_by_one", kills="USE-01")
@@ -63,7 +62,7 @@ class BypassIgnored(Reference):
 
 @mutant("resets_no_cache", kills="ERR-17/prefix_cache")
 class ResetsNoCache(Reference):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"prefix_cache", "kv_events"}))
+    settings = without("prefix_cache", "kv_events")
 
     def allows(self, capability: str) -> bool:
         return capability == "prefix_cache" or super().allows(capability)
