@@ -7,13 +7,13 @@ import pytest
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.mocker.tokenizer import byte_tokenizer
-from tests.backend.conftest import socket_folder, vocabulary
+from tests.backend.conftest import vocabulary
 from tests.backend.engines.test_trace_context import VALID
 from tests.backend.frontends.http_api.serving import sdk
 from tests.backend.hostile import GOOD_ANSWER
 from tests.backend.replay.test_attempts import Lives, backend_on
 
-__all__ = ["socket_folder", "vocabulary"]  # fixtures
+__all__ = ["vocabulary"]  # fixtures
 
 TRACE = {"traceparent": VALID, "tracestate": "a=1"}
 
