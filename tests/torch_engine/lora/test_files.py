@@ -65,7 +65,7 @@ def test_the_adapter_is_sound_before_it_is_spoiled(loaded, folder):
         ({"alora_invocation_tokens": [1]}, "'alora_invocation_tokens' is not supported"),
         ({"trainable_token_indices": [1]}, "'trainable_token_indices' is not supported"),
         ({"a_method_of_tomorrow": {"x": 1}}, "'a_method_of_tomorrow' is not supported"),
-        ({"init_weights": "pissa"}, "init_weights 'pissa' is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
         ({"peft_type": "IA3"}, "peft_type must be LORA, got 'IA3'"),
         ({"task_type": "SEQ_CLS"}, "task_type must be CAUSAL_LM"),
         ({"r": 17}, "the rank must be from 1 to 16, got 17"),
