@@ -4,8 +4,8 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 
 from enginewire import v1 as pb
-from enginewire.server.validation.field_classes import FIELD_CLASSES, FieldClass, field_class
 from enginewire.server.validation.rules import GATES, JSON_OBJECTS, JSON_VALUES, LIMITS, RANGES, TOKEN_IDS
+from tests.contract.field_classes import FIELD_CLASSES, FieldClass, field_class
 
 
 def paths(descriptor: Descriptor, prefix: str = "") -> list[str]:

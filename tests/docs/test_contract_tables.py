@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from google.protobuf.descriptor import Descriptor
 
 from enginewire import v1 as pb
-from enginewire.server.validation.field_classes import field_class
 from enginewire.server.validation.rules import CONTRACT_LIMITS
+from tests.contract.field_classes import field_class
 from tests.docs.contract_page import PAGE, ROOT, codes, table
 
 PROTO = ROOT / "proto" / "enginewire" / "v1"

@@ -15,7 +15,7 @@ from enginewire import v1 as pb
 from enginewire.server.failures import DeadlineExceeded, StepFailed
 from enginewire.torch_engine.requests.params import SamplingParams
 from enginewire.torch_engine.requests.scores import Beam
-from enginewire.torch_engine.runner import batch as launched_batch
+from enginewire.torch_engine.runner import batch
 from enginewire.torch_engine.sampling.sampler import Choice
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.scheduling.scheduling import make_request
@@ -56,7 +56,7 @@ def ask(kind: str, prompt: list[int], max_tokens: int, **stop: object) -> pb.Pre
 def events(monkeypatch) -> list[str]:
     """What the engines of a test do, in order: launch and read."""
     found: list[str] = []
-    launch, read = launched_batch.sample, Choice.read
+    launch, read = batch.sample, Choice.read
 
     def launching(*of):
         found.append("launch")
@@ -66,7 +66,7 @@ def events(monkeypatch) -> list[str]:
         found.append("read")
         return read(choice)
 
-    monkeypatch.setattr(launched_batch, "sample", launching)
+    monkeypatch.setattr(batch, "sample", launching)
     monkeypatch.setattr(Choice, "read", reading)
     return found
 

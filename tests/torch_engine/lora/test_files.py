@@ -13,7 +13,7 @@ import torch
 
 from enginewire.server.failures import AdapterLimit, InvalidRequest
 from enginewire.torch_engine.loading.warm_up import LoadedEngine
-from enginewire.torch_engine.lora import weights as lora_weights
+from enginewire.torch_engine.lora import weights
 from enginewire.torch_engine.lora.config import MAX_CONFIG_BYTES, read_files, read_lora_config
 from enginewire.torch_engine.requests.adapter import Adapter
 from tests.torch_engine.lora.folders import edit_config, edit_weights, make_adapter, read_adapter
@@ -154,7 +154,7 @@ def test_an_adapter_that_the_device_has_no_memory_for(loaded, folder, monkeypatc
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(lora_weights, "_stored", fail)
+    monkeypatch.setattr(weights, "_stored", fail)
     with pytest.raises(AdapterLimit, match="no memory for one more adapter"):
         read_adapter(loaded, folder, "a")
 

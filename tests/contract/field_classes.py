@@ -1,6 +1,6 @@
 """Who reads which field of PreprocessedRequest.
 
-Every field belongs to exactly one class; an entry covers everything below it. `tests/contract` walks the
+Every field belongs to exactly one class; an entry covers everything below it. `test_field_classes` walks the
 descriptors, so that a new field cannot be forgotten. docs/contract.md prints this table.
 """
 
