@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,23 +46,54 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("file", "planted"),
-    [
-        ("enginewire/conformance/__main__.py", "import enginewire.server.services.engine"),
-        ("enginewire/backend/decoding/decoder.py", "import asyncio"),
-        ("enginewire/backend/backend.py", "import torch"),
-        ("enginewire/torch_engine/engine.py", "import grpc"),
-        ("enginewire/torch_engine/scheduling/scheduler.py", "import torch"),
-        ("enginewire/server/admission/table.py", "import torch"),
-    ],
-)
-def test_a_planted_import_breaks_a_contract(copy: Path, file: str, planted: str) -> None:
-    path = copy / file
+PLANTED = {
+    "The three programs meet": ("conformance/judging", "import enginewire.backend.engines.failure"),
+    "The torch engine belongs": ("backend/pace", "import enginewire.torch_engine.options"),
+    "The contract knows none": ("v1/revision", "import enginewire.backend.pace"),
+    "The backend and the kit": ("backend/backend", "import torch"),
+    "The kit needs nothing": ("conformance/wire/tasks", "import tokenizers"),
+    "The shell never loads torch": ("server/admission/table", "import safetensors"),
+    "The torch engine knows": ("torch_engine/engine", "import enginewire.server.status"),
+    "Decoding is sans-IO": ("backend/decoding/decoder", "import asyncio"),
+    "Requests and scheduling": ("torch_engine/scheduling/scheduler", "import torch"),
+    "The floors of the server": ("server/failures", "import enginewire.server.validation.fields"),
+    "The floors of its RPCs": ("server/services/handlers", "import enginewire.server.services.kv"),
+    "The floors of the torch": ("torch_engine/layers/linear", "import enginewire.torch_engine.lora.config"),
+    "The floors of grammars": ("torch_engine/guided/schema", "import enginewire.torch_engine.guided.size"),
+    "The floors of the backend": ("backend/engines/client", "import enginewire.backend.decoding.window"),
+    "The floors of decoding": ("backend/decoding/window", "import enginewire.backend.decoding.decoder"),
+    "The floors of the way": ("backend/engines/failure", "import enginewire.backend.engines.rpc"),
+    "The floors of the faces": ("backend/frontends/health", "import enginewire.backend.frontends.smg.facts"),
+    "The floors of the HTTP": (
+        "backend/frontends/http_api/body",
+        "import enginewire.backend.frontends.http_api.app",
+    ),
+    "The floors of the kit": ("conformance/wire/tasks", "import enginewire.conformance.baseline"),
+    "The floors of its other": (
+        "conformance/client_side/answer",
+        "import enginewire.conformance.client_side.judge",
+    ),
+}
+
+
+@pytest.mark.parametrize("contract", PLANTED)
+def test_a_planted_import_breaks_its_contract(copy: Path, contract: str) -> None:
+    file, planted = PLANTED[contract]
+    path = copy / "enginewire" / f"{file}.py"
     path.write_text(f"{path.read_text()}\n\n{planted}\n")
     done = lint(copy)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 broken" in done.stdout
+    assert any(line.startswith(contract) and "BROKEN" in line for line in done.stdout.splitlines()), (
+        done.stdout
+    )
+
+
+def test_every_contract_has_a_planted_import() -> None:
+    contracts = tomllib.loads((ROOT / ".ci/importlinter.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    names = [contract["name"] for contract in contracts]
+    assert [sum(name.startswith(begin) for begin in PLANTED) for name in names] == [1] * len(names)
 
 
 def test_the_sources_keep_every_contract(copy: Path) -> None:

@@ -12,9 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from enginewire.conformance import engine_conformance, render
-from enginewire.server.config import ServerOptions
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.server import EngineServer
+from enginewire.server import EngineServer, MockerEngine, ServerOptions
 
 
 @asynccontextmanager

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from enginewire.backend.backend import Backend
-from enginewire.backend.decoding.annotated import Annotated, BackendOutput
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend import Annotated, Backend, BackendOutput, EngineClient
 from tests.backend.asking import ask
 from tests.backend.conftest import engine_server, vocabulary
 from tests.repository import ROOT

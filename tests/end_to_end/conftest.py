@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -34,6 +37,17 @@ def launch(folder: Path) -> Iterator[Callable[..., EngineProcess]]:
     yield start
     for process in started:
         process.end()
+
+
+@pytest.fixture(scope="module")
+def demo_target() -> Iterator[str]:
+    """Where an engine server with the demo model listens; at the end it drains and exits with 0."""
+    with tempfile.TemporaryDirectory(prefix="ew-") as folder:
+        address = ["--uds", f"{folder}/engine.sock", "--log-level", "error"]
+        process = subprocess.Popen([sys.executable, "-m", "enginewire.server", "builtin:demo", *address])
+        yield f"unix:{folder}/engine.sock"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from enginewire import v1 as pb
@@ -29,6 +30,16 @@ class BlocksAThread(StartsNever):
         """Returns after a minute."""
         await asyncio.to_thread(time.sleep, 60)
         return await MockerEngine.start(self, worker_id)
+
+
+class GoesOnStarting(StartsNever):
+    """Takes no notice of being cancelled, as the import of a large library."""
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Never returns."""
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
 
 
 class NeverCleansUp(StartsNever):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,29 +24,9 @@ FAQ = questions()
 ASKED = list(FAQ)[::7][:64]
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    socket = tmp_path_factory.mktemp("demo") / "engine.sock"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "enginewire.server",
-            "builtin:demo",
-            "--uds",
-            str(socket),
-            "--log-level",
-            "error",
-        ]
-    )
-    yield f"unix:{socket}"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0, "the server drains and exits with 0"
-
-
 @pytest.fixture
-async def client(target: str) -> AsyncIterator[EngineClient]:
-    async with EngineClient(target) as client:
+async def client(demo_target: str) -> AsyncIterator[EngineClient]:
+    async with EngineClient(demo_target) as client:
         await client.wait_ready(60)
         yield client
         await wait_idle(client)
@@ -91,10 +70,10 @@ def text_of(outputs: list[BackendOutput]) -> str:
 
 
 async def test_64_questions_at_once_get_their_answers_on_both_paths(
-    target: str, client: EngineClient
+    demo_target: str, client: EngineClient
 ) -> None:
     tokenizer = await tokenizer_of(client)
-    async with EngineClient(target, multiplexed=False) as plain:
+    async with EngineClient(demo_target, multiplexed=False) as plain:
         answers = []
         for path in (client, plain):
             backend = Backend(path, tokenizer.vocabulary)
@@ -190,9 +169,14 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_client_leaves_nothing_behind(target: str, client: EngineClient) -> None:
+async def test_a_killed_client_leaves_nothing_behind(demo_target: str, client: EngineClient) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CLIENT_THAT_NEVER_ENDS, target, stdout=asyncio.subprocess.PIPE, cwd=Path.cwd()
+        sys.executable,
+        "-c",
+        CLIENT_THAT_NEVER_ENDS,
+        demo_target,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path.cwd(),
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"running\n"

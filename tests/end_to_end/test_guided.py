@@ -3,37 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-
-import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    socket = tmp_path_factory.mktemp("guided") / "engine.sock"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "enginewire.server",
-            "builtin:demo",
-            "--uds",
-            str(socket),
-            "--log-level",
-            "error",
-        ]
-    )
-    yield f"unix:{socket}"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
 
 
 def guided(schema: str) -> pb.PreprocessedRequest:
@@ -42,8 +16,8 @@ def guided(schema: str) -> pb.PreprocessedRequest:
     return pb.PreprocessedRequest(token_ids=[6, 7, 8], sampling_options=sampling, stop_conditions=stop)
 
 
-async def test_json_comes_out_of_a_backend_and_a_schema_that_is_none_is_refused(target: str) -> None:
-    async with EngineClient(target) as client:
+async def test_json_comes_out_of_a_backend_and_a_schema_that_is_none_is_refused(demo_target: str) -> None:
+    async with EngineClient(demo_target) as client:
         await client.wait_ready(60)
         tokenizer = BackendTokenizer.from_files(await client.tokenizer_files())
         backend = Backend(client, tokenizer.vocabulary)

@@ -107,6 +107,20 @@ async def test_until_the_engine_has_started_requests_are_told_so(launch, connect
     assert (await client.load()).state == pb.ENGINE_STATE_STARTING
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_start_that_goes_on_regardless(launch, number):
+    server = launch(engine="tests.end_to_end.slow_engine:GoesOnStarting")
+    server.wait_for("listening on")
+    server.signal(signal.SIGTERM)
+    # Sooner it would be the same wish.
+    time.sleep(0.8)
+    begin = time.monotonic()
+    server.signal(number)
+    assert server.exit_code() == 128 + number
+    assert time.monotonic() - begin < 1
+    assert "Traceback" not in server.log_path.read_text()
+
+
 def test_an_engine_that_cannot_start_ends_it_with_1_and_one_line(launch, folder):
     server = launch(engine="tests.end_to_end.slow_engine:FailsToStart")
     assert server.exit_code() == 1

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
-from enginewire.conformance.report.listing import show
-from enginewire.conformance.requirements import requirements
-from enginewire.conformance.running.outcome import ExitCode
+from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.running.outcome import ExitCode, Report
 from enginewire.program import program
+
+Judging = Callable[[argparse.Namespace], Coroutine[None, None, Report]]
 
 
 @program
@@ -28,23 +29,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return flakes.main(options) if options.flakes else self_test.main(options)
     if arguments[:1] == ["client"]:
         from enginewire.conformance.client_side import command_line as client
+        from enginewire.conformance.client_side.judge import due
 
-        return client.main(arguments[1:])
+        options = client.parse(arguments[1:])
+        return _list(due()) if options.list else _judge(options, client.judge_as_asked)
     options = command_line.parse(arguments)
     if options.list:
-        return show(requirements().values())
+        return _list(requirements().values())
     if options.explain:
         return _explain(options.explain)
-    return _judge(options)
+    return _judge(options, judge_as_asked)
 
 
-def _judge(options: argparse.Namespace) -> int:
+def _judge(options: argparse.Namespace, judge: Judging) -> int:
     try:
-        report = asyncio.run(judge_as_asked(options))
+        report = asyncio.run(judge(options))
     except ValueError as mistake:
         print(f"enginewire-conformance: {mistake}", file=sys.stderr)
         return ExitCode.USAGE
     return conclude(report, options)
+
+
+def _list(listed: Iterable[Requirement]) -> int:
+    for requirement in listed:
+        mark = "" if requirement.checks else "  (no check)"
+        print(f"{requirement.id}  {requirement.level:6}  {requirement.profile:16}  {requirement.text}{mark}")
+    return ExitCode.CONFORMANT
 
 
 def _explain(identifier: str) -> int:

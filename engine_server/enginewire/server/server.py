@@ -202,7 +202,8 @@ class EngineServer:
     async def _give_up(self, starting: asyncio.Task[pb.EngineConfig]) -> None:
         """End the start of the engine. One that does not end leaves nothing that could be cleaned up."""
         starting.cancel()
-        await asyncio.wait([starting], timeout=START_GRACE_SECONDS)
+        with ends_at_once():
+            await asyncio.wait([starting], timeout=START_GRACE_SECONDS)
         if not starting.done():
             log.error("the engine's start did not end within %g s; going on without it", START_GRACE_SECONDS)
             self._died.set()

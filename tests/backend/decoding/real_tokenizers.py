@@ -29,13 +29,13 @@ from tokenizers import (
     trainers,
 )
 
-from enginewire.backend.decoding.byte_level import BYTE_OF_CHARACTER
+from enginewire.byte_level import CHARACTER_OF_BYTE
+from tests.backend.decoding import toy_tokenizers as toy
 from tests.repository import ROOT
 
 DATA = Path(mistral_common.__file__).parent / "data"
 TEKKEN = DATA / "tekken_240911.json"
 SENTENCEPIECE = DATA / "mistral_instruct_tokenizer_240323.model.v3"
-CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 # A split of numbers and words as newer models have it.
 WORDS = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
 SAMPLES: Mapping[str, Sequence[str]] = {
@@ -122,7 +122,7 @@ def sentencepiece(strip: int) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     # Types 2 and 3 are what is unknown and what controls.
     tokenizer.add_special_tokens([piece.piece for piece in pieces if piece.type in (2, 3)])
-    tokenizer.decoder = byte_fallback_decoder(strip)
+    tokenizer.decoder = toy.byte_fallback_decoder(strip)
     if not strip:
         # As Gemma has them: not special, of layout and of markup.
         tokenizer.add_tokens(["\n\n", "▁▁▁", "<table>", AddedToken("<start▁of>", lstrip=True)])
@@ -134,12 +134,6 @@ def splits(piece: str, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
     pairs = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
     known = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
     return sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
-
-
-def byte_fallback_decoder(strip: int) -> decoders.Decoder:
-    """▁ for a space, <0xNN> for a byte."""
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, decoders.Strip(" ", strip, 0)] if strip else steps)
 
 
 def sentencepiece_model(data: bytes) -> Message:
@@ -223,7 +217,7 @@ def byte_fallback_bpe() -> Tokenizer:
     described["model"] |= {"byte_fallback": True, "unk_token": "<unk>"}
     described["added_tokens"] = described["added_tokens"][:3]
     tokenizer = Tokenizer.from_str(json.dumps(described))
-    tokenizer.decoder = byte_fallback_decoder(1)
+    tokenizer.decoder = toy.byte_fallback_decoder(1)
     return tokenizer
 
 
@@ -235,31 +229,15 @@ def byte_fallback_unigram() -> Tokenizer:
     described["model"]["vocab"] += [[f"<0x{byte:02X}>", -20.0] for byte in range(256)]
     described["model"]["byte_fallback"] = True
     tokenizer = Tokenizer.from_str(json.dumps(described))
-    tokenizer.decoder = byte_fallback_decoder(1)
+    tokenizer.decoder = toy.byte_fallback_decoder(1)
     return tokenizer
 
 
-@cache
 def unigram() -> Tokenizer:
     """A decoder that no table knows."""
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=400, special_tokens=special, unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator([(ROOT / "docs" / "architecture.md").read_text()], trainer)
-    return tokenizer
+    return toy.unigram(((ROOT / "docs" / "architecture.md").read_text(),), 400)
 
 
-@cache
 def word_piece() -> Tokenizer:
     """BERT's: the decoder joins and tidies."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    special = ["[UNK]", "[PAD]", "[SEP]", "[CLS]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=3000, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(texts(), trainer)
-    return tokenizer
+    return toy.word_piece(tuple(texts()), 3000)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer
 
 from enginewire.backend.decoding.detokenizer import Detokenizer
 from enginewire.backend.decoding.vocabulary import TableKind, Vocabulary
+from enginewire.byte_level import CHARACTER_OF_BYTE
 from tests.backend.decoding import toy_tokenizers as toy
 
 FAMILIES = toy.every_family()
@@ -31,13 +32,7 @@ def stream(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 def byte_ids(data: bytes, tokenizer: Tokenizer = LLAMA) -> list[int]:
     """One id per byte, in either spelling of a byte."""
     vocab = tokenizer.get_vocab()
-    return [vocab.get(f"<0x{byte:02X}>") or vocab[byte_character(byte)] for byte in data]
-
-
-def byte_character(byte: int) -> str:
-    """The character a byte-level vocabulary writes for a byte."""
-    others = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
-    return chr(0x100 + others.index(byte)) if byte in others else chr(byte)
+    return [vocab.get(f"<0x{byte:02X}>") or vocab[CHARACTER_OF_BYTE[byte]] for byte in data]
 
 
 @pytest.mark.parametrize("name", EXACT)

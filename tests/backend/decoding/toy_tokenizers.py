@@ -1,15 +1,16 @@
 """Small tokenizers of every family, built in memory."""
 
+from collections.abc import Sequence
 from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-CORPUS = [
+CORPUS = (
     "The quick brown fox jumps over the lazy dog. stream streams streaming",
     "こんにちは世界。東京は日本の首都です。",
     "def add(a, b):\n    return a + b\n\n",
     "family 👩‍👩‍👧‍👦 flag 🇯🇵 thumbs 👍🏽 café naïve",
-] * 4
+) * 4
 SPECIAL = ["<|eos|>", "<|im_end|>", "<｜end▁of turn｜>"]
 
 
@@ -38,31 +39,38 @@ def byte_fallback(strip: int = 1) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", strip, 0)] if strip else steps)
+    tokenizer.decoder = byte_fallback_decoder(strip)
     return tokenizer
 
 
+def byte_fallback_decoder(strip: int) -> decoders.Decoder:
+    """▁ for a space, <0xNN> for a byte."""
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", strip, 0)] if strip else steps)
+
+
 @cache
-def word_piece() -> Tokenizer:
+def word_piece(corpus: Sequence[str] = CORPUS, vocab_size: int = 300) -> Tokenizer:
+    """BERT's: the decoder joins and tidies."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    special = ["[UNK]", "[PAD]", "[SEP]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    special = ["[UNK]", "[PAD]", "[SEP]", "[CLS]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 
 
 @cache
-def unigram() -> Tokenizer:
+def unigram(corpus: Sequence[str] = CORPUS, vocab_size: int = 200) -> Tokenizer:
+    """A decoder that no table knows."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=200, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+        vocab_size=vocab_size, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,9 +30,12 @@ def test_our_backend_without_replay_is_conformant_but_for_a_should(
     assert "WARN CLI-28" in capsys.readouterr().out
 
 
-def test_a_program_that_ends_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["client", "--command", "false {target} {port}"]) == ExitCode.UNREACHABLE
+def test_a_program_that_ends_is_not_judged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    arguments = ["client", "--command", "false {target} {port}", "--json", str(path)]
+    assert main(arguments) == ExitCode.UNREACHABLE
     assert "the backend ended with 1" in capsys.readouterr().err
+    assert json.loads(path.read_text())["verdict"] == "UNREACHABLE"
 
 
 @pytest.mark.parametrize("command", ["backend --listen {listen}", "backend --engine {target}"])

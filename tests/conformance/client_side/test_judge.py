@@ -6,19 +6,19 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.checks import client_checks
 from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.mutants import client_mutants
-from enginewire.conformance.client_side.mutants.registry import ClientMutant
-from enginewire.conformance.client_side.proof import judge_mutant, judge_reference, passes_of
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend, Request
 from enginewire.conformance.client_side.stage.facts import Facts
 from enginewire.conformance.client_side.stage.stands import InProcessStarter, RunningStands
-from enginewire.conformance.proof.self_test import kill
+from enginewire.conformance.mutants import Mutant
+from enginewire.conformance.proof.self_test import judge_backend, judge_mutant, kill
+from enginewire.conformance.reference.adversaries import Adversary
 from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.selection import Selection
 
 
 async def test_the_reference_backend_passes_everything() -> None:
-    report = await judge_reference()
+    report = await judge_backend(ReferenceBackend)
     assert report.counts == {Status.PASS: len(client_checks())}
     assert report.exit_code() is ExitCode.CONFORMANT
 
@@ -44,7 +44,7 @@ async def test_what_a_backend_does_only_now_and_then_is_flaky() -> None:
 
 
 async def test_a_backend_that_is_not_broken_stays_alive() -> None:
-    done = await kill(ClientMutant("not_broken", ("CLI-02",), ReferenceBackend))
+    done = await kill(Mutant("client/not_broken", ("CLI-02",), ReferenceBackend))
     assert (done.is_killed, done.failed) == (False, ())
 
 
@@ -57,18 +57,19 @@ async def test_the_proof_of_a_mutant_leaves_out_what_takes_long_and_is_not_about
 
 async def test_without_a_way_through_nothing_else_is_judged() -> None:
     mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/every_end_is_stop")
-    report = await judge(InProcessStarter(mutant.backend), Selection())
+    report = await judge_backend(mutant.server)
     assert report.counts == {Status.FAIL: 1, Status.BLOCKED: len(client_checks()) - 1}
 
 
 @pytest.mark.parametrize("adversary", ["null", "hang", "garbage"])
 async def test_a_server_that_is_no_backend_passes_nothing(adversary: str) -> None:
-    assert await passes_of(adversary, 0.1) == 0
+    report = await judge_backend(lambda engine: Adversary(adversary), time_scale=0.1)
+    assert Status.PASS not in report.counts
 
 
 async def test_a_failure_shows_the_calls_of_both_sides() -> None:
     mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/max_tokens_not_enforced")
-    starter = InProcessStarter(mutant.backend)
+    starter = InProcessStarter(mutant.server)
     report = await judge(starter, Selection(run=("CLI-08",)), time_scale=0.2)
     (failure,) = report.unexpected
     methods = {exchange.method for exchange in failure.exchanges}

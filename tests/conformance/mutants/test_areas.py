@@ -12,14 +12,10 @@ from enginewire.conformance.mutants.probe import TwoRanks
 from enginewire.conformance.mutants.versioning import Told
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import Settings, without
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.selection import Selection
 from tests.conformance.judging import judged, statuses
-
-
-def without(*capabilities: str) -> Settings:
-    return replace(Settings(), capabilities=tuple(set(CAPABILITIES) - set(capabilities)))
 
 
 class Echo(Reference):

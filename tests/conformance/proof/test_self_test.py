@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from enginewire.conformance.__main__ import main
+from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
 from enginewire.conformance.proof import self_test
@@ -76,9 +77,9 @@ async def test_the_references_are_an_engine_half_a_pair_and_a_backend(
         return Report(target="", invocation="")
 
     monkeypatch.setattr(self_test, "judge", note)
-    monkeypatch.setattr(self_test.client_side, "judge_reference", note)
+    monkeypatch.setattr(self_test, "judge_backend", note)
     assert len(await self_test._judge_references()) == 3
-    assert judged == [(Reference, frozenset(Phase)), (Decode, frozenset(Phase)), ()]
+    assert judged == [(Reference, frozenset(Phase)), (Decode, frozenset(Phase)), (ReferenceBackend,)]
 
 
 async def test_a_mutant_that_nobody_reaches_is_a_fault_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_shards_have_every_mutant_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     judged: list[str] = []
     monkeypatch.setattr(self_test, "judge", unreachable)
-    monkeypatch.setattr(self_test.client_side, "judge_reference", unreachable)
+    monkeypatch.setattr(self_test, "judge_backend", unreachable)
     monkeypatch.setattr(self_test, "_adversary_passes", dict)
     monkeypatch.setattr(self_test, "kill_all", lambda names, quick: judged.extend(names) or [])
     for part in (1, 2, 3):

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from enginewire.conformance.client_side.checks.registry import ClientCheck
 from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running import verdict
-from enginewire.conformance.running.judged import Judged
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.session.session import Unreachable
@@ -19,13 +18,40 @@ async def nothing(ctx: object) -> None:
     """A check that is never called here."""
 
 
-SIDES = [Check("STR-01", nothing, variant="a"), ClientCheck("CLI-01", nothing, "a")]
+SIDES = [Check("STR-01", nothing, "a"), Check("CLI-01", nothing, "a")]
 A_SHOULD = Check("STR-12", nothing)
 
 
-async def raises(what: Exception | None) -> None:
-    if what:
-        raise what
+class Context:
+    """What a check gets."""
+
+    exchanges = ()
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def judged(check: Check, ending: Callable[[], Awaitable[object]], seconds: float = 5) -> Outcome:
+    async def function(ctx: object) -> None:
+        await ending()
+
+    context = Context()
+    outcome = await verdict.judged(replace(check, function=function), context, seconds)
+    assert context.is_closed
+    return outcome
+
+
+def raises(what: Exception | None) -> Callable[[], Awaitable[None]]:
+    async def ending() -> None:
+        if what:
+            raise what
+
+    return ending
+
+
+async def hangs() -> None:
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("check", SIDES, ids=["server", "backend"])
@@ -40,9 +66,9 @@ async def raises(what: Exception | None) -> None:
     ],
 )
 async def test_what_a_check_raises_is_its_outcome(
-    check: Judged, what: Exception | None, status: Status, message: str
+    check: Check, what: Exception | None, status: Status, message: str
 ) -> None:
-    seen = await verdict.judged(check, raises(what), 5)
+    seen = await judged(check, raises(what))
     assert (seen.key, seen.requirement.id, seen.status, seen.message) == (
         f"{check.id}/a",
         check.id,
@@ -52,20 +78,17 @@ async def test_what_a_check_raises_is_its_outcome(
 
 
 async def test_a_violation_brings_its_evidence_and_of_a_should_it_is_a_warning() -> None:
-    seen = await verdict.judged(A_SHOULD, raises(Violation("no", expected=1, seen=2)), 5)
+    seen = await judged(A_SHOULD, raises(Violation("no", expected=1, seen=2)))
     assert (seen.status, seen.expected, seen.seen) == (Status.WARN, "1", "2")
 
 
 async def test_a_check_without_an_end_fails() -> None:
-    async def hangs() -> None:
-        await asyncio.Event().wait()
-
-    seen = await verdict.judged(SIDES[0], hangs(), 0)
+    seen = await judged(SIDES[0], hangs, 0)
     assert (seen.status, seen.message) == (Status.FAIL, "no verdict within 0 s")
 
 
 async def test_whoever_cancels_the_run_gets_no_outcome() -> None:
-    running = asyncio.ensure_future(verdict.judged(SIDES[0], asyncio.Event().wait(), 5))  # type: ignore[arg-type]  # it never returns
+    running = asyncio.ensure_future(judged(SIDES[0], hangs))
     await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

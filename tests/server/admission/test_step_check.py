@@ -68,6 +68,7 @@ ALWAYS = [
     (row("token_ids", lambda _: VOCAB + 5), "token id 261 is not below vocab_size"),
     (row("token_ids", lambda _: -1), "token id -1 is not below vocab_size"),
     (extra(token_ids=[VOCAB + 5]), "token id 261 is not below vocab_size"),
+    (extra(token_ids=[VOCAB + 2]), "token id 258 is not below vocab_size"),
 ]
 FULLY = [
     (row("positions", lambda position: position + 1), "expected"),

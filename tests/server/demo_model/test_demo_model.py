@@ -100,7 +100,7 @@ def test_most_unknown_questions_get_a_whole_answer() -> None:
     asked = [f"{opening} {thing}?" for opening in UNSEEN_OPENINGS for thing in UNSEEN_THINGS]
     answers = greedy(torch.float32, [rendered(question) for question in asked])
     whole = sum(answer in set(FAQ.values()) for answer in answers)
-    # 96 of these 100 where the weights were made. Unlike taught answers they have small margins, which
+    # 92 of these 100 where the weights were made. Unlike taught answers they have small margins, which
     # rounding on another machine may tip over.
     assert whole >= 0.9 * len(asked)
 

@@ -66,9 +66,18 @@ def test_a_wrong_config_is_refused_with_its_field(sentence, wrong):
         check_config(wrong, Good())
 
 
+def test_a_load_that_is_none_is_named_by_its_type(monkeypatch):
+    engine = Good()
+    monkeypatch.setattr(engine, "load", lambda: {"num_running_reqs": 0})
+    with pytest.raises(InvalidEngineConfig, match="must return a Load, got dict"):
+        check_config(config(), engine)
+
+
 async def test_good_ones_pass():
     check_config(config(), Good())
     check_config(sampling(), Good())
+    check_config(sampling(top_k=-1), Good())
+    check_config(config(context_length=2), Good())
     engine = MockerEngine()
     check_config(await engine.start(1), engine)
 

@@ -4,8 +4,8 @@
 
 One line per model type: what a tiny random one is told at start, and for a served one whether its greedy
 output equals `generate` of transformers behind prompts on both sides of what begins late. A type without a
-tiny configuration in `generic_configs.py` is tried with a plain one. What cannot be built that way is asked
-for by name, as a folder without weights, and not tried if that does not refuse it. Takes minutes.
+tiny configuration in `huggingface/configs.py` is tried with a plain one. What cannot be built that way is
+asked for by name, as a folder without weights, and not tried if that does not refuse it. Takes minutes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Token ids in, text and the reason to stop out. Sans-IO: knows nothing about engines, calls or time."""
+"""Token ids in, text and the reason to stop out. Sans-IO: knows nothing about calls or time."""

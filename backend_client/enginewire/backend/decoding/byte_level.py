@@ -11,23 +11,12 @@ from collections.abc import Collection, Sequence
 from typing import Final, cast
 
 from enginewire.backend.decoding.detokenizer import Detokenizer
+from enginewire.byte_level import BYTE_OF_CHARACTER
 
 # Remembered per vocabulary: enough for the fragments of any text, and a bound on what hostile ids can cost.
 MAX_MOVES: Final = 1 << 16
 # Bytes of an unfinished character.
 MAX_HELD: Final = 3
-
-
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's printable stand-ins: a byte is its own Latin-1 character, or the next from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_OF_CHARACTER = _byte_of_character()
-CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 
 
 class Held:

@@ -14,7 +14,7 @@ from typing import Final
 
 from tokenizers.decoders import Decoder
 
-from enginewire.backend.decoding.byte_level import CHARACTER_OF_BYTE, decode_whole, piece_bytes
+from enginewire.backend.decoding.byte_level import decode_whole, piece_bytes
 from enginewire.backend.decoding.detokenizer import (
     BYTE_TOKEN,
     DecodeError,
@@ -23,6 +23,7 @@ from enginewire.backend.decoding.detokenizer import (
     rest_of_run,
     take_byte,
 )
+from enginewire.byte_level import CHARACTER_OF_BYTE
 
 # Tokens kept in front of new ones, for decoders that look at their neighbours.
 CONTEXT: Final = 6

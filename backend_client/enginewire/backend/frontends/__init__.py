@@ -1,1 +1,1 @@
-"""The faces of the backend towards its callers: a command, lines of JSON, a gRPC service."""
+"""The faces of the backend towards its callers: gRPC, HTTP like OpenAI's, a worker of SMG."""

@@ -41,13 +41,7 @@ async def traces_do_no_harm(ctx: Context) -> None:
     """A valid traceparent and several malformed ones, with every RPC that changes nothing."""
     for trace in (VALID_TRACE, *MALFORMED_TRACES):
         metadata = (("traceparent", trace), ("tracestate", "kit=1"))
-        for name, request in _calls(ctx):
-            call = ctx.client.call(name, request, metadata=metadata, timeout=2 * ctx.bounds.answer)
-            # Some of them never end by themselves: a message is an answer as well.
-            answered = await anext(call, None) is not None or call.exchange.is_ok
-            call.cancel()
-            message = f"{name} is refused with traceparent {trace[:60]}"
-            expect(answered, message, expected="OK", seen=call.exchange.status)
+        await _expect_answers(ctx, metadata, f"traceparent {trace[:60]}")
 
 
 @check("MDT-03", needs=SHAPE)
@@ -55,12 +49,16 @@ async def unknown_keys_are_accepted(ctx: Context) -> None:
     """Text and bytes that nobody knows, some kilobytes of them."""
     text, binary = "x" * ORDINARY_TEXT, bytes(range(250)) * (ORDINARY_BYTES // 250)
     metadata: Metadata = (("x-kit-text", text), ("x-kit-bytes-bin", binary), ("x-kit-empty", ""))
+    await _expect_answers(ctx, metadata, "metadata that nobody knows")
+
+
+async def _expect_answers(ctx: Context, metadata: Metadata, what: str) -> None:
     for name, request in _calls(ctx):
         call = ctx.client.call(name, request, metadata=metadata, timeout=2 * ctx.bounds.answer)
+        # Some of them never end by themselves: a message is an answer as well.
         answered = await anext(call, None) is not None or call.exchange.is_ok
         call.cancel()
-        message = f"{name} is refused with metadata that nobody knows"
-        expect(answered, message, expected="OK", seen=call.exchange.status)
+        expect(answered, f"{name} is refused with {what}", expected="OK", seen=call.exchange.status)
 
 
 @check("MDT-07", needs=SHAPE)

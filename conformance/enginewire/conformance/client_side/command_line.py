@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import shlex
-import sys
 from collections.abc import Sequence
 
-from enginewire.conformance.client_side.judge import GATE, judge
+from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.stage.stands import CommandStarter
-from enginewire.conformance.conclusion import add_options, check_options, conclude
+from enginewire.conformance.conclusion import add_options, check_options
 from enginewire.conformance.options import globs, positive, scale
-from enginewire.conformance.report.listing import show
-from enginewire.conformance.requirements import requirements
-from enginewire.conformance.running.outcome import ExitCode, Report
+from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.session import Unreachable
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns its exit code."""
-    options = parse(argv)
-    if options.list:
-        return show([each for each in requirements().values() if each.gate == GATE])
-    try:
-        report = asyncio.run(_judge(options))
-    except Unreachable as reason:
-        print(f"enginewire-conformance: {reason}", file=sys.stderr)
-        return ExitCode.UNREACHABLE
-    except ValueError as mistake:
-        print(f"enginewire-conformance: {mistake}", file=sys.stderr)
-        return ExitCode.USAGE
-    return conclude(report, options)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -67,15 +47,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-async def _judge(options: argparse.Namespace) -> Report:
-    return await judge(
-        CommandStarter(options.command, options.ready_timeout),
-        Selection(run=globs(options.run), skip=globs(options.skip), repeat=options.repeat),
-        name=options.command,
-        invocation=_invocation(options),
-        time_scale=options.time_scale,
-        multiplexed=options.multiplexed,
-    )
+async def judge_as_asked(options: argparse.Namespace) -> Report:
+    """What the options ask for, a backend that never listens included.
+
+    Raises ValueError for a command without an address.
+    """
+    starter = CommandStarter(options.command, options.ready_timeout)
+    try:
+        return await judge(
+            starter,
+            Selection(run=globs(options.run), skip=globs(options.skip), repeat=options.repeat),
+            name=options.command,
+            invocation=_invocation(options),
+            time_scale=options.time_scale,
+            multiplexed=options.multiplexed,
+        )
+    except Unreachable as reason:
+        return Report(target=options.command, invocation=_invocation(options), unreachable=str(reason))
 
 
 def _invocation(options: argparse.Namespace) -> str:

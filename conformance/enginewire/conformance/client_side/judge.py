@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from enginewire.conformance.client_side.checks import client_checks
-from enginewire.conformance.client_side.checks.registry import WAY_THROUGH, ClientCheck
+from enginewire.conformance.client_side.checks import WAY_THROUGH, client_checks
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.stands import RunningStand, RunningStands, Starter
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.outcome import Outcome, Report, Status
+from enginewire.conformance.running.registry import Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.session import Unreachable
 from enginewire.conformance.wire.violation import Violation
@@ -46,11 +45,16 @@ async def judge(
             invocation=invocation,
             engine="a backend in front of the scripted engine",
             bounds=stand.bounds.describe(),
-            outcomes=_in_order(outcomes),
+            outcomes=verdict.in_order(outcomes, due()),
             seconds=time.monotonic() - started,
         )
     finally:
         await stands.close()
+
+
+def due() -> list[Requirement]:
+    """The requirements of backends; those of engine servers are not named."""
+    return [requirement for requirement in requirements().values() if requirement.gate == GATE]
 
 
 class _Run:
@@ -58,11 +62,11 @@ class _Run:
 
     def __init__(self, stands: RunningStands, selection: Selection) -> None:
         self._stands = stands
-        self._selection = selection
+        self._selection = replace(selection, phases=frozenset(Phase))
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
-    async def run(self) -> dict[str, Outcome]:
-        """Outcomes by key."""
+    async def run(self) -> list[Outcome]:
+        """The outcomes of all checks."""
         checks = {check.key: check for check in client_checks()}
         first = checks.pop(WAY_THROUGH)
         stand = await self._stands.shared()
@@ -74,9 +78,9 @@ class _Run:
         # Those that wait for long begin first, so that they wait beside the others.
         queue = sorted(checks.values(), key=lambda check: not check.is_costly)
         others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in queue))
-        return {other.key: other for other in [outcome, *others]}
+        return [outcome, *others]
 
-    async def _run(self, check: ClientCheck, *, blocked: bool) -> Outcome:
+    async def _run(self, check: Check, *, blocked: bool) -> Outcome:
         if reason := self._why_not(check):
             return verdict.outcome(check, Status.NOT_RUN, reason)
         if blocked:
@@ -84,11 +88,11 @@ class _Run:
         async with self._slots:
             return await self._repeat(check)
 
-    async def _repeat(self, check: ClientCheck) -> Outcome:
+    async def _repeat(self, check: Check) -> Outcome:
         return verdict.of_repetitions([await self._run_once(check) for _ in range(self._selection.repeat)])
 
-    async def _run_once(self, check: ClientCheck) -> Outcome:
-        if not check.hostile:
+    async def _run_once(self, check: Check) -> Outcome:
+        if check.phase is not Phase.DESTRUCTIVE:
             return await self._judge(check, await self._stands.shared())
         try:
             stand = await self._stands.fresh(self._stands.engine())
@@ -99,25 +103,8 @@ class _Run:
         finally:
             await stand.stop()
 
-    def _why_not(self, check: ClientCheck) -> str:
+    def _why_not(self, check: Check) -> str:
         return self._selection.why_not(requirements()[check.id], check)
 
-    async def _judge(self, check: ClientCheck, stand: RunningStand) -> Outcome:
-        context, started = ClientContext(self._stands, stand), time.monotonic()
-        outcome = await verdict.judged(check, check.function(context), context.bounds.check)
-        exchanges = context.exchanges
-        await context.close()
-        return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
-
-
-def _in_order(outcomes: dict[str, Outcome]) -> tuple[Outcome, ...]:
-    """By requirement; those without a check say so. Requirements of engine servers are not named."""
-    found: list[Outcome] = []
-    for requirement in requirements().values():
-        own: Sequence[Outcome] = [
-            outcome for key, outcome in sorted(outcomes.items()) if outcome.requirement.id == requirement.id
-        ]
-        if requirement.gate == GATE and not own:
-            own = [verdict.without_check(requirement)]
-        found += own
-    return tuple(found)
+    async def _judge(self, check: Check, stand: RunningStand) -> Outcome:
+        return await verdict.judged(check, ClientContext(self._stands, stand), stand.bounds.check)

@@ -5,47 +5,79 @@ A mutant proves that a check can fail. One module per area; `mutants` imports th
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.running.catalogue import Catalogue
 
 if TYPE_CHECKING:
-    from enginewire.conformance.reference.server import Reference
+    from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 
-R = TypeVar("R", bound="type[Reference]")
+A = TypeVar("A")
+R = TypeVar("R", bound=type[Reference])
+Kills = str | tuple[str, ...]
+Change = Callable[[A], None]
+"""Of an answer, in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A broken server, and the keys of exactly those checks that have to fail on it."""
+    """A broken server or backend, and the keys of exactly those checks that have to fail on it."""
 
     name: str
     kills: tuple[str, ...]
-    server: type[Reference]
+    server: type[Reference] | type[ReferenceBackend]
 
 
-_mutants: dict[str, Mutant] = {}
+MUTANTS: Final = Catalogue[Mutant](__name__)
 
 
-def mutant(name: str, *, kills: str | tuple[str, ...]) -> Callable[[R], R]:
+def mutant(name: str, *, kills: Kills) -> Callable[[R], R]:
     """Register a subclass of Reference under a name that says what is wrong with it."""
 
     def register(server: R) -> R:
-        if name in _mutants:
-            raise ValueError(f"two mutants are called {name}")
-        _mutants[name] = Mutant(name, (kills,) if isinstance(kills, str) else kills, server)
+        MUTANTS.add(name, Mutant(name, (kills,) if isinstance(kills, str) else kills, server))
         return server
+
+    return register
+
+
+def changed(method: Callable[..., A], name: str, *, kills: Kills) -> Callable[[Change[A]], Change[A]]:
+    """Register a server that makes this change to what `method` of Reference returns."""
+
+    def register(change: Change[A]) -> Change[A]:
+        def override(server: Reference, *given: object) -> A:
+            answer = method(server, *given)
+            change(answer)
+            return answer
+
+        mutant(name, kills=kills)(type(change.__name__, (Reference,), {method.__name__: override}))
+        return change
+
+    return register
+
+
+def each_changed(
+    method: Callable[..., AsyncIterator[A]], name: str, *, kills: Kills
+) -> Callable[[Change[A]], Change[A]]:
+    """Register a server that makes this change to each part of what `method` of Reference streams."""
+
+    def register(change: Change[A]) -> Change[A]:
+        async def override(server: Reference, *given: object) -> AsyncIterator[A]:
+            async for part in method(server, *given):
+                change(part)
+                yield part
+
+        mutant(name, kills=kills)(type(change.__name__, (Reference,), {method.__name__: override}))
+        return change
 
     return register
 
 
 @cache
 def mutants() -> tuple[Mutant, ...]:
-    """Every mutant of the kit, by name."""
-    for module in pkgutil.iter_modules(__path__):
-        if module.name != "__main__":
-            importlib.import_module(f"{__name__}.{module.name}")
-    return tuple(_mutants[name] for name in sorted(_mutants))
+    """Every broken server, by name."""
+    return MUTANTS.all()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.mutants import changed, mutant
+from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 
@@ -20,12 +20,9 @@ class AbortNoop(Reference):
         """Say so only."""
 
 
-@mutant("abort_as_stop", kills="ABO-01")
-class AbortAsStop(Reference):
-    def cancelled(self, choice: Choice) -> pb.LLMEngineOutput:
-        output = super().cancelled(choice)
-        output.finish_reason = pb.FINISH_REASON_STOP
-        return output
+@changed(Reference.cancelled, "abort_as_stop", kills="ABO-01")
+def abort_as_stop(output: pb.LLMEngineOutput) -> None:
+    output.finish_reason = pb.FINISH_REASON_STOP
 
 
 @mutant("abort_as_status", kills="ABO-01")

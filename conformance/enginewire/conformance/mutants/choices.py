@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import without
 
 Outputs = AsyncIterator[pb.LLMEngineOutput]
 
 
-@mutant("missing_index", kills="SEQ-01")
-class MissingIndex(Reference):
-    async def outputs(self, job: Job) -> Outputs:
-        async for output in super().outputs(job):
-            output.index = 0
-            yield output
+@each_changed(Reference.outputs, "missing_index", kills="SEQ-01")
+def missing_index(output: pb.LLMEngineOutput) -> None:
+    output.index = 0
 
 
 @mutant("index_from_one", kills="SEQ-01")
@@ -31,13 +27,10 @@ class IndexFromOne(Reference):
             yield output
 
 
-@mutant("second_choice_no_terminal", kills="SEQ-02")
-class SecondChoiceNoTerminal(Reference):
-    async def outputs(self, job: Job) -> Outputs:
-        async for output in super().outputs(job):
-            if output.index == 1:
-                output.ClearField("finish_reason")
-            yield output
+@each_changed(Reference.outputs, "second_choice_no_terminal", kills="SEQ-02")
+def second_choice_no_terminal(output: pb.LLMEngineOutput) -> None:
+    if output.index == 1:
+        output.ClearField("finish_reason")
 
 
 @mutant("stopped_choice_goes_on", kills="SEQ-02")
@@ -141,7 +134,7 @@ class NClampedSilently(_OneChoice):
 
 @mutant("n_lowered_without_capability", kills=("SEQ-06", "ERR-17/multiple_choices"))
 class NLoweredWithoutCapability(_OneChoice):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"multiple_choices"}))
+    settings = without("multiple_choices")
 
     def is_lowered(self, number: int) -> bool:
         return number == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.reference.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -26,12 +26,9 @@ class InfoEmpty(Reference):
         return pb.GetEngineInfoResponse()
 
 
-@mutant("empty_model", kills="INF-02")
-class EmptyModel(Reference):
-    def engine_config(self) -> pb.EngineConfig:
-        config = super().engine_config()
-        config.model = ""
-        return config
+@changed(Reference.engine_config, "empty_model", kills="INF-02")
+def empty_model(config: pb.EngineConfig) -> None:
+    config.model = ""
 
 
 @mutant("info_changes", kills=("INF-03", "INF-03/after-load"))
@@ -62,29 +59,20 @@ class EmitsOovToken(Reference):
         return super().next_token(choice, logits)
 
 
-@mutant("zero_means_unknown", kills="INF-06")
-class ZeroMeansUnknown(Reference):
-    def engine_config(self) -> pb.EngineConfig:
-        config = super().engine_config()
-        config.max_num_batched_tokens = 0
-        return config
+@changed(Reference.engine_config, "zero_means_unknown", kills="INF-06")
+def zero_means_unknown(config: pb.EngineConfig) -> None:
+    config.max_num_batched_tokens = 0
 
 
-@mutant("kv_total_mismatch", kills="INF-07")
-class KvTotalMismatch(Reference):
-    def load(self) -> pb.Load:
-        load = super().load()
-        load.kv_blocks_total += 1
-        return load
+@changed(Reference.load, "kv_total_mismatch", kills="INF-07")
+def kv_total_mismatch(load: pb.Load) -> None:
+    load.kv_blocks_total += 1
 
 
-@mutant("kv_used_over_total", kills="INF-07/under-load")
-class KvUsedOverTotal(Reference):
-    def load(self) -> pb.Load:
-        load = super().load()
-        if load.running > 1:
-            load.kv_blocks_used += load.kv_blocks_total
-        return load
+@changed(Reference.load, "kv_used_over_total", kills="INF-07/under-load")
+def kv_used_over_total(load: pb.Load) -> None:
+    if load.running > 1:
+        load.kv_blocks_used += load.kv_blocks_total
 
 
 @mutant("running_over_limit", kills="INF-08")
@@ -134,12 +122,9 @@ class SameInstanceId(Reference):
         self.instance_id = "reference-1"
 
 
-@mutant("wildcard_endpoint", kills="INF-11")
-class WildcardEndpoint(Reference):
-    def engine_config(self) -> pb.EngineConfig:
-        config = super().engine_config()
-        config.bootstrap_host, config.bootstrap_port = "0.0.0.0", 9000  # noqa: S104  # that is the mistake
-        return config
+@changed(Reference.engine_config, "wildcard_endpoint", kills="INF-11")
+def wildcard_endpoint(config: pb.EngineConfig) -> None:
+    config.bootstrap_host, config.bootstrap_port = "0.0.0.0", 9000  # noqa: S104  # that is the mistake
 
 
 @mutant("health_disagrees", kills="INF-12")

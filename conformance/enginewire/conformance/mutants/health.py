@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.mutants.concurrency import UNHURRIED
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -58,13 +58,10 @@ class HealthBlockedByGpuThread(Reference):
         return await super().check_health(service)
 
 
-@mutant("health_unspecified", kills="HLT-03")
-class HealthUnspecified(Reference):
-    def load(self) -> pb.Load:
-        load = super().load()
-        if load.state == pb.ENGINE_STATE_READY:
-            load.state = pb.ENGINE_STATE_UNSPECIFIED
-        return load
+@changed(Reference.load, "health_unspecified", kills="HLT-03")
+def health_unspecified(load: pb.Load) -> None:
+    if load.state == pb.ENGINE_STATE_READY:
+        load.state = pb.ENGINE_STATE_UNSPECIFIED
 
 
 @mutant("liveness_unknown", kills="HLT-03")
@@ -73,13 +70,10 @@ class LivenessUnknown(Reference):
         return health_types.UNKNOWN if service == health_types.LIVENESS else super().health(service)
 
 
-@mutant("cleanup_no_state", kills="HLT-04")
-class CleanupNoState(Reference):
-    def load(self) -> pb.Load:
-        load = super().load()
-        if load.state == pb.ENGINE_STATE_STOPPED:
-            load.state = pb.ENGINE_STATE_DRAINING
-        return load
+@changed(Reference.load, "cleanup_no_state", kills="HLT-04")
+def cleanup_no_state(load: pb.Load) -> None:
+    if load.state == pb.ENGINE_STATE_STOPPED:
+        load.state = pb.ENGINE_STATE_DRAINING
 
 
 @mutant("health_leaks_slot", kills="HLT-05")

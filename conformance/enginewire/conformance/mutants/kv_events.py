@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.reference.engine import BlockKey
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.server import Reference
@@ -65,13 +65,10 @@ class SeqRepeat(Reference):
             self.events[-1].sequence -= 1
 
 
-@mutant("bad_parent", kills="KVE-04")
-class BadParent(Reference):
-    def stored(self, keys: list[BlockKey]) -> pb.KvBlocksStored:
-        stored = super().stored(keys)
-        if stored.HasField("parent_block_hash"):
-            stored.parent_block_hash ^= 1
-        return stored
+@changed(Reference.stored, "bad_parent", kills="KVE-04")
+def bad_parent(stored: pb.KvBlocksStored) -> None:
+    if stored.HasField("parent_block_hash"):
+        stored.parent_block_hash ^= 1
 
 
 @mutant("block_without_tokens", kills="KVE-04")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.mutants import changed, mutant
+from enginewire.conformance.reference.job import Choice
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 
@@ -137,32 +137,22 @@ class UnnormalisedLogits(Reference):
         return [value - best for value in logits]
 
 
-@mutant("prompt_logprob_shift", kills="LOG-07")
-class PromptLogprobShift(Reference):
-    def prompt_logprobs(self, job: Job) -> pb.PromptLogprobs:
-        table = super().prompt_logprobs(job)
-        values = list(table.logprobs.token_logprobs)
-        table.logprobs.token_logprobs[:] = [*values[1:], *values[:1]]
-        return table
+@changed(Reference.prompt_logprobs, "prompt_logprob_shift", kills="LOG-07")
+def prompt_logprob_shift(table: pb.PromptLogprobs) -> None:
+    values = list(table.logprobs.token_logprobs)
+    table.logprobs.token_logprobs[:] = [*values[1:], *values[:1]]
 
 
-@mutant("prompt_logprob_of_the_first_token", kills="LOG-07")
-class PromptLogprobOfTheFirstToken(Reference):
-    def prompt_logprobs(self, job: Job) -> pb.PromptLogprobs:
-        table = super().prompt_logprobs(job)
-        table.logprobs.token_logprobs.insert(0, 0.0)
-        return table
+@changed(Reference.prompt_logprobs, "prompt_logprob_of_the_first_token", kills="LOG-07")
+def prompt_logprob_of_the_first_token(table: pb.PromptLogprobs) -> None:
+    table.logprobs.token_logprobs.insert(0, 0.0)
 
 
-@mutant("nan_prompt_logprob", kills="LOG-07")
-class NanPromptLogprob(Reference):
+@changed(Reference.prompt_logprobs, "nan_prompt_logprob", kills="LOG-07")
+def nan_prompt_logprob(table: pb.PromptLogprobs) -> None:
     """In one row, and only among its alternatives."""
-
-    def prompt_logprobs(self, job: Job) -> pb.PromptLogprobs:
-        table = super().prompt_logprobs(job)
-        if table.logprobs.top_logprobs:
-            table.logprobs.top_logprobs[len(table.logprobs.top_logprobs) // 2] = math.nan
-        return table
+    if table.logprobs.top_logprobs:
+        table.logprobs.top_logprobs[len(table.logprobs.top_logprobs) // 2] = math.nan
 
 
 @mutant("prompt_logprobs_everywhere", kills="LOG-07")

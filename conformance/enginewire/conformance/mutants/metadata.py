@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
@@ -78,20 +77,14 @@ class LargeMetadataLosesData(Reference):
             yield response
 
 
-@mutant("id_not_echoed", kills="MDT-04")
-class IdNotEchoed(Reference):
-    async def responses(self, job: Job) -> Responses:
-        async for response in super().responses(job):
-            response.request_id = response.request_id[:100]
-            yield response
+@each_changed(Reference.responses, "id_not_echoed", kills="MDT-04")
+def id_not_echoed(response: pb.GenerateResponse) -> None:
+    response.request_id = response.request_id[:100]
 
 
-@mutant("id_tidied", kills="MDT-04")
-class IdTidied(Reference):
-    async def responses(self, job: Job) -> Responses:
-        async for response in super().responses(job):
-            response.request_id = response.request_id.replace(":", "-")
-            yield response
+@each_changed(Reference.responses, "id_tidied", kills="MDT-04")
+def id_tidied(response: pb.GenerateResponse) -> None:
+    response.request_id = response.request_id.replace(":", "-")
 
 
 @mutant("priority_ignored", kills="MDT-05")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.reference.server import Reference
 
 RUNNING = ("gauge", "engine_requests_running")
@@ -26,12 +26,9 @@ class MetricsRanksChange(Reference):
         return info
 
 
-@mutant("metrics_of_other_ranks", kills="MET-01")
-class MetricsOfOtherRanks(Reference):
-    def engine_config(self) -> pb.EngineConfig:
-        config = super().engine_config()
-        config.metrics_ranks[:] = [0, 1]
-        return config
+@changed(Reference.engine_config, "metrics_of_other_ranks", kills="MET-01")
+def metrics_of_other_ranks(config: pb.EngineConfig) -> None:
+    config.metrics_ranks[:] = [0, 1]
 
 
 @mutant("gauge_stuck", kills="MET-02")
@@ -55,9 +52,6 @@ class RunningOff(Reference):
         return {**super().metrics(), WAITING: 0}
 
 
-@mutant("counter_off", kills="MET-04")
-class CounterOff(Reference):
-    def metrics(self) -> dict[tuple[str, str], float]:
-        metrics = super().metrics()
-        metrics[TOKENS] -= metrics[FINISHED]
-        return metrics
+@changed(Reference.metrics, "counter_off", kills="MET-04")
+def counter_off(metrics: dict[tuple[str, str], float]) -> None:
+    metrics[TOKENS] -= metrics[FINISHED]

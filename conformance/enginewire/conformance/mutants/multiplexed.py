@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
@@ -13,7 +12,7 @@ from enginewire.conformance.reference.multiplexed import Frame, Multiplex
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import without
 
 Events = list[pb.HandleEvent]
 
@@ -245,7 +244,7 @@ class MuxTimeoutIgnored(Reference):
 
 @mutant("mux_served_unadvertised", kills="ERR-17/multiplexed")
 class MuxServedUnadvertised(Reference):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"multiplexed"}))
+    settings = without("multiplexed")
 
     def require(self, capability: str) -> None:
         if capability != "multiplexed":

@@ -12,7 +12,7 @@ from itertools import count
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -142,12 +142,9 @@ class OverloadNotRetryable(Reference):
             raise
 
 
-@mutant("overload_without_end", kills="ERR-16")
-class OverloadWithoutEnd(Reference):
-    def engine_config(self) -> pb.EngineConfig:
-        config = super().engine_config()
-        config.limits.max_num_queued_reqs //= 2
-        return config
+@changed(Reference.engine_config, "overload_without_end", kills="ERR-16")
+def overload_without_end(config: pb.EngineConfig) -> None:
+    config.limits.max_num_queued_reqs //= 2
 
 
 @mutant("leaks_traceback", kills="ERR-18")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -32,12 +32,9 @@ class EmptyStream(Reference):
                 yield output
 
 
-@mutant("no_terminal", kills="STR-02")
-class NoTerminal(Reference):
-    async def outputs(self, job: Job) -> Outputs:
-        async for output in super().outputs(job):
-            output.ClearField("finish_reason")
-            yield output
+@each_changed(Reference.outputs, "no_terminal", kills="STR-02")
+def no_terminal(output: pb.LLMEngineOutput) -> None:
+    output.ClearField("finish_reason")
 
 
 @mutant("two_terminals", kills="STR-02")
@@ -145,13 +142,10 @@ class ErrorTwice(Reference):
                 raise Refusal(pb.ERROR_REASON_CANCELLED, "it was aborted")
 
 
-@mutant("finish_unknown", kills="STR-10")
-class FinishUnknown(Reference):
-    async def outputs(self, job: Job) -> Outputs:
-        async for output in super().outputs(job):
-            if output.finish_reason:
-                output.finish_reason = 99  # type: ignore[assignment]  # that is the mistake
-            yield output
+@each_changed(Reference.outputs, "finish_unknown", kills="STR-10")
+def finish_unknown(output: pb.LLMEngineOutput) -> None:
+    if output.finish_reason:
+        output.finish_reason = 99  # type: ignore[assignment]  # that is the mistake
 
 
 @mutant("buffer_all", kills="STR-11")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import without
 
 Pieces = AsyncIterator[pb.GetTokenizerResponse]
 MIB = 1024 * 1024
@@ -22,31 +21,22 @@ class TokenizerWithoutManifest(Reference):
                 yield piece
 
 
-@mutant("tokenizer_names_a_folder", kills="TOK-01")
-class TokenizerNamesAFolder(Reference):
-    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
-        async for piece in super().tokenizer(request):
-            for file in piece.manifest.files if piece.HasField("manifest") else ():
-                file.name = f"model/{file.name}"
-            yield piece
+@each_changed(Reference.tokenizer, "tokenizer_names_a_folder", kills="TOK-01")
+def tokenizer_names_a_folder(piece: pb.GetTokenizerResponse) -> None:
+    for file in piece.manifest.files if piece.HasField("manifest") else ():
+        file.name = f"model/{file.name}"
 
 
-@mutant("tokenizer_chunk_lost", kills="TOK-02")
-class TokenizerChunkLost(Reference):
-    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
-        async for piece in super().tokenizer(request):
-            if piece.HasField("chunk"):
-                piece.chunk.data = piece.chunk.data[:-1]
-            yield piece
+@each_changed(Reference.tokenizer, "tokenizer_chunk_lost", kills="TOK-02")
+def tokenizer_chunk_lost(piece: pb.GetTokenizerResponse) -> None:
+    if piece.HasField("chunk"):
+        piece.chunk.data = piece.chunk.data[:-1]
 
 
-@mutant("tokenizer_offset_wrong", kills="TOK-02")
-class TokenizerOffsetWrong(Reference):
-    async def tokenizer(self, request: pb.GetTokenizerRequest) -> Pieces:
-        async for piece in super().tokenizer(request):
-            if piece.HasField("chunk"):
-                piece.chunk.offset = 1
-            yield piece
+@each_changed(Reference.tokenizer, "tokenizer_offset_wrong", kills="TOK-02")
+def tokenizer_offset_wrong(piece: pb.GetTokenizerResponse) -> None:
+    if piece.HasField("chunk"):
+        piece.chunk.offset = 1
 
 
 @mutant("tokenizer_digest_of_content", kills="TOK-03")
@@ -87,7 +77,7 @@ class TokenizerChunkTooLarge(Reference):
 
 @mutant("tokenizer_unadvertised", kills="ERR-17/tokenizer")
 class TokenizerUnadvertised(Reference):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"tokenizer"}))
+    settings = without("tokenizer")
 
     def require(self, capability: str) -> None:
         if capability != "tokenizer":

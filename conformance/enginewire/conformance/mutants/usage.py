@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants import changed, each_changed, mutant
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import CAPABILITIES, Settings
+from enginewire.conformance.reference.settings import without
 
 
-@mutant("usage_off_by_one", kills="USE-01")
-class UsageOffByOne(Reference):
-    def usage(self, job: Job) -> pb.CompletionUsage:
-        usage = super().usage(job)
-        missing = min(usage.completion_tokens, 1)
-        usage.completion_tokens -= missing
-        usage.total_tokens -= missing
-        return usage
+@changed(Reference.usage, "usage_off_by_one", kills="USE-01")
+def usage_off_by_one(usage: pb.CompletionUsage) -> None:
+    missing = min(usage.completion_tokens, 1)
+    usage.completion_tokens -= missing
+    usage.total_tokens -= missing
 
 
-@mutant("prompt_usage_wrong", kills="USE-02")
-class PromptUsageWrong(Reference):
-    def usage(self, job: Job) -> pb.CompletionUsage:
-        usage = super().usage(job)
-        usage.prompt_tokens += 1
-        usage.total_tokens += 1
-        return usage
+@changed(Reference.usage, "prompt_usage_wrong", kills="USE-02")
+def prompt_usage_wrong(usage: pb.CompletionUsage) -> None:
+    usage.prompt_tokens += 1
+    usage.total_tokens += 1
 
 
-@mutant("total_wrong", kills="USE-03")
-class TotalWrong(Reference):
-    def usage(self, job: Job) -> pb.CompletionUsage:
-        usage = super().usage(job)
-        usage.total_tokens = usage.completion_tokens
-        return usage
+@changed(Reference.usage, "total_wrong", kills="USE-03")
+def total_wrong(usage: pb.CompletionUsage) -> None:
+    usage.total_tokens = usage.completion_tokens
 
 
 @mutant("usage_every_chunk", kills="USE-04")
@@ -47,21 +37,15 @@ class UsageEveryChunk(Reference):
             yield output
 
 
-@mutant("no_usage", kills="USE-04")
-class NoUsage(Reference):
-    async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
-        async for output in super().outputs(job):
-            output.ClearField("completion_usage")
-            yield output
+@each_changed(Reference.outputs, "no_usage", kills="USE-04")
+def no_usage(output: pb.LLMEngineOutput) -> None:
+    output.ClearField("completion_usage")
 
 
-@mutant("abort_no_usage", kills="USE-05")
-class AbortNoUsage(Reference):
-    async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
-        async for output in super().outputs(job):
-            if output.finish_reason == pb.FINISH_REASON_CANCELLED:
-                output.ClearField("completion_usage")
-            yield output
+@each_changed(Reference.outputs, "abort_no_usage", kills="USE-05")
+def abort_no_usage(output: pb.LLMEngineOutput) -> None:
+    if output.finish_reason == pb.FINISH_REASON_CANCELLED:
+        output.ClearField("completion_usage")
 
 
 @mutant("cached_gt_prompt", kills="USE-06")
@@ -78,7 +62,7 @@ class BypassIgnored(Reference):
 
 @mutant("resets_no_cache", kills="ERR-17/prefix_cache")
 class ResetsNoCache(Reference):
-    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"prefix_cache", "kv_events"}))
+    settings = without("prefix_cache", "kv_events")
 
     def allows(self, capability: str) -> bool:
         return capability == "prefix_cache" or super().allows(capability)

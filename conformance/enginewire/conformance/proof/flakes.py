@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from enginewire.conformance.client_side import proof as client_side
-from enginewire.conformance.proof.self_test import judge, reached
+from enginewire.conformance.client_side.reference.backend import ReferenceBackend
+from enginewire.conformance.proof.self_test import judge, judge_backend, reached
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.report.human import explained
@@ -71,7 +71,7 @@ async def references(speed: float, run: Sequence[str] = ()) -> list[Report]:
     """The kit against all that is correct: a server, a backend, and a disaggregated pair if DIS is due."""
     reports = [
         await reached(judge(at_speed(Reference, speed), PHASES, run=run)),
-        await reached(client_side.judge_reference(run)),
+        await reached(judge_backend(ReferenceBackend, run=run)),
     ]
     if not run or any(pattern.startswith("DIS") for pattern in run):
         reports.append(await reached(judge(at_speed(Decode, speed), PHASES)))

@@ -87,11 +87,9 @@ def main() -> None:
 
 
 def _with_names(requirement: Requirement) -> Requirement:
-    names = {check.name for check in all_checks() if check.id == requirement.id}
-    names |= {check.name for check in client_checks() if check.id == requirement.id}
-    kills = {mutant.name: mutant.kills for mutant in mutants()}
-    kills |= {mutant.name: mutant.kills for mutant in client_mutants()}
-    killers = {name for name, keys in kills.items() if requirement.id in {key[:6] for key in keys}}
+    checks, broken = (*all_checks(), *client_checks()), (*mutants(), *client_mutants())
+    names = {check.name for check in checks if check.id == requirement.id}
+    killers = {mutant.name for mutant in broken if requirement.id in {key[:6] for key in mutant.kills}}
     kept = requirements().get(requirement.id) if FILE.exists() else None
     return replace(
         requirement,

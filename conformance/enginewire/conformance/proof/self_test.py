@@ -19,10 +19,11 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks import all_checks
-from enginewire.conformance.client_side import proof as client_side
 from enginewire.conformance.client_side.checks import client_checks
+from enginewire.conformance.client_side.judge import judge as judge_client
 from enginewire.conformance.client_side.mutants import client_mutants
-from enginewire.conformance.client_side.mutants.registry import ClientMutant
+from enginewire.conformance.client_side.reference.backend import ReferenceBackend
+from enginewire.conformance.client_side.stage.stands import InProcessStarter
 from enginewire.conformance.mutants import Mutant, mutants
 from enginewire.conformance.reference.adapters import SOURCES
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
@@ -127,16 +128,27 @@ async def judge(
         await launcher.close()
 
 
+async def judge_backend(
+    make: Callable[[str], Served],
+    *,
+    time_scale: float = 1.0,
+    run: Sequence[str] = (),
+    skip: Sequence[str] = (),
+) -> Report:
+    """The kit against a backend in this process, made for the engine at the address that `make` gets."""
+    return await judge_client(InProcessStarter(make), Selection(run=run, skip=skip), time_scale=time_scale)
+
+
 async def _judge_references() -> list[Report]:
     judgings = (
         judge(Reference, frozenset(Phase)),
         judge(Decode, frozenset(Phase)),
-        client_side.judge_reference(),
+        judge_backend(ReferenceBackend),
     )
     return await asyncio.gather(*map(reached, judgings))
 
 
-def everything_broken() -> tuple[Mutant | ClientMutant, ...]:
+def everything_broken() -> tuple[Mutant, ...]:
     """The mutants of both sides: engine servers and backends."""
     return (*mutants(), *client_mutants())
 
@@ -174,15 +186,19 @@ async def reached(judging: Awaitable[Report]) -> Report:
         return Report(target="", invocation="", unreachable=str(reason))
 
 
-async def kill(mutant: Mutant | ClientMutant, *, quick: bool = False) -> Kill:
-    """The kit against one mutant."""
-    if isinstance(mutant, ClientMutant):
-        report = await reached(client_side.judge_mutant(mutant))
-    else:
-        run = needed_by(mutant) if quick else ()
-        spared = [check.key for check in all_checks() if check.is_costly and check.key not in mutant.kills]
-        judging = judge(mutant.server, phases_of(mutant), name=mutant.name, run=run, skip=spared)
-        report = await reached(judging)
+async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
+    """The kit against one mutant, without what takes long and is not about it."""
+    checks = (*all_checks(), *client_checks())
+    spared = [check.key for check in checks if check.is_costly and check.key not in mutant.kills]
+    if issubclass(mutant.server, ReferenceBackend):
+        return await judge_backend(mutant.server, skip=spared)
+    run = needed_by(mutant) if quick else ()
+    return await judge(mutant.server, phases_of(mutant), name=mutant.name, run=run, skip=spared)
+
+
+async def kill(mutant: Mutant, *, quick: bool = False) -> Kill:
+    """What became of one mutant."""
+    report = await reached(judge_mutant(mutant, quick=quick))
     broken = [outcome for outcome in report.outcomes if outcome.status in KILLING]
     faults = [
         f"{outcome.key}: {outcome.message}" for outcome in report.outcomes if outcome.status is Status.ERROR
@@ -204,17 +220,17 @@ def kill_all(names: Sequence[str], quick: bool) -> list[Kill]:
     return asyncio.run(_kill_all([mutant for mutant in everything_broken() if mutant.name in names], quick))
 
 
-async def _kill_all(some: Iterable[Mutant | ClientMutant], quick: bool) -> list[Kill]:
+async def _kill_all(some: Iterable[Mutant], quick: bool) -> list[Kill]:
     slots = asyncio.Semaphore(TOGETHER)
 
-    async def one(mutant: Mutant | ClientMutant) -> Kill:
+    async def one(mutant: Mutant) -> Kill:
         async with slots:
             return await kill(mutant, quick=quick)
 
     return list(await asyncio.gather(*(one(mutant) for mutant in some)))
 
 
-def _killed(chosen: Sequence[Mutant | ClientMutant], workers: int, quick: bool) -> list[Kill]:
+def _killed(chosen: Sequence[Mutant], workers: int, quick: bool) -> list[Kill]:
     names = [mutant.name for mutant in chosen]
     if workers < 2:
         return kill_all(names, quick)
@@ -231,7 +247,8 @@ def _adversary_passes() -> dict[str, int]:
         return (await reached(judging)).counts[Status.PASS]
 
     async def count_as_backend(name: str) -> int:
-        return await client_side.passes_of(name, ADVERSARY_TIME_SCALE)
+        judging = judge_backend(lambda engine: Adversary(name), time_scale=ADVERSARY_TIME_SCALE)
+        return (await judging).counts[Status.PASS]
 
     async def count_all() -> list[int]:
         counts = [*map(count, ADVERSARIES), *map(count_as_backend, ADVERSARIES)]
@@ -241,7 +258,7 @@ def _adversary_passes() -> dict[str, int]:
     return dict(zip(names, asyncio.run(count_all()), strict=True))
 
 
-def _is_chosen(mutant: Mutant | ClientMutant, patterns: Sequence[str]) -> bool:
+def _is_chosen(mutant: Mutant, patterns: Sequence[str]) -> bool:
     names = (mutant.name, *mutant.kills)
     return not patterns or any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 

@@ -27,7 +27,6 @@ M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 STOP_SECONDS = 0.2
-GENERIC = {"EngineService", "DiscoveryService", "Health"}
 
 
 class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metrics):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enginewire import v1 as pb
 
@@ -98,3 +98,8 @@ class Settings:
             limits=limits,
             metrics_ranks=[0] if capabilities.metrics else [],
         )
+
+
+def without(*capabilities: str) -> Settings:
+    """Those of a server that lacks these capabilities."""
+    return replace(Settings(), capabilities=tuple(set(CAPABILITIES) - set(capabilities)))

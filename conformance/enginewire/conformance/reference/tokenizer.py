@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 from functools import cached_property
 
 from enginewire import v1 as pb
+from enginewire.byte_level import CHARACTER_OF_BYTE
 from enginewire.conformance.reference.service import Answer, Service
 
 FILE = "tokenizer.json"
-SHIFT = 256
-"""Byte-level vocabularies write bytes that cannot be printed as characters from here on."""
 
 
 class Tokenizer(Service):
@@ -55,12 +54,8 @@ class Tokenizer(Service):
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's name."""
-        hidden = [code for code in range(SHIFT) if not (33 <= code <= 126 or 161 <= code != 173)]
-        names = {
-            code: chr(SHIFT + hidden.index(code)) if code in hidden else chr(code) for code in range(256)
-        }
         ids = set(range(self.config.vocab_size)) - set(self.special_ids())
-        return {names[token]: token for token in sorted(ids) if token < SHIFT}
+        return {CHARACTER_OF_BYTE[token]: token for token in sorted(ids) if token in CHARACTER_OF_BYTE}
 
     def token_text(self, token: int) -> str:
         """What a token reads like."""

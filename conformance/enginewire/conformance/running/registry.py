@@ -1,4 +1,4 @@
-"""Which checks there are: a decorator per check, and what the runner has to know about it.
+"""What a check is, of either side, and the decorators that register those of engine servers.
 
 Knows nothing about how checks are run.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from enginewire.conformance.running.judged import Judged
+from enginewire.conformance.running.catalogue import Catalogue
 
 if TYPE_CHECKING:
     from enginewire.conformance.session.context import Context
@@ -39,10 +39,12 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check(Judged):
-    """A check of engine servers, and when to run it."""
+class Check:
+    """A check of either side and when to run it: `function` raises Violation or NotApplicable, or returns."""
 
-    function: CheckFunction
+    id: str
+    function: Callable[..., Awaitable[None]]
+    variant: str = ""
     needs: tuple[str, ...] = ()
     phase: Phase = Phase.SAFE
     alone: bool = False
@@ -50,8 +52,19 @@ class Check(Judged):
     unless: str = ""
     is_costly: bool = False
 
+    @property
+    def key(self) -> str:
+        """Unique and stable: the id, with the variant where an id has several checks."""
+        return f"{self.id}/{self.variant}" if self.variant else self.id
 
-_checks: dict[str, Check] = {}
+    @property
+    def name(self) -> str:
+        """Where its code is."""
+        module = self.function.__module__.removeprefix("enginewire.conformance.")
+        return f"{module}:{getattr(self.function, '__name__', '?')}"
+
+
+CHECKS: Final = Catalogue[Check]("enginewire.conformance.checks")
 
 
 def check(
@@ -73,7 +86,8 @@ def check(
     """
 
     def register(function: CheckFunction) -> CheckFunction:
-        _add(Check(identifier, function, variant, needs, phase, alone, gate, is_costly=costly))
+        added = Check(identifier, function, variant, needs, phase, alone, gate, is_costly=costly)
+        CHECKS.add(added.key, added)
         return function
 
     return register
@@ -83,18 +97,8 @@ def negative(gate: str, *, alone: bool = False) -> Callable[[CheckFunction], Che
     """Register what must be refused where the capability is not declared: ERR-17 of that gate."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        _add(Check(REFUSED, function, gate, SHAPE, alone=alone, unless=gate))
+        added = Check(REFUSED, function, gate, SHAPE, alone=alone, unless=gate)
+        CHECKS.add(added.key, added)
         return function
 
     return register
-
-
-def registered() -> tuple[Check, ...]:
-    """What was registered so far, ordered by phase and key. `checks` registers all that there are."""
-    return tuple(sorted(_checks.values(), key=lambda check: (check.phase, check.key)))
-
-
-def _add(check: Check) -> None:
-    if check.key in _checks:
-        raise ValueError(f"two checks are called {check.key}: give one of them a variant")
-    _checks[check.key] = check

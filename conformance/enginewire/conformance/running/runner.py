@@ -25,7 +25,6 @@ from enginewire.conformance.wire.violation import Violation
 
 ROOT: Final = "INF-01"
 CONCURRENCY: Final = 8
-CLEANUP_SECONDS: Final = 10.0
 
 
 @dataclass
@@ -152,11 +151,7 @@ class Runner:
             return verdict.failure(check, Violation(str(reason)))
 
     async def _judge(self, check: Check, session: Session) -> Outcome:
-        context, started = Context(session, check.key), time.monotonic()
-        outcome = await verdict.judged(check, check.function(context), session.bounds.check)
-        exchanges = context.exchanges
-        await _close(context)
-        return replace(outcome, exchanges=exchanges, seconds=time.monotonic() - started)
+        return await verdict.judged(check, Context(session, check.key), session.bounds.check)
 
     def _report(self, seconds: float) -> Report:
         info = self.session.info
@@ -165,18 +160,11 @@ class Runner:
             invocation=self.invocation or f"--target {shlex.quote(self.session.connection.target)}",
             engine=f"{info.engine_name} {info.engine_version}, {info.config.model}".strip(" ,"),
             bounds=self.session.bounds.describe(),
-            outcomes=tuple(self._in_order()),
+            outcomes=verdict.in_order(
+                map(self._with_negative, self._outcomes.values()), requirements().values()
+            ),
             seconds=seconds,
         )
-
-    def _in_order(self) -> Iterable[Outcome]:
-        """By requirement; those without a check of this run say so."""
-        by_id: dict[str, list[Outcome]] = {}
-        for outcome in self._outcomes.values():
-            by_id.setdefault(outcome.requirement.id, []).append(self._with_negative(outcome))
-        for requirement in requirements().values():
-            without = verdict.without_check(requirement)
-            yield from sorted(by_id.get(requirement.id, [without]), key=lambda outcome: outcome.key)
 
     def _with_negative(self, outcome: Outcome) -> Outcome:
         """A capability that is not advertised and was refused as it must be is a result, not a skip."""
@@ -214,12 +202,3 @@ def replace_target(session: Session, target: str) -> Session:
 
 def _needs(check: Check) -> tuple[str, ...]:
     return check.needs if check.key == ROOT else (ROOT, *check.needs)
-
-
-async def _close(context: Context) -> None:
-    """Clean up in bounded time, whatever state the target is in."""
-    try:
-        async with asyncio.timeout(CLEANUP_SECONDS):
-            await context.close()
-    except TimeoutError:
-        pass  # the target does not let go; the next check will show it

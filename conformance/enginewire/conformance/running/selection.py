@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
 
 from enginewire.conformance.requirements import Requirement
-from enginewire.conformance.running.registry import Phase
+from enginewire.conformance.running.registry import Check, Phase
 from enginewire.v1.revision import CONTRACT_REVISION
-
-
-class Selectable(Protocol):
-    """A check, of whichever side."""
-
-    @property
-    def key(self) -> str:
-        """Its id, with a variant where an id has several checks."""
-
-    @property
-    def phase(self) -> Phase:
-        """What it does to the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +24,7 @@ class Selection:
     revision: int = CONTRACT_REVISION
     """Of the contract: what came later is not judged."""
 
-    def why_not(self, requirement: Requirement, check: Selectable) -> str:
+    def why_not(self, requirement: Requirement, check: Check) -> str:
         """Why a check is not to run; empty when it is."""
         names = (requirement.id, check.key)
         if requirement.since > self.revision:

@@ -6,25 +6,52 @@ The same for servers and backends. Knows nothing about the order of checks and a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from enginewire.conformance.requirements import Requirement, requirements
-from enginewire.conformance.running.judged import Judged
 from enginewire.conformance.running.outcome import Outcome, Status
+from enginewire.conformance.running.registry import Check
 from enginewire.conformance.session.session import Unreachable
+from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+CLEANUP_SECONDS: Final = 10.0
 
 BROKEN: Final = frozenset({Status.FAIL, Status.BLOCKED, Status.ERROR, Status.FLAKY})
 """A prerequisite with one of these blocks what needs it."""
 
 
-async def judged(check: Judged, running: Awaitable[None], seconds: float) -> Outcome:
-    """Run a check to its verdict, which `seconds` from now there has to be."""
+class Evidence(Protocol):
+    """What a check gets, of either side: it records the calls of the check."""
+
+    @property
+    def exchanges(self) -> Sequence[Exchange]:
+        """The calls."""
+
+    async def close(self) -> None:
+        """End what the check left running."""
+
+
+async def judged(check: Check, context: Evidence, seconds: float) -> Outcome:
+    """Run a check to its verdict, which `seconds` from now there has to be, with its calls; clean up."""
+    started = time.monotonic()
+    judged = await _verdict(check, context, seconds)
+    exchanges = context.exchanges
+    # In bounded time, whatever state the target is in: one that does not let go, the next check will show.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLEANUP_SECONDS):
+            await context.close()
+    return replace(judged, exchanges=exchanges, seconds=time.monotonic() - started)
+
+
+async def _verdict(check: Check, context: Evidence, seconds: float) -> Outcome:
     try:
         async with asyncio.timeout(seconds):
-            await running
+            await check.function(context)
         return outcome(check, Status.PASS)
     except Violation as violation:
         return failure(check, violation)
@@ -38,12 +65,12 @@ async def judged(check: Judged, running: Awaitable[None], seconds: float) -> Out
         return outcome(check, Status.ERROR, f"{type(fault).__name__}: {fault}")
 
 
-def outcome(check: Judged, status: Status, message: str = "") -> Outcome:
+def outcome(check: Check, status: Status, message: str = "") -> Outcome:
     """An outcome of this check."""
     return Outcome(key=check.key, requirement=requirements()[check.id], status=status, message=message)
 
 
-def failure(check: Judged, violation: Violation) -> Outcome:
+def failure(check: Check, violation: Violation) -> Outcome:
     """FAIL for a MUST, WARN for a SHOULD."""
     status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
     failed = outcome(check, status, str(violation))
@@ -64,3 +91,11 @@ def of_repetitions(outcomes: Sequence[Outcome]) -> Outcome:
     passed = sum(each.status is Status.PASS for each in outcomes)
     message = f"{passed} of {len(outcomes)} passed: {worst.message}"
     return replace(worst, status=Status.FLAKY, message=message)
+
+
+def in_order(outcomes: Iterable[Outcome], due: Iterable[Requirement]) -> tuple[Outcome, ...]:
+    """By requirement, of those that are due; those without a check of this run say so."""
+    by_id: dict[str, list[Outcome]] = {}
+    for each in sorted(outcomes, key=lambda outcome: outcome.key):
+        by_id.setdefault(each.requirement.id, []).append(each)
+    return tuple(each for one in due for each in by_id.get(one.id, [without_check(one)]))

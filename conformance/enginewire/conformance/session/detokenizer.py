@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from enginewire import v1 as pb
+from enginewire.byte_level import BYTE_OF_CHARACTER
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
@@ -51,8 +52,7 @@ def parse(tokenizer: Mapping[str, object]) -> Detokenizer:
     vocabulary = cast(Mapping[str, int], model["vocab"])
     kinds = json.dumps([tokenizer.get("decoder"), tokenizer.get("pre_tokenizer")], ensure_ascii=False)
     if '"ByteLevel"' in kinds:
-        names = _byte_names()
-        table = {token: bytes(names[character] for character in name) for name, token in vocabulary.items()}
+        table = {token: bytes(map(BYTE_OF_CHARACTER.__getitem__, name)) for name, token in vocabulary.items()}
     elif SPACE in kinds or '"Metaspace"' in kinds:
         table = {token: _piece(name) for name, token in vocabulary.items()}
     else:
@@ -66,11 +66,3 @@ def parse(tokenizer: Mapping[str, object]) -> Detokenizer:
 def _piece(name: str) -> bytes:
     byte = BYTE.fullmatch(name)
     return bytes([int(byte[1], 16)]) if byte else name.replace(SPACE, " ").encode()
-
-
-def _byte_names() -> dict[str, int]:
-    """Printable characters stand for themselves, the other bytes are counted from 256."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    names = {chr(byte): byte for byte in printable}
-    return names | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -18,7 +18,6 @@ from enginewire.conformance.session.requests import Value
 
 FLOATS: Final = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 ENUMS: Final = (FieldDescriptor.CPPTYPE_ENUM,)
-MESSAGES: Final = (FieldDescriptor.CPPTYPE_MESSAGE,)
 
 UNKNOWN_NUMBER: Final = 19_999 + 10_000
 """A field number the contract does not use; 19000 to 19999 belong to protobuf itself."""

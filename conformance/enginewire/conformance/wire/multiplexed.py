@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from enginewire import v1 as pb
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.stream import Choice
+from enginewire.conformance.wire.stream import Choice, choices_of
 from enginewire.conformance.wire.violation import Violation
 
 NAME: Final = "EngineService.GenerateMultiplexed"
@@ -39,10 +39,7 @@ class Handle:
     @property
     def by_choice(self) -> dict[int, Choice]:
         """The outputs of each choice."""
-        choices: dict[int, Choice] = {}
-        for output in self.outputs:
-            choices.setdefault(output.index, Choice(output.index)).add(output)
-        return choices
+        return choices_of(self.outputs)
 
     @property
     def tokens(self) -> list[int]:

@@ -6,6 +6,7 @@ business of STR-03 alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -48,6 +49,14 @@ class Choice:
         (self.late if self.terminal else self.outputs).append(output)
 
 
+def choices_of(outputs: Iterable[pb.LLMEngineOutput]) -> dict[int, Choice]:
+    """The outputs of each choice."""
+    choices: dict[int, Choice] = {}
+    for output in outputs:
+        choices.setdefault(output.index, Choice(output.index)).add(output)
+    return choices
+
+
 class Stream:
     """A Generate under way or ended."""
 
@@ -78,10 +87,7 @@ class Stream:
     @property
     def choices(self) -> dict[int, Choice]:
         """What came so far, by choice."""
-        choices: dict[int, Choice] = {}
-        for output in self.outputs:
-            choices.setdefault(output.index, Choice(output.index)).add(output)
-        return choices
+        return choices_of(self.outputs)
 
     @property
     def choice(self) -> Choice:

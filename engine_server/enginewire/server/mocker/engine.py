@@ -1,7 +1,7 @@
 """A step engine without a model: same scheduling, accounting and failures, invented tokens.
 
 `MockerEngine` queues requests, reserves KV blocks, prefills in chunks and emits one token per running
-sequence and step, all on the event loop. What the tokens are: `mocker_model`. Needs neither torch
+sequence and step, all on the event loop. What the tokens are: `model`. Needs neither torch
 nor any file; knows nothing about gRPC.
 """
 

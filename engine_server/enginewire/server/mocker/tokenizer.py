@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from enginewire.byte_level import CHARACTER_OF_BYTE
 from enginewire.server.engines.interface import Tokenizer
 
 BOS = 256
@@ -54,12 +55,4 @@ def _special(token_id: int, content: str) -> dict[str, object]:
 
 def _vocabulary() -> dict[str, int]:
     """Byte-level vocabularies name each byte by one printable character."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    names = {byte: chr(byte) for byte in printable}
-    names |= {byte: chr(256 + i) for i, byte in enumerate(others)}
-    return {names[byte]: byte for byte in range(256)}
+    return {CHARACTER_OF_BYTE[byte]: byte for byte in range(256)}

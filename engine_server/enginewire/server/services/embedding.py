@@ -1,4 +1,4 @@
-"""The RPC of EmbeddingService: check, call, answer; errors are mapped by `rpc`."""
+"""The RPC of EmbeddingService: check, call, answer; errors are mapped by `handlers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The RPCs of EngineService: check, call, stream; errors are mapped by `rpc`.
+"""The RPCs of EngineService: check, call, stream; errors are mapped by `handlers`.
 
 Knows nothing about sockets or any engine: requests go through the `RequestTable`.
 """

@@ -2,7 +2,7 @@
 
 `check_generate` takes a request and what the engine advertised, and raises an `EngineError` that names the
 field, or returns. It changes nothing: values beyond the window are clamped by the engine. Rules that are
-data live in `request_rules`. Knows nothing about queues, gRPC or a particular engine.
+data live in `rules`. Knows nothing about queues, gRPC or a particular engine.
 """
 
 from __future__ import annotations

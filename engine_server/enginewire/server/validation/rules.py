@@ -1,7 +1,7 @@
 """The rules for requests that are data: ranges, capabilities, limits, token ids, opaque JSON.
 
 Paths are fields of PreprocessedRequest; names of bounds are attributes of `Bounds`. What to do with
-the rules is in `validation`.
+the rules is in `generate`.
 """
 
 from __future__ import annotations

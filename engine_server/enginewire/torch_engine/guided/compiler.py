@@ -120,7 +120,7 @@ class GrammarCompiler:
 
 
 class Worker:
-    """The process that runs `guided_worker`."""
+    """The process that runs `worker`."""
 
     def __init__(self, library: str, vocabulary: Vocabulary) -> None:
         self._socket, far = socket.socketpair()

@@ -2,7 +2,8 @@
 
 A library that ignores a keyword without a word would let a wrong answer pass for a right one: a guide that
 holds anything else than what is listed here is refused on its behalf. Measured with xgrammar 0.2.8 and
-llguidance 1.9.1; `test_guided_answers.py` judges what they make of it. Knows nothing about compiling.
+llguidance 1.9.1; `tests/torch_engine/guided/test_answers.py` judges what they make of it. Knows nothing
+about compiling.
 """
 
 from __future__ import annotations

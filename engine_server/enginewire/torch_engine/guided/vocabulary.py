@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import tokenizers
 
+from enginewire.byte_level import BYTE_OF_CHARACTER
 from enginewire.server.engines.interface import Tokenizer
 from enginewire.torch_engine.guided.library import Vocabulary
 
@@ -35,22 +36,13 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterab
     return Vocabulary(tuple(tokens), tuple(eos_token_ids))
 
 
-def _byte_table() -> dict[str, int]:
-    """The byte that each character of a byte-level token stands for: printable ones for themselves."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_table()
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _from_byte_level(text: str) -> bytes:
     # An added token may hold other characters, and is then its text.
-    known = all(character in _BYTES for character in text)
-    return bytes(_BYTES[character] for character in text) if known else text.encode()
+    known = all(character in BYTE_OF_CHARACTER for character in text)
+    return bytes(BYTE_OF_CHARACTER[character] for character in text) if known else text.encode()
 
 
 def _from_byte_fallback(text: str) -> bytes:

@@ -1,6 +1,6 @@
 // What a decode step does between its matrix products: norm, rotation, cache write, attention.
 //
-// Plain C interface, called with pointers into torch's memory; kernels.py builds and checks it. Every
+// Plain C interface, called with pointers into torch's memory; compiled_ops.py builds and checks it. Every
 // function mirrors the torch code beside it, down to where half precision is rounded. NaN goes through.
 
 #include <algorithm>

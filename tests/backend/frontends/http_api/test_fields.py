@@ -8,10 +8,10 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
+from enginewire.backend.frontends.http_api.embeddings.fields import read_asked
 from enginewire.backend.frontends.http_api.openai.asked import Asked
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
-from enginewire.backend.frontends.http_api.openai.embeddings import read_asked
 from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
 from tests.backend.frontends.http_api.published_fields import FIELDS
 from tests.repository import ROOT

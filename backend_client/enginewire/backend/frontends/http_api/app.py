@@ -21,12 +21,12 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import InvalidBody
+from enginewire.backend.frontends.http_api.embeddings.route import EmbeddingsRoute
 from enginewire.backend.frontends.http_api.incoming import CallerLeft
 from enginewire.backend.frontends.http_api.json_response import as_json, refused
 from enginewire.backend.frontends.http_api.metrics import BackendMetrics
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
-from enginewire.backend.frontends.http_api.openai.embeddings_route import EmbeddingsRoute
 from enginewire.backend.frontends.http_api.openai.generate_route import GenerateRoute, ServedBackend
 from enginewire.backend.frontends.http_api.page.page import page_routes
 from enginewire.backend.frontends.http_api.refusal import (

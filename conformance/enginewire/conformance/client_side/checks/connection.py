@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.client_side.checks.registry import client_check
+from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.context import ClientContext, only_turn
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import Facts

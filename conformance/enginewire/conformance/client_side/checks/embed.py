@@ -7,7 +7,7 @@ from typing import cast
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.client_side.checks.registry import client_check
+from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.engine import vector_of
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal

@@ -8,7 +8,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.answer import Answer
-from enginewire.conformance.client_side.checks.registry import WAY_THROUGH, client_check
+from enginewire.conformance.client_side.checks import WAY_THROUGH, client_check
 from enginewire.conformance.client_side.context import ClientContext, only_turn
 from enginewire.conformance.client_side.stage.alphabet import EOS as EOS_ID, ids
 from enginewire.conformance.client_side.stage.script import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginewire.conformance.client_side.checks.registry import client_check
+from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.checks.text import expect_stop
 from enginewire.conformance.client_side.context import ClientContext, only_turn
 from enginewire.conformance.client_side.stage.alphabet import ids

@@ -6,7 +6,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.answer import DECODE_ERROR, Answer
-from enginewire.conformance.client_side.checks.registry import client_check
+from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.alphabet import UNKNOWN, VOCAB_SIZE, ids
 from enginewire.conformance.client_side.stage.facts import Facts

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.checks.engine import expect_refusal
-from enginewire.conformance.client_side.checks.registry import client_check
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.facts import WORKER_ID
 from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Say, say

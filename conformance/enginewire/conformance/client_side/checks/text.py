@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginewire.conformance.client_side.answer import Answer
-from enginewire.conformance.client_side.checks.registry import client_check
+from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, ids
 from enginewire.conformance.client_side.stage.facts import Facts

@@ -9,7 +9,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed
-from enginewire.conformance.client_side.mutants.registry import client_mutant
+from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import (
     CONTEXT,
     EngineCall,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
-from enginewire.conformance.client_side.mutants.registry import client_mutant
+from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import CONTEXT, ReferenceBackend, Request
 
 

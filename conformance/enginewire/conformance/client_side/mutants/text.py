@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
-from enginewire.conformance.client_side.mutants.registry import client_mutant
+from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend, Request
 from enginewire.conformance.client_side.reference.text import Match, ReferenceChoice
 

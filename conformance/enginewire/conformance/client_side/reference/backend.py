@@ -1,7 +1,7 @@
 """A small, correct backend to prove the client side of the kit with, written to be broken.
 
 One engine, BackendService over gRPC, token ids as prompt. Mutants override single methods of it or of
-`ReferenceChoice`. Text is in `reference_text`.
+`ReferenceChoice`. Text is in `text`.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ import codecs
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.client_side.stage.alphabet import NUM_BYTES, SPACE, printable
+from enginewire.byte_level import BYTE_OF_CHARACTER
+from enginewire.conformance.client_side.stage.alphabet import SPACE
 
 FINAL = (pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CANCELLED, pb.FINISH_REASON_CONTENT_FILTER)
 """Reasons of the engine that no stop overrules."""
@@ -38,11 +38,8 @@ class Vocabulary:
         return cls({token: spelled(text) for text, token in words}, special, is_spaced)
 
 
-BYTE_OF: Final = {printable(byte): byte for byte in range(NUM_BYTES)}
-
-
 def _byte_level_bytes(text: str) -> bytes:
-    return bytes(BYTE_OF[character] for character in text)
+    return bytes(BYTE_OF_CHARACTER[character] for character in text)
 
 
 def _spaced_bytes(text: str) -> bytes:

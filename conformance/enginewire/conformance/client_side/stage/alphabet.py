@@ -13,6 +13,7 @@ from functools import cache
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.byte_level import CHARACTER_OF_BYTE
 
 NUM_BYTES: Final = 256
 WORDS: Final = ("stream", "abcd", " END and", "xyEND", " STOP more", "STOP", "word")
@@ -78,17 +79,9 @@ def _by_name(file: pb.TokenizerFile) -> bytes:
     return file.name.encode()
 
 
-def printable(byte: int) -> str:
-    """The character that stands for a byte in byte-level vocabularies: GPT-2's table."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    if byte in shown:
-        return chr(byte)
-    return chr(0x100 + [other for other in range(NUM_BYTES) if other not in shown].index(byte))
-
-
 def _byte_level() -> dict[str, object]:
-    tokens = [printable(byte) for byte in range(NUM_BYTES)]
-    tokens += ["".join(map(printable, word.encode())) for word in WORDS]
+    tokens = list(map(CHARACTER_OF_BYTE.__getitem__, range(NUM_BYTES)))
+    tokens += ["".join(CHARACTER_OF_BYTE[byte] for byte in word.encode()) for word in WORDS]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {"normalizer": None, "pre_tokenizer": byte_level, "decoder": byte_level, "model": _model(tokens)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,11 +63,11 @@ class GenerateRoute(PostRoute):
         self._endpoint = endpoint
         self._served = served
 
-    async def answer(self, body: Body, reply: Reply) -> None:
+    async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = self._endpoint.read(body)
         answer_id = f"{self._endpoint.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
-        streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id)
+        streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id, trace)
         self._served.live.add(streams)
         try:
             async with streams:

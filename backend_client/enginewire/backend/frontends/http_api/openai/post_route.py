@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from enginewire.backend.engines.failure import RequestFailed, internal_failure
+from enginewire.backend.engines.trace_context import passed_on
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.incoming import CallerLeft, read_body, until_left
 from enginewire.backend.frontends.http_api.openai.reply import Reply
@@ -23,15 +26,18 @@ class PostRoute(ABC):
     """An ASGI application."""
 
     @abstractmethod
-    async def answer(self, body: Body, reply: Reply) -> None:
-        """Answer one request. May raise InvalidBody, Refused and RequestFailed, as long as it can be said."""
+    async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
+        """Answer one request, under the caller's `trace`.
+
+        May raise InvalidBody, Refused and RequestFailed, as long as it can be said.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a caller who leaves aborts it."""
         reply = Reply(send)
         try:
             body = Body.parse(await read_body(scope, receive))
-            await until_left(receive, self.answer(body, reply))
+            await until_left(receive, self.answer(body, reply, passed_on(Headers(scope=scope))))
         except CallerLeft:
             log.debug("a caller left")
         except InvalidBody as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Final, Self
@@ -37,12 +37,20 @@ class PromptStreams:
     `prompt_ids` has the tokens of each prompt, by its place, that asked for them and has an output.
     """
 
-    def __init__(self, backend: TextBackend, asked: Asked, timeout: float | None, answer_id: str) -> None:
-        """`timeout` in seconds. The requests get ids that begin with `answer_id`."""
+    def __init__(
+        self,
+        backend: TextBackend,
+        asked: Asked,
+        timeout: float | None,
+        answer_id: str,
+        trace: Mapping[str, str],
+    ) -> None:
+        """`timeout` in seconds. The requests get ids that begin with `answer_id`, and one `trace`."""
         self._backend = backend
         self._asked = asked
         self._timeout = timeout
         self._answer_id = answer_id
+        self._trace = trace
         self.prompt_ids: dict[int, Sequence[int]] = {}
         self._waiting: list[Placed] = []
         self._arrived = asyncio.Event()
@@ -90,7 +98,7 @@ class PromptStreams:
         wants_ids = prompt.request.output_options.return_tokens_as_token_ids
         try:
             answer = self._backend.generate(
-                prompt, timeout=self._timeout, with_tokens=self._asked.with_tokens
+                prompt, timeout=self._timeout, metadata=self._trace, with_tokens=self._asked.with_tokens
             )
             async with aclosing(answer) as items:
                 async for item in items:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from enginewire import v1 as pb
 from enginewire.backend.embedding import Embeddings
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import Body
-from enginewire.backend.frontends.http_api.openai.embeddings import AskedVectors, answer_of, read_asked
+from enginewire.backend.frontends.http_api.embeddings.fields import AskedVectors, answer_of, read_asked
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
 from enginewire.backend.frontends.http_api.openai.reply import Reply
@@ -24,11 +25,11 @@ class EmbeddingsRoute(PostRoute):
     def __init__(self, served: ServedBackend) -> None:
         self._served = served
 
-    async def answer(self, body: Body, reply: Reply) -> None:
+    async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = read_asked(body)
         answer_id = f"embd-{uuid.uuid4().hex}"
-        work = VectorWork(self._served, asked, answer_id)
+        work = VectorWork(self._served, asked, answer_id, trace)
         self._served.live.add(work)
         try:
             embeddings = await work.result()
@@ -42,7 +43,9 @@ class EmbeddingsRoute(PostRoute):
 class VectorWork:
     """One request on its way through the backend."""
 
-    def __init__(self, served: ServedBackend, asked: AskedVectors, answer_id: str) -> None:
+    def __init__(
+        self, served: ServedBackend, asked: AskedVectors, answer_id: str, trace: Mapping[str, str]
+    ) -> None:
         self._refused: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
         self._work = asyncio.create_task(
             served.backend.embed(
@@ -51,6 +54,7 @@ class VectorWork:
                 path="input",
                 request_id=answer_id,
                 timeout=served.timeout,
+                metadata=trace,
             ),
             name=answer_id,
         )

@@ -1,0 +1,30 @@
+"""Named things that decorators add: checks and mutants of either side. Knows nothing about them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Catalogue(Generic[T]):
+    """What the modules of one package add when they are imported."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._named: dict[str, T] = {}
+
+    def add(self, name: str, thing: T) -> None:
+        """Raises ValueError for a name that is taken."""
+        if name in self._named:
+            raise ValueError(f"two of {self._package} are called {name}")
+        self._named[name] = thing
+
+    def all(self) -> tuple[T, ...]:
+        """Everything, by name; imports the modules."""
+        for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
+            if module.name != "__main__":
+                importlib.import_module(f"{self._package}.{module.name}")
+        return tuple(self._named[name] for name in sorted(self._named))
