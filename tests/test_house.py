@@ -1,8 +1,7 @@
-"""Each folder holds one noun, and few enough files to see at a look."""
+"""The house rule: a folder holds one noun, few files and a docstring; no file is long."""
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from pathlib import Path
 
@@ -10,43 +9,58 @@ import pytest
 
 from tests.repository import ROOT
 
-PLACES = ("proto", "engine_server", "backend_client", "conformance")
-FOLDERS = sorted(
-    path.parent for place in PLACES for path in ROOT.glob(f"{place}/enginewire/*/**/__init__.py")
+PLACES = ("engine_server", "backend_client", "conformance", "proto")
+MOST_FILES, MOST_LINES, SAME_PREFIX = 15, 350, 3
+
+LARGE = {
+    "conformance/checks": "a catalogue: one file for each subject of the contract",
+    "conformance/mutants": "a catalogue: one file beside each of the checks",
+    "conformance/reference": "a catalogue: one file for each service and behaviour",
+}
+SHARED_PREFIX = {"conformance/report": "as_* are formats of one report, beside what all formats share"}
+
+
+def faults(folder: Path) -> list[str]:
+    """What breaks the house rule in this folder, the folders inside it left out."""
+    files = [path for path in sorted(folder.glob("*.py")) if "_pb2" not in path.name]
+    stems = [path.stem for path in files if not path.stem.startswith("__")]
+    name, found = "/".join(folder.parts[-2:]), []
+    if len(stems) > MOST_FILES and name not in LARGE:
+        found.append(f"{name}: {len(stems)} files")
+    prefixes = Counter(stem.split("_")[0] for stem in stems)
+    if max(prefixes.values(), default=0) >= SAME_PREFIX and name not in SHARED_PREFIX:
+        found.append(f"{name}: a folder for {prefixes.most_common(1)[0][0]}_*")
+    if files and folder.name != "enginewire" and not _begins_with_docstring(folder / "__init__.py"):
+        found.append(f"{name}: no docstring")
+    for path in files:
+        if len(path.read_text().splitlines()) > MOST_LINES:
+            found.append(f"{name}/{path.name}: more than {MOST_LINES} lines")
+    return found
+
+
+def _begins_with_docstring(init: Path) -> bool:
+    return init.is_file() and init.read_text().startswith('"""')
+
+
+def test_our_folders_keep_the_house_rule() -> None:
+    roots = [ROOT / place / "enginewire" for place in PLACES]
+    folders = [path for root in roots for path in (root, *root.rglob("*")) if path.is_dir()]
+    assert [fault for folder in folders for fault in faults(folder)] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({f"{letter}.py": "" for letter in "abcdefghijklmnop"}, "16 files"),
+        ({"kv_a.py": "", "kv_b.py": "", "kv_c.py": ""}, "a folder for kv_*"),
+        ({"__init__.py": "import os\n"}, "no docstring"),
+        ({"long.py": "x = 1\n" * 351}, "more than 350 lines"),
+    ],
 )
-MAX_FILES = 15
-MAX_LINES = 350
-# One entry for each area of the contract, all of one shape; and the stubs of the contract.
-CATALOGUES = ("conformance/checks", "conformance/mutants", "conformance/reference", "enginewire/v1")
-
-
-def name_of(folder: Path) -> str:
-    return folder.relative_to(ROOT).as_posix()
-
-
-def modules(folder: Path) -> list[Path]:
-    return [
-        path for path in folder.glob("*.py") if not path.name.startswith("__") and "_pb2" not in path.name
-    ]
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_a_room_says_what_it_holds(folder: Path) -> None:
-    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_a_room_is_seen_at_a_look(folder: Path) -> None:
-    assert len(modules(folder)) <= MAX_FILES or name_of(folder).endswith(CATALOGUES)
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
-def test_three_files_with_one_prefix_are_a_room(folder: Path) -> None:
-    prefixes = Counter(path.stem.partition("_")[0] for path in modules(folder) if "_" in path.stem)
-    assert [prefix for prefix, count in prefixes.items() if count > 2 and prefix != "as"] == []
-
-
-def test_a_file_is_about_one_noun() -> None:
-    files = [path for folder in FOLDERS for path in modules(folder)]
-    assert len(files) > 300
-    assert [path.name for path in files if len(path.read_text().splitlines()) > MAX_LINES] == []
+def test_each_rule_sees_what_breaks_it(tmp_path: Path, files: dict[str, str], fault: str) -> None:
+    (tmp_path / "__init__.py").write_text('"""A room."""\n')
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = faults(tmp_path)
+    assert len(found) == 1
+    assert fault in found[0]
