@@ -14,14 +14,12 @@ from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import PATH, questions
-from tests.end_to_end.test_demo_engine import ASKED, outputs_of, question, target, text_of, wait_idle
-
-__all__ = ["target"]  # a fixture
+from tests.end_to_end.test_demo_engine import ASKED, outputs_of, question, text_of, wait_idle
 
 
 @pytest.fixture(params=[True, False], ids=["multiplexed", "plain"])
-async def client(target: str, request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
-    async with EngineClient(target, multiplexed=request.param) as client:
+async def client(demo_target: str, request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    async with EngineClient(demo_target, multiplexed=request.param) as client:
         await client.wait_ready(60)
         yield client
         await wait_idle(client)
