@@ -61,16 +61,15 @@ def outputs_bring_something(answer: Answer) -> None:
 
 @of_answers("STR-05")
 def tokens_are_deltas(answer: Answer) -> None:
-    """No output says again all that its choice has said."""
-    for choice in answer.choices.values():
-        said: list[int] = []
-        again = 0
+    """No output begins with the one before it and says so by its position."""
+    for index, choice in answer.choices.items():
+        before: list[int] = []
         for output in choice.outputs:
             ids = list(output.token_ids)
-            repeats = len(said) > 1 and len(ids) > len(said) and ids[: len(said)] == said
-            again += repeats and output.first_output_position == answer.handed_in(choice.index)
-            expect(not again, f"token_ids of choice {choice.index} are cumulative", seen=ids)
-            said += ids
+            goes_on = 0 < len(before) < len(ids) and ids[: len(before)] == before
+            is_repeated = goes_on and output.first_output_position == answer.handed_in(index)
+            expect(not is_repeated, f"token_ids of choice {index} are cumulative", seen=ids)
+            before = ids
 
 
 @of_answers("RES-06")
