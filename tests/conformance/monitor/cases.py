@@ -426,6 +426,12 @@ def _() -> Exchange:
     return refused(request(), pb.ErrorDetail(field="token_ids"))
 
 
+@breaks("a_drain_says_retryable", "it does not")
+def _() -> Exchange:
+    draining = pb.ErrorDetail(reason=pb.ERROR_REASON_DRAINING)
+    return refused(request(), draining, grpc.StatusCode.UNAVAILABLE)
+
+
 @breaks("invalid_requests_have_a_field", "none")
 def _() -> Exchange:
     return refused(request(), pb.ErrorDetail(reason=INVALID))

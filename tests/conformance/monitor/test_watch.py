@@ -43,6 +43,14 @@ def test_every_invariant_is_a_sentence_of_the_contract_and_stands_on_others() ->
         assert {invariant.id, *invariant.needs} <= set(requirements())
 
 
+@pytest.mark.parametrize("kind", [ANSWERS, FAILURES, CALLS])
+def test_what_an_invariant_stands_on_is_looked_at_before(kind: list[Invariant[Any]]) -> None:
+    ids = [invariant.id for invariant in kind]
+    for place, invariant in enumerate(kind):
+        for need in {*invariant.needs} & {*ids}:
+            assert need in ids[:place], f"{invariant.name} stands on {need}"
+
+
 @pytest.mark.parametrize(
     ("name", "wrong", "make"), BROKEN, ids=[f"{name}: {wrong}" for name, wrong, _ in BROKEN]
 )

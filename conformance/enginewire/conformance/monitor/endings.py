@@ -38,7 +38,7 @@ def max_tokens_holds_with_resume(answer: Answer) -> None:
 
 def _holds_max_tokens(answer: Answer) -> None:
     conditions = answer.body.stop_conditions
-    if not conditions.HasField("max_tokens"):
+    if not conditions.max_tokens:
         return
     for index, choice in answer.choices.items():
         seen, most = answer.length(choice), conditions.max_tokens
@@ -54,7 +54,7 @@ def one_token_is_one(answer: Answer) -> None:
             expect_equal(len(choice.tokens), 1, "max_tokens of 1 does not give one token")
 
 
-@of_answers("INF-04", needs=SHAPE)
+@of_answers("INF-04", needs=(*SHAPE, "LIM-03"))
 def the_window_holds(answer: Answer) -> None:
     """Prompt and output fit it, and what fits it is not cut."""
     prompt, window = answer.prompt_tokens, answer.config.context_length
@@ -149,7 +149,7 @@ def _goes_not_past(answer: Answer, choice: Choice, stops: Iterable[int], what: s
     expect(not found, f"choice {choice.index} goes on after {what}", seen=found[:1])
 
 
-@of_answers("STP-02", needs=SHAPE)
+@of_answers("STP-02", needs=(*SHAPE, "LIM-02", "STP-04"))
 def the_token_that_stops_is_the_last(answer: Answer) -> None:
     """For whoever stopped without a text, the last token is in a list that explains it."""
     if answer.is_guided:
@@ -170,7 +170,7 @@ def _is_among(choice: Choice, last: list[int], stops: frozenset[int]) -> None:
 @of_answers("STP-03", needs=(*SHAPE, "STP-01", "STP-02"))
 def a_stop_names_its_match(answer: Answer) -> None:
     """The last token or a stop string that was asked for; and nothing but a stop does."""
-    for output in answer.outputs:
+    for output in (output for choice in answer.choices.values() for output in choice.outputs):
         has_match = output.stop_match.WhichOneof("match") is not None
         is_stop = output.finish_reason == STOP
         expect(not has_match or is_stop, "a stop_match is on an output that does not end with STOP")

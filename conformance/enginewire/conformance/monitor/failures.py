@@ -25,6 +25,9 @@ SURELY_SMALL: Final = 16 * 1024
 SURELY_FEW: Final = 2048
 """Bytes of metadata that no library takes for too many."""
 
+SAID_BY_LIBRARIES: Final = ("RST_STREAM", "Internal error from Core")
+"""In the text of a status: the connection broke, or our own library cannot take what came."""
+
 CORE: Final = frozenset(
     {
         "EngineService.Generate",
@@ -109,10 +112,19 @@ def details_are_as_the_table_says(failure: Failure) -> None:
         reason = pb.ErrorReason.Name(detail.reason)
         expected = " or ".join(sorted(code.name for code in codes))
         expect(failure.code in codes, f"{reason} has another code", expected=expected, seen=failure.code.name)
-        expect_equal(detail.retryable, retryable, f"{reason} does not say retryable as it must")
+        if detail.reason != pb.ERROR_REASON_DRAINING:
+            expect_equal(detail.retryable, retryable, f"{reason} does not say retryable as it must")
     size = sum(entry.ByteSize() for entry in failure.status.details) if failure.status else 0
     limit = f"under {MOST_DETAIL_BYTES} bytes"
     expect(size < MOST_DETAIL_BYTES, "the details of a status are too large", expected=limit, seen=size)
+
+
+@of_failures("DRN-08", needs=("ERR-12",))
+def a_drain_says_retryable(failure: Failure) -> None:
+    """That one is a SHOULD."""
+    detail = failure.detail
+    is_drain = detail is not None and detail.reason == pb.ERROR_REASON_DRAINING
+    expect(not is_drain or (detail and detail.retryable), "DRAINING does not say retryable", seen=detail)
 
 
 @of_failures("ERR-12", needs=("ERR-12",))
@@ -198,7 +210,8 @@ def _is_the_servers_own(failure: Failure) -> bool:
         return False
     if exchange.method not in CORE and failure.code is Code.UNIMPLEMENTED:
         return False
-    return not _is_of_health(failure) and _is_a_small_message(failure) and "RST_STREAM" not in failure.text
+    is_of_a_library = exchange.is_compressed or any(said in failure.text for said in SAID_BY_LIBRARIES)
+    return not (_is_of_health(failure) or is_of_a_library) and _is_a_small_message(failure)
 
 
 def _is_a_small_message(failure: Failure) -> bool:

@@ -114,7 +114,7 @@ def ranks_are_those_of_the_values(answer: Answer) -> None:
             expect(rank > better, "a token's rank is better than its value", expected=better + 1, seen=rank)
 
 
-@of_answers("LOG-05", needs=ROWS)
+@of_answers("LOG-05", needs=(*ROWS, "LOG-02"))
 def greedy_tokens_are_the_first(answer: Answer) -> None:
     """Or as probable as the first, where nothing but the model decides."""
     if not _is_plainly_greedy(answer):

@@ -22,7 +22,7 @@ def usage_is_on_the_last_terminal(answer: Answer) -> None:
         expect(last.HasField("completion_usage"), "the last terminal output has no completion_usage")
 
 
-@of_answers("USE-04", needs=("STR-03",))
+@of_answers("USE-04", needs=("STR-02", "STR-03"))
 def usage_waits_for_the_end(answer: Answer) -> None:
     """Also where the end was not seen: what goes on has none."""
     for output in answer.outputs:
@@ -30,7 +30,7 @@ def usage_waits_for_the_end(answer: Answer) -> None:
         expect(output.finish_reason or not output.HasField("completion_usage"), message)
 
 
-@of_answers("USE-05", needs=("STR-02", "STR-03"))
+@of_answers("USE-05", needs=("STR-02", "STR-03", "STR-05", "STR-06"))
 def aborted_answers_have_usage(answer: Answer) -> None:
     """On the last terminal, of what was sent."""
     if answer.is_ok and answer.terminals and _is_aborted(answer):

@@ -45,10 +45,19 @@ MODULES: Final[Sequence[ModuleType]] = (
     calls,
     streams,
 )
-"""Importing one of them adds its invariants; what others need comes first."""
+"""Importing one of them adds its invariants. They are applied in this order: what others need comes first."""
+
+_PLACES: Final = {module.__name__: place for place, module in enumerate(MODULES)}
+for _kind in (ANSWERS, FAILURES, CALLS):
+    _kind.sort(key=lambda invariant: _PLACES[invariant.function.__module__])
 
 SHARED: Final = "what the checks share"
 """Whose traffic it is that no check shows: measurements and observations made once."""
+
+
+def watched_ids() -> frozenset[str]:
+    """The ids of which the monitor may say something."""
+    return frozenset(invariant.id for kind in (ANSWERS, FAILURES, CALLS) for invariant in kind)
 
 
 @dataclass(slots=True)

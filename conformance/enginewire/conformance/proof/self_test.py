@@ -169,8 +169,9 @@ async def _judge_pair(served: Reference, target: str, half: type[Reference]) -> 
 
 
 def phases_of(mutant: Mutant) -> frozenset[Phase]:
-    """The phases that matter to a mutant: the safe ones, and those of the checks it should fail."""
-    own = {check.phase for check in all_checks() if check.key in mutant.kills}
+    """The phases that matter to a mutant: the safe ones, and those of the checks it fails or shows in."""
+    shown = [*mutant.kills, *mutant.traffic]
+    own = {check.phase for check in all_checks() if any(fnmatchcase(check.key, key) for key in shown)}
     return frozenset({Phase.SAFE, Phase.LOAD, *own})
 
 

@@ -127,6 +127,7 @@ class Client:
         everything = self._metadata + metadata
         recorded = request if isinstance(request, Message | bytes) else None
         exchange = Exchange(name, recorded, everything, deadline, time.monotonic(), target=self.target)
+        exchange.is_compressed = compression is not None
         if not isinstance(request, Message | bytes):
             request = _noted(request, exchange)
         path = method.path if method else name

@@ -57,6 +57,7 @@ class Exchange:
     code: grpc.StatusCode | None = None
     text: str = ""
     target: str = ""
+    is_compressed: bool = False
 
     @property
     def messages(self) -> list[Message]:
