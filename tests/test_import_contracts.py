@@ -56,6 +56,7 @@ PLANTED = {
     "The torch engine knows": ("torch_engine/engine", "import enginewire.server.status"),
     "Decoding is sans-IO": ("backend/decoding/decoder", "import asyncio"),
     "Requests and scheduling": ("torch_engine/scheduling/scheduler", "import torch"),
+    "The floors of the namespace": ("sockets", "import enginewire.grpc_listening"),
     "The floors of the server": ("server/failures", "import enginewire.server.validation.fields"),
     "The floors of its RPCs": ("server/services/handlers", "import enginewire.server.services.kv"),
     "The floors of the torch": ("torch_engine/layers/linear", "import enginewire.torch_engine.lora.config"),

@@ -1,11 +1,12 @@
-"""How the servers of this project listen: gRPC's own options, the address, the reflection.
+"""The gRPC servers of this project: gRPC's own options, what it logs, the address, the reflection.
 
-gRPC alone would take over a live socket, share a port, and leave the socket open to everyone. Knows nothing
-about RPCs.
+gRPC alone would take over a live socket, share a port, leave the socket open to everyone, and log an error
+when a caller leaves. Knows nothing about RPCs.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,11 +19,13 @@ from enginewire.sockets import AddressError, UnixSocket
 MIN_KEEPALIVE_MS: Final = 1_000
 
 
-def listening_options(max_message_bytes: int, max_concurrent_streams: int) -> list[tuple[str, int]]:
-    """Key and value of each: sizes, streams, and how often either side pings."""
-    return [
-        # Two servers on one port would share its connections without any error.
-        ("grpc.so_reuseport", 0),
+# Of gRPC's own, which names none of its modules.
+LOGGER: Final = "grpc._cython.cygrpc"
+
+
+def new_server(max_message_bytes: int, max_concurrent_streams: int) -> grpc.aio.Server:
+    """A server with limits and keepalive as docs/contract.md has them; it listens nowhere yet."""
+    return bare_server(
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_metadata_size", 16 * 1024),
@@ -36,7 +39,23 @@ def listening_options(max_message_bytes: int, max_concurrent_streams: int) -> li
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_KEEPALIVE_MS),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", 10_000),
-    ]
+    )
+
+
+def bare_server(*options: tuple[str, int]) -> grpc.aio.Server:
+    """A server with these options alone. It shares no port, and logs no error when a caller leaves."""
+    logging.getLogger(LOGGER).addFilter(_is_news)
+    # Two servers on one port would share its connections without any error.
+    return grpc.aio.server(options=[("grpc.so_reuseport", 0), *options])
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what gRPC could not send because the caller had left: it learns that only afterwards.
+
+    A batch of operations that gRPC never began is a mistake of ours, and stays an error.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, grpc.aio.InternalError) and 'Failed "execute_batch"' in str(error))
 
 
 @contextmanager
