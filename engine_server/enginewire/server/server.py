@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.grpc_listening import MIN_KEEPALIVE_MS, add_reflection, listen, new_server
+from enginewire.grpc_listening import add_reflection, listen
+from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
 from enginewire.server.admission.live import Observer

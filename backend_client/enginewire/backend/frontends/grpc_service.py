@@ -27,7 +27,8 @@ from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
-from enginewire.grpc_listening import add_reflection, listen, new_server
+from enginewire.grpc_listening import add_reflection, listen
+from enginewire.grpc_server import new_server
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"

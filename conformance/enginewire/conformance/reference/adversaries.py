@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from enginewire.grpc_listening import bare_server
+from enginewire.grpc_server import bare_server
 
 Behaviour = Callable[[], AsyncIterator[bytes]]
 

@@ -22,7 +22,7 @@ from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.stop_strings import StopStrings
 from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.methods import methods
-from enginewire.grpc_listening import bare_server
+from enginewire.grpc_server import bare_server
 
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -13,7 +13,8 @@ from enginewire.backend.frontends.grpc_service import GrpcFace
 from enginewire.backend.frontends.health import HealthServicer
 from enginewire.backend.frontends.smg.servicer import SERVICE, SmgServicer
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.grpc_listening import bind_tcp, new_server
+from enginewire.grpc_listening import bind_tcp
+from enginewire.grpc_server import new_server
 
 
 @asynccontextmanager

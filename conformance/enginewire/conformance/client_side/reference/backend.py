@@ -17,7 +17,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed, violation
 from enginewire.conformance.client_side.reference.text import ReferenceChoice, Vocabulary
 from enginewire.conformance.wire.exchange import DETAILS_KEY
-from enginewire.grpc_listening import bare_server
+from enginewire.grpc_server import bare_server
 
 ATTEMPTS: Final = 5
 BACKOFF_SECONDS: Final = 0.02

@@ -27,7 +27,7 @@ from enginewire.conformance.client_side.stage.turn import LIFE, Scene, Scripted,
 from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Exchange
 from enginewire.conformance.wire.methods import methods
-from enginewire.grpc_listening import bare_server
+from enginewire.grpc_server import bare_server
 
 GENERATE: Final = "EngineService.Generate"
 UNKNOWN_PROMPT: Final = Fail(
