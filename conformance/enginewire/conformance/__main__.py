@@ -11,10 +11,11 @@ from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
 from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.running.interruption import Interruption
 from enginewire.conformance.running.outcome import ExitCode, Report
 from enginewire.program import program
 
-Judging = Callable[[argparse.Namespace], Coroutine[None, None, Report]]
+Judging = Callable[[argparse.Namespace, Interruption], Coroutine[None, None, Report]]
 
 
 @program
@@ -43,11 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _judge(options: argparse.Namespace, judge: Judging) -> int:
     try:
-        report = asyncio.run(judge(options))
+        report = asyncio.run(_listening(options, judge))
     except ValueError as mistake:
         print(f"enginewire-conformance: {mistake}", file=sys.stderr)
         return ExitCode.USAGE
     return conclude(report, options)
+
+
+async def _listening(options: argparse.Namespace, judge: Judging) -> Report:
+    interruption = Interruption()
+    with interruption.listening():
+        return await judge(options, interruption)
 
 
 def _list(listed: Iterable[Requirement]) -> int:

@@ -24,7 +24,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="enginewire-conformance",
         description="Judge a server of enginewire.v1, in any language.",
         epilog="Exit codes: 0 conformant, 1 a requirement is broken, 2 usage, 3 the target cannot be "
-        "reached, 4 a fault of the kit, 5 nothing ran.",
+        "reached or died, 4 a fault of the kit, 5 nothing ran, 130 and 143 interrupted by SIGINT and SIGTERM.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     _add_target(parser)

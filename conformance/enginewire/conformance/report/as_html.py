@@ -72,7 +72,7 @@ def _summary(report: Report) -> Iterator[str]:
     yield f"<h1>{_text(verdict(report).capitalize())}</h1>"
     yield f'<p class="engine">{_text(report.engine)}</p>'
     yield f'<p class="facts"><code>{_text(report.target)}</code> · '
-    yield f"{_text(report.unreachable or report.bounds)} · "
+    yield f"{_text(report.no_verdict or report.bounds)} · "
     yield f"{report.seconds:.1f} s{' · strict' if report.strict else ''}</p>"
     yield from _shares(report)
     yield "</header>"

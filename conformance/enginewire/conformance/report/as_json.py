@@ -29,6 +29,7 @@ def _document(report: Report) -> dict[str, object]:
         "verdict": report.exit_code().name,
         "exit_code": int(report.exit_code()),
         "unreachable": report.unreachable,
+        "cut_short": str(report.cut_short or ""),
         "strict": report.strict,
         "target": report.target,
         "engine": report.engine,
