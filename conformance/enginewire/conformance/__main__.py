@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
+from enginewire.conformance.levels import level_of
 from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running.interruption import Interruption
 from enginewire.conformance.running.outcome import ExitCode, Report
@@ -60,7 +61,11 @@ async def _listening(options: argparse.Namespace, judge: Judging) -> Report:
 def _list(listed: Iterable[Requirement]) -> int:
     for requirement in listed:
         mark = "" if requirement.checks else "  (no check)"
-        print(f"{requirement.id}  {requirement.level:6}  {requirement.profile:16}  {requirement.text}{mark}")
+        level = level_of(requirement) or "-"
+        print(
+            f"{requirement.id}  {requirement.level:6}  {level}  {requirement.profile:16}  "
+            f"{requirement.text}{mark}"
+        )
     return ExitCode.CONFORMANT
 
 

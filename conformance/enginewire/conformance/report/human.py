@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from enginewire.conformance.report import standing
 from enginewire.conformance.report.calls import call_of
 from enginewire.conformance.report.reproduction import grpcurl_lines, kit_line
 from enginewire.conformance.report.text import WIDTH, visible
@@ -100,5 +101,6 @@ def _areas(report: Report) -> Iterator[str]:
 
 
 def _foot(report: Report) -> Iterator[str]:
+    yield from standing.lines(report)
     yield f"{tally(report)} in {report.seconds:.1f} s"
     yield verdict(report)

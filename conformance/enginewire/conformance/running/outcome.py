@@ -50,6 +50,9 @@ class ExitCode(IntEnum):
     """By SIGTERM."""
 
 
+NEEDS_LAUNCH = "needs --launch"
+"""Part of the message of what only --launch lets the kit judge."""
+
 FAILED = frozenset({Status.FAIL, Status.XPASS, Status.FLAKY})
 RAN = frozenset({Status.PASS, Status.FAIL, Status.WARN, Status.XFAIL, Status.XPASS, Status.FLAKY})
 UNEXPECTED = (Status.FAIL, Status.XPASS, Status.FLAKY, Status.ERROR, Status.WARN, Status.BLOCKED)

@@ -17,7 +17,7 @@ from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.gates import why_closed
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life, died
-from enginewire.conformance.running.outcome import Outcome, Report, Status
+from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.context import Context
@@ -160,9 +160,8 @@ class Runner:
             return await self._judge(check, self.session)
         if not self.session.launcher:
             if self._is_ended:
-                return verdict.outcome(
-                    check, Status.NOT_RUN, "an earlier check ended this server: use --launch"
-                )
+                ended = f"an earlier check ended this server: {NEEDS_LAUNCH}"
+                return verdict.outcome(check, Status.NOT_RUN, ended)
             self._is_ended = True
             return await self._judge(check, self.session)
         return await self._run_on_fresh(check, self.session.launcher)
