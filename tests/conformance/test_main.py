@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,11 @@ def test_a_broken_server_is_told_what_it_breaks(capsys: pytest.CaptureFixture[st
 def test_a_program_that_ends_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--launch", "false {port}"]) == ExitCode.UNREACHABLE
     assert "the server ended with 1" in capsys.readouterr().err
+
+
+def test_the_contract_lies_where_the_kit_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--proto-path"]) == ExitCode.CONFORMANT
+    assert (Path(capsys.readouterr().out.strip()) / "enginewire" / "v1" / "engine_service.proto").is_file()
 
 
 def test_a_command_without_an_address_is_a_usage_error() -> None:

@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
 
+from enginewire import v1 as pb
 from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = command_line.parse(arguments)
     if options.list:
         return _list(requirements().values())
+    if options.proto_path:
+        return _print_proto_path()
     if options.explain:
         return _explain(options.explain)
     return _judge(options, judge_as_asked)
@@ -66,6 +70,12 @@ def _list(listed: Iterable[Requirement]) -> int:
             f"{requirement.id}  {requirement.level:6}  {level}  {requirement.profile:16}  "
             f"{requirement.text}{mark}"
         )
+    return ExitCode.CONFORMANT
+
+
+def _print_proto_path() -> int:
+    """Wherever this was installed, tools such as grpcurl and protoc find the contract there."""
+    print(Path(pb.__file__).parents[2])
     return ExitCode.CONFORMANT
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from enginewire.conformance import baseline
+from enginewire.conformance import baseline, changes
 from enginewire.conformance.report import as_badge, as_html, as_json, as_junit, as_markdown, as_tap, human
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.running.outcome import ExitCode, Report
@@ -38,6 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("known failures")
     known.add_argument("--baseline", type=Path, metavar="FILE", help="what is known to fail, and why")
     known.add_argument("--update-baseline", action="store_true", help="write what fails now into that file")
+    known.add_argument(
+        "--changed-since", type=Path, metavar="FILE", help="say what changed since that run's --json report"
+    )
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -51,6 +54,12 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
             baseline.read(options.baseline)
         except (OSError, ValueError) as mistake:
             parser.error(f"{options.baseline}: {mistake}")
+    if options.changed_since:
+        try:
+            # Kept: the run may write its own report over that file.
+            options.changed_since = changes.read(options.changed_since)
+        except (OSError, ValueError) as mistake:
+            parser.error(f"{options.changed_since}: {mistake}")
 
 
 def conclude(report: Report, options: argparse.Namespace) -> ExitCode:
@@ -61,8 +70,11 @@ def conclude(report: Report, options: argparse.Namespace) -> ExitCode:
         return report.exit_code()
     # A report for a program must be alone on the standard output.
     is_taken = STDOUT in [getattr(options, name) for name in FORMATS]
+    stream = sys.stderr if is_taken else sys.stdout
     with reader_may_leave():
-        print(human.render(report, traced=options.trace), file=sys.stderr if is_taken else sys.stdout)
+        print(human.render(report, traced=options.trace), file=stream)
+        if options.changed_since and not report.cut_short:
+            print(changes.render(options.changed_since, report), file=stream)
     return report.exit_code()
 
 

@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     adopt(parser, options)
     if options.launch and options.target:
         parser.error("--target and --launch exclude each other")
-    if not (options.launch or options.target or options.list or options.explain):
+    if not (options.launch or options.target or options.list or options.explain or options.proto_path):
         parser.error("one of --target, --launch, --prefill with --decode, --list and --explain is needed")
     return options
 
@@ -185,6 +185,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--list", action="store_true", help="list the requirements and exit")
     group.add_argument("--explain", metavar="ID", help="say what a requirement demands and exit")
+    group.add_argument(
+        "--proto-path", action="store_true", help="print the folder with enginewire/v1/*.proto and exit"
+    )
     group.add_argument("--trace", action="store_true", help="show every call of what is unexpected")
 
 

@@ -161,7 +161,8 @@ def test_json_has_the_calls_of_what_failed_only() -> None:
     assert [message["ms"] for message in call["messages"]][:2] == pytest.approx([0.0, 10.0])
     assert failed["repro"] == [
         "enginewire-conformance --target unix:/run/engine.sock --run STR-02 --trace",
-        "grpcurl -plaintext -unix -import-path proto -proto enginewire/v1/engine_service.proto"
+        'grpcurl -plaintext -unix -import-path "$(enginewire-conformance --proto-path)"'
+        " -proto enginewire/v1/engine_service.proto"
         """ -d '{"request_id": "boom"}' /run/engine.sock enginewire.v1.EngineService/Generate""",
     ]
 
