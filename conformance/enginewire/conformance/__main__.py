@@ -84,14 +84,10 @@ def _explain(identifier: str) -> int:
     if not requirement:
         print(f"enginewire-conformance: no requirement is called {identifier}", file=sys.stderr)
         return ExitCode.USAGE
-    print(
-        f"{requirement.id} ({requirement.level}, {requirement.profile}), "
-        f"docs/contract.md#{requirement.anchor}"
-    )
-    print(requirement.text)
-    print(f"applies to: {requirement.gate}; since revision {requirement.since}")
-    print(f"checks: {', '.join(requirement.checks) or requirement.excluded or 'none yet'}")
-    print(f"mutants that prove them: {', '.join(requirement.mutants) or 'none yet'}")
+    # It loads the reference and the mutants, which no run against a target needs.
+    from enginewire.conformance.explanation import explain
+
+    print(explain(requirement))
     return ExitCode.CONFORMANT
 
 

@@ -42,7 +42,7 @@ def document(report: Report) -> dict[str, object] | None:
         return None
     return {
         "level": where.level,
-        "name": _name(where.level),
+        "name": name(where.level),
         "not_judged": [_fact(each) for each in where.not_judged],
         "missing": [_fact(each) for each in where.missing],
         "capabilities": list(where.capabilities),
@@ -58,7 +58,7 @@ def _lines(where: Standing) -> Iterator[str]:
     if where.missing:
         did_run = any(each.proof is not Proof.NOT_RUN for each in where.missing)
         needs = "lacks" if did_run else "asks for what did not run,"
-        yield f"level {where.level + 1} ({_name(where.level + 1)}) {needs} {_areas(where.missing)}"
+        yield f"level {where.level + 1} ({name(where.level + 1)}) {needs} {_areas(where.missing)}"
     if where.capabilities:
         yield f"capabilities: {', '.join(where.capabilities)}"
 
@@ -67,7 +67,7 @@ def _reached(where: Standing) -> str:
     if where.level == NO_LEVEL:
         return "none yet"
     excepted = f", except what needs --launch, {_areas(where.needs_launch)}" if where.needs_launch else ""
-    return f"{where.level} ({_name(where.level)}){excepted}"
+    return f"{where.level} ({name(where.level)}){excepted}"
 
 
 def _areas(lacking: Sequence[Judged]) -> str:
@@ -80,7 +80,8 @@ def _areas(lacking: Sequence[Judged]) -> str:
     return f"{len(ids)}: " + ", ".join(f"{AREAS.get(area, area)} {number}" for area, number in areas.items())
 
 
-def _name(level: int) -> str:
+def name(level: int) -> str:
+    """What a level is called."""
     return Level(level).name.lower() if level else "none"
 
 
