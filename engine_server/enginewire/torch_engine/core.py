@@ -28,7 +28,7 @@ from enginewire.torch_engine.runner.vectors import PartialSums, finish_vector
 from enginewire.torch_engine.sampling.beam_search import BeamSearch, share_out
 from enginewire.torch_engine.sampling.logits_rules import nothing_left
 from enginewire.torch_engine.sampling.logprobs import is_prompt_usable, owes_prompt_scores
-from enginewire.torch_engine.sampling.sampler import Sampled
+from enginewire.torch_engine.sampling.sampler import Row
 from enginewire.torch_engine.scheduling.scheduler import Scheduler
 
 
@@ -208,7 +208,7 @@ class EngineCore:
         results = launched.results
         assert results is not None, "a batch with an error is not updated"
         try:
-            sampled = results.choice.read()
+            rows = results.choice.read()
         except Exception as error:  # noqa: BLE001  # what a device reports this late nobody can be blamed for
             launched.stopwatch.failed()
             self._fail_step(launched, error)
@@ -217,25 +217,25 @@ class EngineCore:
         for scores, prompt_rows in results.scored:
             prompt_rows.add_to(scores)
         advanced = {grant.sequence for grant in launched.batch}
-        for row, sequence in enumerate(results.rows):
+        for sequence, row in zip(results.rows, rows, strict=True):
             # Others have ended before, or a sibling failed in this very step.
             if sequence in advanced and not sequence.is_finished:
-                self._take(sequence, sampled, row, advanced)
+                self._take(sequence, row, advanced)
         self._pool(results.pooled, results.computed.sums)
         launched.stopwatch.succeeded()
 
-    def _take(self, sequence: Sequence, sampled: Sampled, row: int, advanced: set[Sequence]) -> None:
+    def _take(self, sequence: Sequence, row: Row, advanced: set[Sequence]) -> None:
         """Go by what a row says about its sequence, one of those that have `advanced` in this step."""
-        if row in sampled.ruled_out:
+        if row.is_ruled_out:
             self.fail(sequence.request, nothing_left(sequence.request, "token"))
-        elif not sampled.valid[row] or not is_prompt_usable(sequence.request):
+        elif not row.is_sound or not is_prompt_usable(sequence.request):
             self._reject(sequence.request, advanced)
         elif sequence.request.hands_over:
             self._hand_over(sequence)
-        elif row in sampled.continuations:
-            self._extend(sequence, sampled.continuations[row])
+        elif sequence.beam is not None:
+            self._extend(sequence, row.continuations)
         else:
-            self._append(sequence, sampled, row)
+            self._append(sequence, row)
 
     def _pool(self, grants: list[Scheduled], sums: Tensor) -> None:
         """Add what a step computed to the vectors of its inputs; each ends with its last token."""
@@ -280,14 +280,14 @@ class EngineCore:
         self._forget(request)
         self._computed.append((request, payload))
 
-    def _append(self, sequence: Sequence, sampled: Sampled, row: int) -> None:
-        if not sequence.append(sampled.token_ids[row]):
+    def _append(self, sequence: Sequence, row: Row) -> None:
+        if not sequence.append(row.token_id):
             self.fail(
                 sequence.request, StepFailed("the output left its grammar, or that is too slow to follow")
             )
             return
         self.counters.tokens_generated += 1
-        logprobs = sampled.logprobs[row]
+        logprobs = row.logprobs
         if logprobs is not None:
             sequence.cum_log_prob += logprobs.token
         finish = sequence.finish()
