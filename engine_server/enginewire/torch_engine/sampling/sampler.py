@@ -40,7 +40,7 @@ SUMMED_ROWS = 32
 
 
 class Row(NamedTuple):
-    """What a step computed for one sequence: a token, or how a beam may go on.
+    """What a step computed for one sequence: a token, how a beam may go on, or a share [width] of a vector.
 
     Not `is_sound` when the model's own logits are unusable; `is_ruled_out` when rules have left no token.
     """
@@ -50,6 +50,7 @@ class Row(NamedTuple):
     is_ruled_out: bool = False
     logprobs: RowLogprobs | None = None
     continuations: tuple[Continuation, ...] = ()
+    share: Tensor | None = None
 
 
 class Choice:
