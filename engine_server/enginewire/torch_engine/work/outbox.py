@@ -22,7 +22,6 @@ FINISH_REASONS = {
     Finish.STOP: pb.FINISH_REASON_STOP,
     Finish.LENGTH: pb.FINISH_REASON_LENGTH,
 }
-MAX_UINT32 = 2**32 - 1
 OUTPUT_TOKENS = 256
 """Tokens per output, so that none is too large a message, whatever is reported of each token."""
 
@@ -188,7 +187,7 @@ def _usage_of(request: Request, choices: Seq[Seq[int]]) -> pb.CompletionUsage:
     usage = pb.CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
-        total_tokens=min(prompt_tokens + completion_tokens, MAX_UINT32),
+        total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=pb.PromptTokensDetails(cached_tokens=request.num_cached_tokens or 0),
     )
     thinking = request.thinking
