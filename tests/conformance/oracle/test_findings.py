@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from enginewire.conformance.checks import all_checks
+from enginewire.conformance.mutants.limits import OneTooMany
 from enginewire.conformance.mutants.mixed_endings import LastEosIsLength
+from enginewire.conformance.reference.choices import Ending
 from enginewire.conformance.reference.job import Choice
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
@@ -92,6 +94,27 @@ async def test_a_failure_is_told_in_its_smallest_form_with_its_seed_and_its_call
         failed.message,
     )
     assert "ids" in grpcurl_lines(report, failed)[0]
+
+
+class WrongOnce(Reference):
+    """Forgets the name of the first stop of its life."""
+
+    is_right = False
+
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        reason, match = super().stopped(choice, token)
+        was_right, self.is_right = self.is_right, self.is_right or match is not None
+        return reason, match if was_right else None
+
+
+async def test_a_failure_that_does_not_come_again_says_so() -> None:
+    [failed] = (await judged(WrongOnce)).unexpected
+    assert failed.key.startswith(("STP-03", "MUX-01", "RES-04"))
+    assert "seed 1, once and not again)" in failed.message
+
+
+async def test_greedy_runs_that_go_wrong_fail_one_check_and_not_all() -> None:
+    assert [each.key for each in (await judged(OneTooMany)).unexpected] == ["INF-09/drawn"]
 
 
 async def test_the_head_of_the_report_says_what_was_drawn() -> None:

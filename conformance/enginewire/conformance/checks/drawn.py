@@ -20,6 +20,9 @@ BY_ENDS: Final = (
     *("STP-01", "STP-02", "STP-03", "STP-04", "STP-07", "LIM-01", "LIM-02", "LIM-06", "STR-06"),
     *("RES-04", "RES-05", "MUX-01"),
 )
+CHOICES: Final = {"MUX-01": ("MUX-01/choices",), "MUX-10": ("MUX-01/choices",)}
+"""What else an id relies on."""
+
 BY_THE_REST: Final = (
     *("INF-09", "STR-02", "STR-03", "USE-01", "USE-02", "USE-03", "USE-04", "SAM-01"),
     *("SEQ-01", "SEQ-02", "SEQ-03", "RES-01", "RES-06", "MUX-10"),
@@ -42,5 +45,5 @@ def _drawn(identifier: str) -> CheckFunction:
 
 
 for _id in (*BY_ENDS, *BY_THE_REST):
-    _needs = (*WHOLE, _id, *(ENDS if _id in BY_ENDS else ()))
+    _needs = (*WHOLE, _id, *CHOICES.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
     check(_id, variant="drawn", needs=_needs, phase=Phase.LOAD, alone=True)(_drawn(_id))
