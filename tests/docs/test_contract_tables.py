@@ -10,6 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from enginewire import v1 as pb
 from enginewire.server.validation.rules import CONTRACT_LIMITS
+from enginewire.v1.status_codes import STATUS_CODES
 from tests.contract.field_classes import field_class
 from tests.docs.contract_page import PAGE, ROOT, codes, table
 
@@ -54,6 +55,13 @@ def test_the_codes_of_the_errors_are_those_of_the_proto() -> None:
     comments = commented_reasons()
     for reason, code, *_ in table("## Errors"):
         assert set(codes(code)) == set(GRPC_CODE.findall(comments[codes(reason)[0]])), reason
+
+
+def test_the_codes_of_the_errors_are_those_our_servers_send() -> None:
+    rows = {f"ERROR_REASON_{codes(reason)[0]}": codes(code)[0] for reason, code, *_ in table("## Errors")}
+    sent = {pb.ErrorReason.Name(reason): code.name for reason, code in STATUS_CODES.items()}
+    # What no server may send is told like a fault of its own.
+    assert sent == {"ERROR_REASON_UNSPECIFIED": rows["ERROR_REASON_INTERNAL"], **rows}
 
 
 def test_errors_that_the_proto_calls_retryable_are_retryable() -> None:

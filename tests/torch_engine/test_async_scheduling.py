@@ -325,7 +325,10 @@ PROGRAM = st.lists(
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    database=None,
 )
 @given(PROGRAM)
 def test_any_sequence_of_requests_steps_and_aborts_gives_what_each_request_gives_alone(load, far, program):

@@ -52,6 +52,23 @@ OUTSIDE: Final[tuple[tuple[str, str, tuple[Value, ...]], ...]] = (
 """Field, the capability it needs, and values outside the range in its comment."""
 
 
+NOTHING: Final[dict[str, Value]] = {
+    "n": 1,
+    "best_of": 1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "use_beam_search": False,
+    "priority": 0,
+    "lora_name": "",
+    "logit_bias": [],
+    "stop": [],
+}
+"""Fields with a capability of their own, and the values that change nothing."""
+
+
 @check("ERR-01", needs=SHAPE)
 async def a_prompt_is_needed(ctx: Context) -> None:
     """Everything but the prompt."""
@@ -217,3 +234,13 @@ def _require_invalid(exchange: Exchange, path: FieldPath, value: float) -> None:
         expected=path.name,
         seen=seen,
     )
+
+
+@check("ERR-23", needs=SHAPE)
+async def nothing_needs_no_capability(ctx: Context) -> None:
+    """Each value that changes nothing, alone, then all of them together."""
+    for name, value in NOTHING.items():
+        stream = await ctx.start(ctx.request(**{name: value})).end()
+        message = f"{name} {value}, which changes nothing, is refused"
+        expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
+    await ctx.generate(ctx.request(**NOTHING))

@@ -145,9 +145,10 @@ class Validation:
 
     def check_role(self, request: pb.PreprocessedRequest) -> None:
         """No half of a disaggregated request on an aggregated engine."""
-        if request.HasField("prefill_result"):
-            reason = pb.ERROR_REASON_ROLE_MISMATCH
-            raise Refusal(reason, "prefill_result: is for decode engines", field="prefill_result")
+        for field in ("prefill_result", "bootstrap_info"):
+            if request.HasField(field):
+                message = f"{field}: is for engines of another role"
+                raise Refusal(pb.ERROR_REASON_ROLE_MISMATCH, message, field=field)
 
     def check_rank(self, request: pb.PreprocessedRequest) -> None:
         """Only ranks that are served here."""
