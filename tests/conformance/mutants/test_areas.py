@@ -96,6 +96,11 @@ async def test_log_probabilities_of_another_model(server: type[Reference]) -> No
     assert await unexpected(server, "LOG-*") == []
 
 
+@pytest.mark.parametrize("server", [Echo, NoAlternatives, Bare, OneSlot])
+async def test_limits_of_another_server(server: type[Reference]) -> None:
+    assert await unexpected(server, "LIM-*", "ERR-0[45]*") == []
+
+
 @pytest.mark.parametrize("server", [WithoutSeeds, Bare])
 async def test_choices_of_another_server(server: type[Reference]) -> None:
     assert await unexpected(server, "SEQ-*") == []

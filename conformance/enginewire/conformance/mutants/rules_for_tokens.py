@@ -11,7 +11,7 @@ from enginewire.conformance.reference.job import Choice
 from enginewire.conformance.reference.server import Reference
 
 
-class _OtherOptions(Reference):
+class OtherOptions(Reference):
     """Chooses some tokens under other options than those of the request."""
 
     def adjusted(self, choice: Choice, logits: list[float]) -> list[float]:
@@ -28,21 +28,21 @@ class _OtherOptions(Reference):
 
 
 @mutant("allowed_ids_behind_the_first_token", kills="SAM-13")
-class AllowedIdsBehindTheFirstToken(_OtherOptions):
+class AllowedIdsBehindTheFirstToken(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         if not choice.tokens:
             options.ClearField("allowed_token_ids")
 
 
 @mutant("allowed_ids_of_the_first_choice", kills="SAM-13")
-class AllowedIdsOfTheFirstChoice(_OtherOptions):
+class AllowedIdsOfTheFirstChoice(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         if choice.index:
             options.ClearField("allowed_token_ids")
 
 
 @mutant("single_bad_words_only", kills="SAM-14")
-class SingleBadWordsOnly(_OtherOptions):
+class SingleBadWordsOnly(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         words = [word for word in options.bad_words_token_ids if len(word.token_ids) == 1]
         del options.bad_words_token_ids[:]
@@ -50,7 +50,7 @@ class SingleBadWordsOnly(_OtherOptions):
 
 
 @mutant("bad_words_of_two_at_most", kills="SAM-14")
-class BadWordsOfTwoAtMost(_OtherOptions):
+class BadWordsOfTwoAtMost(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         words = [word for word in options.bad_words_token_ids if len(word.token_ids) <= 2]
         del options.bad_words_token_ids[:]
@@ -58,7 +58,7 @@ class BadWordsOfTwoAtMost(_OtherOptions):
 
 
 @mutant("bad_words_by_their_last_token", kills="SAM-14")
-class BadWordsByTheirLastToken(_OtherOptions):
+class BadWordsByTheirLastToken(OtherOptions):
     """Of two tokens the last one is forbidden wherever it is."""
 
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
@@ -68,13 +68,13 @@ class BadWordsByTheirLastToken(_OtherOptions):
 
 
 @mutant("bias_of_the_first_id", kills="SAM-17")
-class BiasOfTheFirstId(_OtherOptions):
+class BiasOfTheFirstId(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         del options.logit_bias[1:]
 
 
 @mutant("bias_of_the_first_choice", kills="SAM-17")
-class BiasOfTheFirstChoice(_OtherOptions):
+class BiasOfTheFirstChoice(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         if choice.index:
             options.ClearField("logit_bias")
