@@ -33,7 +33,7 @@ ENDS: Final = {
 }
 
 
-@check("LIM-10", needs=(*SHAPE, "INF-05", "INF-09/limits", "EVT-04"))
+@check("LIM-10", needs=(*SHAPE, "INF-05", "INF-09/limits"))
 async def bounds_hold_on_both_sides(ctx: Context) -> None:
     """As much of each thing as there may be is served, one more is refused."""
 
