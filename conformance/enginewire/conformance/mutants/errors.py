@@ -189,6 +189,7 @@ for _path in (
     "sampling_options.repetition_penalty",
     "sampling_options.logit_bias",
     "sampling_options.bad_words_token_ids",
+    "output_options.stream_interval",
 ):
     _ignores_a_range(_path)
 
