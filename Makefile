@@ -23,6 +23,9 @@ conformance: $(VENV)/.dev  ## Have the kit judge our own servers, over a socket 
 self-test: $(VENV)/.dev  ## Prove the kit: every mutant fails exactly its own checks
 	$(BIN)/enginewire-conformance self-test --quick
 
+wheel:  ## Build both distributions, and prove that the kit's stands alone
+	.ci/check_wheel
+
 test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 	.ci/install_browser
 	$(BIN)/pytest -q tests/browser
@@ -77,4 +80,4 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo test conformance self-test test-browser check lint types imports proto-check stubs examples format clean
+.PHONY: help demo test conformance self-test wheel test-browser check lint types imports proto-check stubs examples format clean

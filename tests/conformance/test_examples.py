@@ -23,15 +23,16 @@ async def test_the_example_of_a_test_passes() -> None:
     await example.test_my_engine_keeps_the_contract()
 
 
-def test_the_workflow_uses_options_that_exist(tmp_path: Path) -> None:
+def test_the_workflow_uses_the_action_and_options_that_exist(tmp_path: Path) -> None:
     workflow = yaml.safe_load((EXAMPLES / "conformance.yml").read_text())
-    (command,) = [
-        step["run"]
-        for step in workflow["jobs"]["enginewire"]["steps"]
-        if step.get("run", "").startswith("enginewire-conformance")
+    (step,) = [
+        step for step in workflow["jobs"]["enginewire"]["steps"] if "enginewire" in step.get("uses", "")
     ]
+    path = step["uses"].partition("@")[0].split("/", 2)[2]
+    action = yaml.safe_load((ROOT / path / "action.yml").read_text())
+    assert step["with"].keys() <= action["inputs"].keys()
     known = tmp_path / "conformance-baseline.yaml"
     known.touch()
-    words = shlex.split(command)[1:]
-    parsed = options.parse([str(known) if word == known.name else word for word in words])
-    assert parsed.launch == "./my-server --port {port}"
+    words = shlex.split(step["with"]["options"])
+    given = [str(known) if word == known.name else word for word in words]
+    assert options.parse(["--launch", step["with"]["launch"], *given]).launch == "./my-server --port {port}"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,11 @@ def test_a_program_that_ends_is_not_judged(capsys: pytest.CaptureFixture[str]) -
     assert "the server ended with 1" in capsys.readouterr().err
 
 
+def test_the_contract_lies_where_the_kit_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--proto-path"]) == ExitCode.CONFORMANT
+    assert (Path(capsys.readouterr().out.strip()) / "enginewire" / "v1" / "engine_service.proto").is_file()
+
+
 def test_a_command_without_an_address_is_a_usage_error() -> None:
     assert main(["--launch", "true"]) == ExitCode.USAGE
 
@@ -46,6 +52,6 @@ def test_wrong_options_are_a_usage_error(arguments: list[str]) -> None:
 def test_requirements_can_be_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == ExitCode.CONFORMANT
     assert len(capsys.readouterr().out.splitlines()) == len(requirements())
-    assert main(["--explain", "str-02"]) == ExitCode.CONFORMANT
-    assert "exactly one terminal output" in capsys.readouterr().out
+    assert main(["--explain", "lim-04"]) == ExitCode.CONFORMANT
+    assert requirements()["LIM-04"].text in capsys.readouterr().out
     assert main(["--explain", "STR-99"]) == ExitCode.USAGE

@@ -66,7 +66,8 @@ def changed(
             change(answer)
             return answer
 
-        server = type(change.__name__, (Reference,), {method.__name__: override})
+        overrides = {method.__name__: override, "__doc__": change.__doc__}
+        server = type(change.__name__, (Reference,), overrides)
         mutant(name, kills=kills, also=also, traffic=traffic)(server)
         return change
 
@@ -84,7 +85,8 @@ def each_changed(
                 change(part)
                 yield part
 
-        server = type(change.__name__, (Reference,), {method.__name__: override})
+        overrides = {method.__name__: override, "__doc__": change.__doc__}
+        server = type(change.__name__, (Reference,), overrides)
         mutant(name, kills=kills, also=also, traffic=traffic)(server)
         return change
 

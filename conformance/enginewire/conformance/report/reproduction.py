@@ -29,6 +29,9 @@ TLS_FLAGS: Final = {
 STARTED: Final = ("--launch", "client ")
 """How invocations begin that start a program."""
 
+PROTO_PATH: Final = '"$(enginewire-conformance --proto-path)"'
+"""For a shell: a report is read on other machines than the one that wrote it."""
+
 HEALTH: Final = "grpc.health.v1"
 
 
@@ -39,7 +42,7 @@ def kit_line(report: Report, outcome: Outcome) -> str:
 
 
 def grpcurl_line(report: Report, exchange: Exchange) -> str:
-    """One call without the kit, from a folder with proto/; empty where grpcurl cannot send it."""
+    """One call by grpcurl, which asks the kit where the contract lies; empty where it cannot be sent so."""
     method = method_of(exchange.method)
     if not method or exchange.request is None or isinstance(exchange.request, bytes):
         return ""
@@ -61,7 +64,7 @@ def _schema(service: str, exchange: Exchange) -> list[str]:
     if service.startswith(HEALTH):
         return []  # grpcurl asks the server's reflection for it
     file = exchange.request.DESCRIPTOR.file.name  # type: ignore[union-attr]  # the caller has looked
-    return ["-import-path", "proto", "-proto", file]
+    return ["-import-path", PROTO_PATH, "-proto", file]
 
 
 def _address(report: Report) -> list[str]:

@@ -16,9 +16,11 @@ Mistakes = dict[GenerateContext, str]
 def mistakes_of(outputs: StepOutputs, vocab_size: int, *, is_full: bool) -> Mistakes:
     """The mistakes of a step; rows that cannot be read, or belong to no request, are taken out of it."""
     found: Mistakes = {}
-    columns = (outputs.indexes, outputs.positions, outputs.token_ids)
-    if any(len(column) != len(outputs.contexts) for column in columns):
-        sizes = [len(column) for column in (outputs.contexts, *columns)]
+    # Written out: this runs for every step, and a loop over the columns would cost more than they do.
+    length = len(outputs.contexts)
+    if not length == len(outputs.indexes) == len(outputs.positions) == len(outputs.token_ids):
+        columns = (outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids)
+        sizes = [len(column) for column in columns]
         found.update(
             dict.fromkeys(outputs.contexts, f"columns of a step must be of equal length, got {sizes}")
         )
