@@ -35,7 +35,8 @@ async def what_is_advertised_works_together(ctx: Context) -> None:
         for beside in ({}, *_beside())
         for ending in _endings(greedy, ctx.config.vocab_size)
     ]
-    streams = [ctx.start(ctx.request(**changes)) for changes in wanted]
+    # Some wait for all the others.
+    streams = [ctx.start(ctx.request(**changes), timeout=ctx.bounds.check) for changes in wanted]
     for stream, changes in zip(await asyncio.gather(*map(Stream.end, streams)), wanted, strict=True):
         # More than there is room for may be refused.
         is_served = stream.exchange.is_ok or stream.exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED

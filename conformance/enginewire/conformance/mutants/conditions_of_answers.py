@@ -50,7 +50,12 @@ class Gathering(Reference):
 # -- usage
 
 
-@mutant("usage_of_choices_without_their_stops", kills="SEQ-03/seen", traffic=CHOICES)
+@mutant(
+    "usage_of_choices_without_their_stops",
+    kills=("SEQ-03/drawn", "SEQ-03/seen"),
+    also="RES-04/seen",
+    traffic=CHOICES,
+)
 class UsageOfChoicesWithoutTheirStops(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -62,7 +67,7 @@ class UsageOfChoicesWithoutTheirStops(Reference):
         return usage
 
 
-@mutant("usage_with_every_choice", kills="USE-04/seen", traffic=CHOICES)
+@mutant("usage_with_every_choice", kills=("SEQ-03/drawn", "USE-04/seen"), traffic=CHOICES)
 class UsageWithEveryChoice(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
@@ -71,7 +76,12 @@ class UsageWithEveryChoice(Reference):
             yield output
 
 
-@mutant("prompt_tokens_without_cached_ones", kills=("USE-06", "USE-02/seen"), traffic=("USE-*", "KVE-*"))
+@mutant(
+    "prompt_tokens_without_cached_ones",
+    kills=("USE-06", "USE-02/drawn", "USE-02/seen"),
+    also="SEQ-03/seen",
+    traffic=("USE-*", "KVE-*"),
+)
 class PromptTokensWithoutCachedOnes(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -81,7 +91,9 @@ class PromptTokensWithoutCachedOnes(Reference):
         return usage
 
 
-@mutant("usage_of_several_resumed_ones_without_resume", kills="RES-04/seen", traffic="RES-*")
+@mutant(
+    "usage_of_several_resumed_ones_without_resume", kills=("RES-04/drawn", "RES-04/seen"), traffic="RES-*"
+)
 class UsageOfSeveralResumedOnesWithoutResume(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -92,7 +104,12 @@ class UsageOfSeveralResumedOnesWithoutResume(Reference):
         return usage
 
 
-@mutant("aborted_choices_are_not_counted", kills="USE-05/seen", traffic=CHOICES)
+@mutant(
+    "aborted_choices_are_not_counted",
+    kills=("SEQ-03/drawn", "USE-05/seen"),
+    also="RES-04/seen",
+    traffic=CHOICES,
+)
 class AbortedChoicesAreNotCounted(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -106,7 +123,9 @@ class AbortedChoicesAreNotCounted(Reference):
 # -- positions and the shape
 
 
-@mutant("positions_count_intervals", kills="STR-06/seen", traffic=GATHERED)
+@mutant(
+    "positions_count_intervals", kills=("STR-06/drawn", "STR-06/seen"), also="RES-06/seen", traffic=GATHERED
+)
 class PositionsCountIntervals(Gathering):
     def gathered(self, job: Job, run: pb.LLMEngineOutput) -> pb.LLMEngineOutput:
         if interval_of(job) > 1:
@@ -114,7 +133,9 @@ class PositionsCountIntervals(Gathering):
         return run
 
 
-@mutant("positions_count_all_choices", kills="STR-06/seen", traffic=CHOICES)
+@mutant(
+    "positions_count_all_choices", kills=("STR-06/drawn", "STR-06/seen"), also="RES-06/seen", traffic=CHOICES
+)
 class PositionsCountAllChoices(Reference):
     async def outputs(self, job: Job) -> Outputs:
         sent = 0
@@ -125,11 +146,11 @@ class PositionsCountAllChoices(Reference):
             yield output
 
 
-@mutant("positions_wrap_at_256", kills="STR-06/seen", traffic=("MSG-03", "LIM-*", "MUX-11"))
+@mutant("positions_wrap_at_128", kills=("MUX-11", "STR-06/seen"), traffic=("MSG-03", "LIM-*", "MUX-11"))
 class PositionsWrap(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
-            output.first_output_position %= 256
+            output.first_output_position %= 128
             yield output
 
 
@@ -167,7 +188,7 @@ class LongAnswersLoseTheirId(Reference):
         number = 0
         async for response in super().responses(job):
             number += 1
-            if number > 128:
+            if number > 20:
                 response.ClearField("request_id")
             yield response
 
@@ -175,7 +196,7 @@ class LongAnswersLoseTheirId(Reference):
 # -- endings
 
 
-@mutant("match_of_the_first_in_the_list", kills="STP-03/seen", traffic="STP-*")
+@mutant("match_of_the_first_in_the_list", kills=("STP-03/drawn", "STP-03/seen"), traffic="STP-*")
 class MatchOfTheFirstInTheList(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         reason, match = super().stopped(choice, token)
@@ -184,7 +205,11 @@ class MatchOfTheFirstInTheList(Reference):
         return reason, match
 
 
-@mutant("a_stop_at_max_tokens_is_length", kills=("STP-01/seen", "STP-04/seen"), traffic="INF-09/together")
+@mutant(
+    "a_stop_at_max_tokens_is_length",
+    kills=("STP-01/drawn", "STP-01/seen", "STP-04/drawn", "STP-04/seen"),
+    traffic="INF-09/together",
+)
 class AStopAtMaxTokensIsLength(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         if len(choice.tokens) >= self.room(choice):
@@ -192,13 +217,17 @@ class AStopAtMaxTokensIsLength(Reference):
         return super().ending(choice, token)
 
 
-@mutant("sixteen_stop_ids_and_no_more", kills="STP-01/seen", traffic=("STP-*", "INF-09"))
+@mutant("sixteen_stop_ids_and_no_more", kills=("STP-01/drawn", "STP-01/seen"), traffic=("STP-*", "INF-09"))
 class SixteenStopIdsAndNoMore(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         return super().caller_stops(request)[:16]
 
 
-@mutant("min_tokens_is_not_for_hidden_ids", kills=("LIM-06/seen", "RES-05/seen"), traffic="INF-09/together")
+@mutant(
+    "min_tokens_is_not_for_hidden_ids",
+    kills=("LIM-06/drawn", "LIM-06/seen", "RES-05/seen"),
+    traffic="INF-09/together",
+)
 class MinTokensIsNotForHiddenIds(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         conditions = choice.job.request.stop_conditions
@@ -207,7 +236,7 @@ class MinTokensIsNotForHiddenIds(Reference):
         return super().ending(choice, token)
 
 
-@mutant("a_match_beside_length", kills="STP-03/seen", traffic=("STP-*", "SEQ-*", "INF-09"))
+@mutant("a_match_beside_length", kills=("STP-03/drawn", "STP-03/seen"), traffic=("STP-*", "SEQ-*", "INF-09"))
 class AMatchBesideLength(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         reason, match = super().ending(choice, token)
@@ -217,7 +246,7 @@ class AMatchBesideLength(Reference):
         return reason, match
 
 
-@mutant("equal_limits_end_as_stop", kills="LIM-02/seen", traffic="INF-09/together")
+@mutant("equal_limits_end_as_stop", kills=("LIM-02/drawn", "LIM-02/seen"), traffic="INF-09/together")
 class EqualLimitsEndAsStop(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         conditions = choice.job.request.stop_conditions
@@ -227,7 +256,12 @@ class EqualLimitsEndAsStop(Reference):
         return reason, match
 
 
-@mutant("stops_of_the_second_choice_are_late", kills="STP-01/seen", traffic=CHOICES)
+@mutant(
+    "stops_of_the_second_choice_are_late",
+    kills=("STP-01/drawn", "STP-01/seen", "STP-04/drawn"),
+    also="STP-04/seen",
+    traffic=CHOICES,
+)
 class StopsOfTheSecondChoiceAreLate(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         ended = super().stopped(choice, token)
@@ -247,7 +281,7 @@ class RowsShiftedInsideARun(Gathering):
         return run
 
 
-@mutant("sums_begin_again_with_a_run", kills="LOG-10/seen", traffic=GATHERED)
+@mutant("sums_begin_again_with_a_run", kills="LOG-10/seen", also="RES-07/seen", traffic=GATHERED)
 class SumsBeginAgainWithARun(Gathering):
     def gathered(self, job: Job, run: pb.LLMEngineOutput) -> pb.LLMEngineOutput:
         if run.HasField("cum_log_probs") and interval_of(job) > 1:
@@ -278,5 +312,5 @@ class SumsOfLongAnswersOverflow(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
             if output.HasField("cum_log_probs"):
-                output.cum_log_probs = max(output.cum_log_probs, -100.0)
+                output.cum_log_probs = max(output.cum_log_probs, -70.0)
             yield output
