@@ -1,5 +1,7 @@
 """What every command of ours has around it, from the first moment on: its standard streams, and a quiet end.
 
+The end is quiet after Ctrl-C, and when whoever reads the output stops reading, as `head` does.
+
 Knows nothing about what the commands do.
 """
 
@@ -8,12 +10,15 @@ from __future__ import annotations
 import functools
 import io
 import os
+import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
+EXIT_NOT_READ: Final = 128 + signal.SIGPIPE
 STANDARD_FILES: Final = (0, 1, 2)
 
 
@@ -31,12 +36,35 @@ def program(main: Main) -> Main:
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         open_missing_streams()
+        code = EXIT_NOT_READ
         try:
-            return main(argv)
+            with reader_may_leave():
+                code = main(argv)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
+        return code
 
     return run
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """What nobody reads any more is thrown away: the rest of the block, and all that is printed later."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_left(sys.stdout.fileno()):
+            raise
+        # What is still in the buffer would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_left(pipe: int) -> bool:
+    """True when nobody holds the other end; a socket may be what broke."""
+    looking = select.poll()
+    looking.register(pipe, 0)
+    return any(events & select.POLLERR for _, events in looking.poll(0))
 
 
 def open_missing_streams() -> None:

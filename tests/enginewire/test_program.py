@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from enginewire.program import EXIT_INTERRUPTED, program
+from enginewire.program import EXIT_INTERRUPTED, EXIT_NOT_READ, program
 
 
 def test_ctrl_c_before_a_command_listens_for_signals_is_no_traceback() -> None:
@@ -39,6 +40,48 @@ sys.exit(main(["engine", "--engine", "mocker"]))
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20
     )
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(("lines", "unbuffered"), [(3, ""), (30_000, ""), (3, "1")])
+def test_a_reader_that_leaves_is_no_traceback(lines: int, unbuffered: str) -> None:
+    code = f"""
+import sys
+from enginewire.program import program
+
+@program
+def main(argv=None):
+    sys.stdin.readline()
+    for _ in range({lines}):
+        print("a line")
+    return 7
+
+sys.exit(main())
+"""
+    command = [sys.executable, "-c", code]
+    writer = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    assert writer.stdout
+    writer.stdout.close()
+    writer.stdout = None
+    _, err = writer.communicate("go\n", timeout=20)
+    # What fits into the buffer fails when the command has its result.
+    is_late = lines == 3 and not unbuffered
+    assert (writer.returncode, err) == (7 if is_late else EXIT_NOT_READ, "")
+
+
+def test_a_pipe_that_is_not_the_output_still_raises(capfd: pytest.CaptureFixture[str]) -> None:
+    @program
+    def main(argv: object = None) -> int:
+        raise BrokenPipeError("a socket")
+
+    with pytest.raises(BrokenPipeError, match="a socket"):
+        main([])
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

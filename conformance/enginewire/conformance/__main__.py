@@ -12,11 +12,13 @@ from enginewire import v1 as pb
 from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
+from enginewire.conformance.levels import level_of
 from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.running.interruption import Interruption
 from enginewire.conformance.running.outcome import ExitCode, Report
 from enginewire.program import program
 
-Judging = Callable[[argparse.Namespace], Coroutine[None, None, Report]]
+Judging = Callable[[argparse.Namespace, Interruption], Coroutine[None, None, Report]]
 
 
 @program
@@ -47,17 +49,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _judge(options: argparse.Namespace, judge: Judging) -> int:
     try:
-        report = asyncio.run(judge(options))
+        report = asyncio.run(_listening(options, judge))
     except ValueError as mistake:
         print(f"enginewire-conformance: {mistake}", file=sys.stderr)
         return ExitCode.USAGE
     return conclude(report, options)
 
 
+async def _listening(options: argparse.Namespace, judge: Judging) -> Report:
+    interruption = Interruption()
+    with interruption.listening():
+        return await judge(options, interruption)
+
+
 def _list(listed: Iterable[Requirement]) -> int:
     for requirement in listed:
         mark = "" if requirement.checks else "  (no check)"
-        print(f"{requirement.id}  {requirement.level:6}  {requirement.profile:16}  {requirement.text}{mark}")
+        level = level_of(requirement) or "-"
+        print(
+            f"{requirement.id}  {requirement.level:6}  {level}  {requirement.profile:16}  "
+            f"{requirement.text}{mark}"
+        )
     return ExitCode.CONFORMANT
 
 
@@ -72,14 +84,10 @@ def _explain(identifier: str) -> int:
     if not requirement:
         print(f"enginewire-conformance: no requirement is called {identifier}", file=sys.stderr)
         return ExitCode.USAGE
-    print(
-        f"{requirement.id} ({requirement.level}, {requirement.profile}), "
-        f"docs/contract.md#{requirement.anchor}"
-    )
-    print(requirement.text)
-    print(f"applies to: {requirement.gate}; since revision {requirement.since}")
-    print(f"checks: {', '.join(requirement.checks) or requirement.excluded or 'none yet'}")
-    print(f"mutants that prove them: {', '.join(requirement.mutants) or 'none yet'}")
+    # It loads the reference and the mutants, which no run against a target needs.
+    from enginewire.conformance.explanation import explain
+
+    print(explain(requirement))
     return ExitCode.CONFORMANT
 
 

@@ -16,6 +16,7 @@ from enginewire.conformance import baseline, changes
 from enginewire.conformance.report import as_badge, as_html, as_json, as_junit, as_markdown, as_tap, human
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.running.outcome import ExitCode, Report
+from enginewire.program import reader_may_leave
 
 FORMATS: Final[dict[str, tuple[Callable[[Report], str], str]]] = {
     "json": (as_json.render, "for programs; docs/conformance.md describes it"),
@@ -64,15 +65,16 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 def conclude(report: Report, options: argparse.Namespace) -> ExitCode:
     """Print and write everything the options ask for."""
     report = finished(report, options)
-    if report.unreachable:
-        print(f"enginewire-conformance: {visible(report.unreachable)}", file=sys.stderr)
+    if not report.outcomes:
+        print(f"enginewire-conformance: {visible(report.no_verdict)}", file=sys.stderr)
         return report.exit_code()
     # A report for a program must be alone on the standard output.
     is_taken = STDOUT in [getattr(options, name) for name in FORMATS]
     stream = sys.stderr if is_taken else sys.stdout
-    print(human.render(report, traced=options.trace), file=stream)
-    if options.changed_since:
-        print(changes.render(options.changed_since, report), file=stream)
+    with reader_may_leave():
+        print(human.render(report, traced=options.trace), file=stream)
+        if options.changed_since and not report.cut_short:
+            print(changes.render(options.changed_since, report), file=stream)
     return report.exit_code()
 
 
@@ -87,7 +89,7 @@ def _with_baseline(report: Report, options: argparse.Namespace) -> Report:
     path = options.baseline
     if not path:
         return report
-    if options.update_baseline:
+    if options.update_baseline and not report.cut_short:
         kept = baseline.read(path) if path.exists() else ()
         path.write_text(baseline.text(baseline.updated(kept, report)), encoding="utf-8")
     return baseline.applied(baseline.read(path), report)
@@ -97,7 +99,8 @@ def _write(report: Report, options: argparse.Namespace) -> None:
     for name, (render, _) in FORMATS.items():
         path = getattr(options, name)
         if path == STDOUT:
-            sys.stdout.write(render(report))
+            with reader_may_leave():
+                sys.stdout.write(render(report))
         elif path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(report), encoding="utf-8")

@@ -14,6 +14,7 @@ from pathlib import Path
 from enginewire.conformance import baseline as known_failures, options as command_line
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.report.progress import Progress
+from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
 from enginewire.conformance.running.launch import CommandLauncher
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
@@ -82,22 +83,23 @@ async def engine_conformance(
             await launcher.close()
 
 
-async def judge_as_asked(options: argparse.Namespace) -> Report:
+async def judge_as_asked(options: argparse.Namespace, interruption: Interruption | None = None) -> Report:
     """What the options of the command line ask for, a target that cannot be reached included.
 
     Raises ValueError for a command without an address.
     """
-    launcher = _launcher(options)
-    target = options.target
+    launcher, interruption = _launcher(options), interruption or Interruption()
+    empty = Report(target=options.target or options.launch, invocation=command_line.invocation(options))
+    if launcher:
+        interruption.at_once.append(launcher.kill)
     try:
-        target = (await launcher.launch()).target if launcher else target
-        return await _run(options, target, launcher)
+        server = await interruption.unless_asked(launcher.launch()) if launcher else None
+        life = Life(command_line.connection(options, server.target if server else options.target), server)
+        return await _run(options, life, launcher, interruption)
     except Unreachable as reason:
-        return Report(
-            target=target or options.launch,
-            invocation=command_line.invocation(options),
-            unreachable=str(reason),
-        )
+        return replace(empty, unreachable=str(reason))
+    except Interrupted as early:
+        return replace(empty, cut_short=early.why)
     finally:
         if launcher:
             await launcher.close()
@@ -109,21 +111,19 @@ def _launcher(options: argparse.Namespace) -> CommandLauncher | None:
     return CommandLauncher(options.launch, options.ready_timeout, command_line.connection(options, ""))
 
 
-async def _run(options: argparse.Namespace, target: str, launcher: Launcher | None) -> Report:
-    connection = command_line.connection(options, target)
+async def _run(
+    options: argparse.Namespace, life: Life, launcher: Launcher | None, interruption: Interruption
+) -> Report:
     session = Session(
-        connection=connection,
+        connection=life.connection,
         time_scale=options.time_scale,
-        declared=command_line.declared(options, connection),
+        declared=command_line.declared(options, life.connection),
         launcher=launcher,
         given=given(options),
     )
     selection, invocation = command_line.selection(options), command_line.invocation(options)
-    progress = Progress()
-    try:
-        return await Runner(session, all_checks(), selection, invocation, progress).run()
-    finally:
-        progress.close()
+    async with Progress() as progress:
+        return await Runner(session, all_checks(), selection, invocation, progress, interruption, life).run()
 
 
 async def _report(

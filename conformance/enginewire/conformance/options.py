@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from enginewire.conformance import conclusion
+from enginewire.conformance.levels import NO_LEVEL, Level
 from enginewire.conformance.running.gates import OUTSIDE
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import PAIR, add_options, adopt
+from enginewire.conformance.session.given import PAIR, add_options, adopt, drawn
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.v1.revision import CONTRACT_REVISION
@@ -23,8 +24,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="enginewire-conformance",
         description="Judge a server of enginewire.v1, in any language.",
-        epilog="Exit codes: 0 conformant, 1 a requirement is broken, 2 usage, 3 the target cannot be "
-        "reached, 4 a fault of the kit, 5 nothing ran.",
+        epilog="Exit codes: 0 conformant, 1 a requirement is broken, 2 usage, 3 the target cannot be reached "
+        "or died, 4 a fault of the kit, 5 nothing ran, 130 and 143 interrupted by SIGINT and SIGTERM.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     _add_target(parser)
@@ -100,7 +101,7 @@ def invocation(options: argparse.Namespace) -> str:
         words += ["--declare", gate]
     if options.time_scale != 1:
         words += ["--time-scale", f"{options.time_scale:g}"]
-    return shlex.join(words)
+    return shlex.join([*words, *drawn(options)])
 
 
 def selection(options: argparse.Namespace) -> Selection:
@@ -112,6 +113,7 @@ def selection(options: argparse.Namespace) -> Selection:
         phases.add(Phase.LAUNCH)
     return Selection(
         profiles=globs(options.profile),
+        level=options.level,
         run=globs(options.run),
         skip=globs(options.skip),
         phases=frozenset(phases),
@@ -156,6 +158,13 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("selection")
     group.add_argument(
         "--profile", action="append", default=[], metavar="NAMES", help="such as core,logprobs"
+    )
+    group.add_argument(
+        "--level",
+        type=int,
+        choices=[*map(int, Level)],
+        default=NO_LEVEL,
+        help="core up to this level, without capabilities: 1 streams, 2 operable, 3 complete",
     )
     group.add_argument(
         "--run", action="append", default=[], metavar="GLOBS", help="only these ids: STR-*,USE-01"

@@ -81,7 +81,7 @@ class Requirements(pytest.File):
         options.run = options.run or [item.name for item in self.session.items if isinstance(item, Item)]
         report = finished(asyncio.run(judge_as_asked(options)), options)
         if report.exit_code() in (ExitCode.UNREACHABLE, ExitCode.NOTHING_RAN):
-            reason = visible(report.unreachable or "nothing ran")
+            reason = visible(report.no_verdict)
             pytest.exit(f"enginewire-conformance: {reason}", returncode=report.exit_code())
         return report
 

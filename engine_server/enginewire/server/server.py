@@ -37,7 +37,7 @@ from enginewire.server.services.engine import EngineServicer
 from enginewire.server.services.handlers import handlers
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from enginewire.server.services.kv import KvServicer
-from enginewire.server.validation.rules import effective_limits
+from enginewire.server.validation.bounds import effective_limits
 from enginewire.sockets import AddressError, check_port_is_free
 from enginewire.v1 import (
     admin_service_pb2,

@@ -10,7 +10,7 @@ from enginewire.conformance.client_side.reference.backend import ReferenceBacken
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
 from enginewire.conformance.proof import self_test
-from enginewire.conformance.proof.self_test import judge, kill
+from enginewire.conformance.proof.self_test import Kill, judge, kill
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Report
@@ -65,6 +65,21 @@ def test_a_reference_that_fails_a_check_fails_the_proof(
     assert main(["self-test", "--json", "--workers", "1", "--run", "no_such_mutant"]) == 1
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["failed_by_reference"] == ["LIM-01"]
+
+
+def test_a_kill_that_is_not_exact_fails_the_proof(
+    monkeypatch: pytest.MonkeyPatch,
+    take_for_references: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    take_for_references(Reference)
+    also = Mutant("also_refuses", ("LIM-01",), OneTooMany)
+    monkeypatch.setattr(self_test, "everything_broken", lambda: [also])
+    killed = Kill(name=also.name, expected=also.kills, failed=("LIM-01", "LIM-02"), faults=(), seconds=0.1)
+    monkeypatch.setattr(self_test, "kill_all", lambda names, quick: [killed])
+    assert main(["self-test", "--json", "--workers", "1", "--run", "also_refuses"]) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["alive"], summary["inexact"]) == ([], ["also_refuses"])
 
 
 async def test_the_references_are_an_engine_half_a_pair_and_a_backend(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import io
+import re
 
 from enginewire.conformance.report.progress import ERASE, Progress
 from enginewire.conformance.running.outcome import Status
@@ -12,22 +14,51 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_how_far_the_run_is_and_is_clean_afterwards() -> None:
+class Log(io.StringIO):
+    """Tells when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.is_written.set()
+        return super().write(text)
+
+
+class NobodyReads(Terminal):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+async def test_a_terminal_shows_how_far_the_run_is_and_is_clean_afterwards() -> None:
     terminal = Terminal()
-    progress = Progress(terminal)
-    progress(outcome(Status.PASS))
-    progress(outcome(Status.FAIL, "STR-02"))
-    progress.close()
-    assert terminal.getvalue().split(ERASE)[1:] == [
-        "1 judged, 0 failed; last: PASS STR-01",
-        "2 judged, 1 failed; last: FAIL STR-02",
+    async with Progress(terminal) as progress:
+        progress(outcome(Status.PASS), 1)
+        progress(outcome(Status.FAIL, "STR-02"), 0)
+    assert [re.sub(r"about \d+", "about N", line) for line in terminal.getvalue().split(ERASE)[1:]] == [
+        "1 of 2 judged, 0 failed, about N s to go; last: PASS STR-01",
+        "2 of 2 judged, 1 failed; last: FAIL STR-02",
         "",
     ]
 
 
-def test_a_file_gets_nothing() -> None:
-    file = io.StringIO()
-    progress = Progress(file)
-    progress(outcome(Status.PASS))
-    progress.close()
-    assert file.getvalue() == ""
+async def test_a_log_gets_a_line_now_and_then() -> None:
+    log = Log()
+    async with Progress(log, log_seconds=0.001) as progress:
+        progress(outcome(Status.PASS), 0)
+        await log.is_written.wait()
+    assert log.getvalue().splitlines()[0] == "1 of 1 judged, 0 failed; last: PASS STR-01"
+    assert ERASE not in log.getvalue()
+
+
+async def test_what_is_over_soon_leaves_nothing_in_a_log() -> None:
+    log = io.StringIO()
+    async with Progress(log) as progress:
+        progress(outcome(Status.PASS), 0)
+    assert log.getvalue() == ""
+
+
+async def test_a_run_goes_on_when_nobody_reads_how_far_it_is() -> None:
+    async with Progress(NobodyReads()) as progress:
+        progress(outcome(Status.PASS), 0)

@@ -13,7 +13,7 @@ from enginewire.conformance.conclusion import FORMATS
 from enginewire.conformance.report import as_badge, as_html, as_json, as_junit, as_markdown, as_tap, human
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.requirements import requirements
-from enginewire.conformance.running.outcome import ExitCode, Report, Status
+from enginewire.conformance.running.outcome import CutShort, ExitCode, Report, Status
 from tests.conformance.report.reports import hostile_report, outcome, report
 
 RENDERERS = [*(render for render, _ in FORMATS.values()), human.render]
@@ -31,6 +31,7 @@ RUNS = [
     ),
     report(outcome(Status.PASS), outcome(Status.ERROR, "STR-02"), outcome(Status.FAIL, "STR-03")),
     Report(target="host:1", invocation="--target host:1", unreachable="nothing listens there"),
+    replace(report(outcome(Status.PASS)), cut_short=CutShort("interrupted", ExitCode.INTERRUPTED)),
     report(outcome(Status.NOT_RUN), outcome(Status.NOT_APPLICABLE, "STR-02")),
 ]
 
@@ -187,3 +188,14 @@ def test_a_terminal_is_told_why_a_check_that_ran_has_no_verdict() -> None:
 
 def test_text_that_moves_a_cursor_or_turns_around_is_spelled_out() -> None:
     assert visible("a\x1b[1m\u202eb\n日本") == "a\\x1b[1m\\u202eb\\n日本"
+
+
+def test_a_terminal_is_not_flooded_with_what_is_blocked() -> None:
+    first, *others = requirements()
+    blocked = [outcome(Status.BLOCKED, identifier, f"{first} has to hold first") for identifier in others]
+    few = [outcome(Status.BLOCKED, identifier, "STR-09 has to hold first") for identifier in others[:2]]
+    lines = human.render(report(*blocked, *few)).splitlines()
+    assert [line for line in lines if line.startswith("BLOCKED")] == [
+        f"BLOCKED {len(others)}: INF-01 has to hold first",
+        "BLOCKED 2 (INF-02, INF-03): STR-09 has to hold first",
+    ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.stage.stands import CommandStarter
 from enginewire.conformance.conclusion import add_options, check_options
 from enginewire.conformance.options import globs, positive, scale
+from enginewire.conformance.running.interruption import Interrupted, Interruption
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.session import Unreachable
@@ -47,12 +49,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-async def judge_as_asked(options: argparse.Namespace) -> Report:
+async def judge_as_asked(options: argparse.Namespace, interruption: Interruption) -> Report:
     """What the options ask for, a backend that never listens included.
 
     Raises ValueError for a command without an address.
     """
     starter = CommandStarter(options.command, options.ready_timeout)
+    interruption.at_once.append(starter.kill)
+    empty = Report(target=options.command, invocation=_invocation(options))
     try:
         return await judge(
             starter,
@@ -61,9 +65,12 @@ async def judge_as_asked(options: argparse.Namespace) -> Report:
             invocation=_invocation(options),
             time_scale=options.time_scale,
             multiplexed=options.multiplexed,
+            interruption=interruption,
         )
     except Unreachable as reason:
-        return Report(target=options.command, invocation=_invocation(options), unreachable=str(reason))
+        return replace(empty, unreachable=str(reason))
+    except Interrupted as early:
+        return replace(empty, cut_short=early.why)
 
 
 def _invocation(options: argparse.Namespace) -> str:

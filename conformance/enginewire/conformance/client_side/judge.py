@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -12,7 +13,8 @@ from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.stands import RunningStand, RunningStands, Starter
 from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running import verdict
-from enginewire.conformance.running.outcome import Outcome, Report, Status
+from enginewire.conformance.running.interruption import Interrupted, Interruption
+from enginewire.conformance.running.outcome import CutShort, Outcome, Report, Status
 from enginewire.conformance.running.registry import Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.session import Unreachable
@@ -30,23 +32,27 @@ async def judge(
     invocation: str = "",
     time_scale: float = 1.0,
     multiplexed: bool = False,
+    interruption: Interruption | None = None,
 ) -> Report:
     """Judge the backends that `starter` starts. Raises Unreachable when none of them listens.
 
-    `multiplexed`: their engine offers GenerateMultiplexed too.
+    `multiplexed`: their engine offers GenerateMultiplexed too. Raises Interrupted before one listens.
     """
-    started = time.monotonic()
+    started, interruption = time.monotonic(), interruption or Interruption()
     stands = RunningStands(starter, time_scale, multiplexed=multiplexed)
     try:
-        stand = await stands.shared()
-        outcomes = await _Run(stands, selection).run()
+        stand = await interruption.unless_asked(stands.shared())
+        run = _Run(stands, selection)
+        with suppress(Interrupted):
+            await interruption.unless_asked(run.run())
         return Report(
             target=name,
             invocation=invocation,
             engine="a backend in front of the scripted engine",
             bounds=stand.bounds.describe(),
-            outcomes=verdict.in_order(outcomes, due()),
+            outcomes=verdict.in_order(run.outcomes(interruption.why), due()),
             seconds=time.monotonic() - started,
+            cut_short=interruption.why,
         )
     finally:
         await stands.close()
@@ -64,9 +70,14 @@ class _Run:
         self._stands = stands
         self._selection = replace(selection, phases=frozenset(Phase))
         self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._done: dict[str, Outcome] = {}
 
-    async def run(self) -> list[Outcome]:
-        """The outcomes of all checks."""
+    def outcomes(self, why: CutShort | None) -> list[Outcome]:
+        """Of all checks; those whose turn did not come say why."""
+        return [self._done.get(check.key) or verdict.not_reached(check, why) for check in client_checks()]
+
+    async def run(self) -> None:
+        """Run all checks."""
         checks = {check.key: check for check in client_checks()}
         first = checks.pop(WAY_THROUGH)
         stand = await self._stands.shared()
@@ -77,10 +88,13 @@ class _Run:
             outcome = verdict.outcome(first, Status.NOT_RUN, reason)
         # Those that wait for long begin first, so that they wait beside the others.
         queue = sorted(checks.values(), key=lambda check: not check.is_costly)
-        others = await asyncio.gather(*(self._run(check, blocked=blocked) for check in queue))
-        return [outcome, *others]
+        self._done[first.key] = outcome
+        await asyncio.gather(*(self._run(check, blocked=blocked) for check in queue))
 
-    async def _run(self, check: Check, *, blocked: bool) -> Outcome:
+    async def _run(self, check: Check, *, blocked: bool) -> None:
+        self._done[check.key] = await self._outcome_of(check, blocked=blocked)
+
+    async def _outcome_of(self, check: Check, *, blocked: bool) -> Outcome:
         if reason := self._why_not(check):
             return verdict.outcome(check, Status.NOT_RUN, reason)
         if blocked:

@@ -54,7 +54,8 @@ def changed(method: Callable[..., A], name: str, *, kills: Kills) -> Callable[[C
             change(answer)
             return answer
 
-        mutant(name, kills=kills)(type(change.__name__, (Reference,), {method.__name__: override}))
+        overrides = {method.__name__: override, "__doc__": change.__doc__}
+        mutant(name, kills=kills)(type(change.__name__, (Reference,), overrides))
         return change
 
     return register
@@ -71,7 +72,8 @@ def each_changed(
                 change(part)
                 yield part
 
-        mutant(name, kills=kills)(type(change.__name__, (Reference,), {method.__name__: override}))
+        overrides = {method.__name__: override, "__doc__": change.__doc__}
+        mutant(name, kills=kills)(type(change.__name__, (Reference,), overrides))
         return change
 
     return register

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from enginewire.conformance.report import standing
 from enginewire.conformance.running.outcome import ExitCode, Report, Status
 from enginewire.v1.revision import CONTRACT_REVISION
 
@@ -31,8 +32,12 @@ def render(report: Report) -> str:
 
 def _message(report: Report) -> str:
     passed = report.counts[Status.PASS] + report.counts[Status.NEG_PASS]
+    reached = standing.short(report)
     failed = sum(report.fails(outcome) for outcome in report.outcomes)
     if report.exit_code() is ExitCode.CONFORMANT:
         known = report.counts[Status.XFAIL]
-        return f"{passed} passed, {known} known failures" if known else f"{passed} passed"
-    return f"{failed} failed" if report.exit_code() is ExitCode.VIOLATION else "no verdict"
+        held = reached or f"{passed} passed"
+        return f"{held}, {known} known failures" if known else held
+    if report.exit_code() is ExitCode.VIOLATION:
+        return f"{reached}, {failed} failed" if reached else f"{failed} failed"
+    return "no verdict"

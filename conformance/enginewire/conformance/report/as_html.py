@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from enginewire.conformance.report import standing
 from enginewire.conformance.report.calls import Call, calls_of, is_traced
 from enginewire.conformance.report.reproduction import grpcurl_lines, kit_line
 from enginewire.conformance.report.text import visible
@@ -72,8 +73,9 @@ def _summary(report: Report) -> Iterator[str]:
     yield f"<h1>{_text(verdict(report).capitalize())}</h1>"
     yield f'<p class="engine">{_text(report.engine)}</p>'
     yield f'<p class="facts"><code>{_text(report.target)}</code> · '
-    yield f"{_text(report.unreachable or report.bounds)} · "
+    yield f"{_text(report.no_verdict or report.bounds)} · "
     yield f"{report.seconds:.1f} s{' · strict' if report.strict else ''}</p>"
+    yield from (f'<p class="facts">{_text(line)}</p>' for line in standing.lines(report))
     yield from _shares(report)
     yield "</header>"
 

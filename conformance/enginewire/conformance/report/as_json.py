@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Final
 
+from enginewire.conformance.levels import level_of
+from enginewire.conformance.report import standing
 from enginewire.conformance.report.calls import calls_of, is_traced
 from enginewire.conformance.report.reproduction import grpcurl_lines, kit_line
 from enginewire.conformance.report.verdict import counts
@@ -29,11 +31,13 @@ def _document(report: Report) -> dict[str, object]:
         "verdict": report.exit_code().name,
         "exit_code": int(report.exit_code()),
         "unreachable": report.unreachable,
+        "cut_short": str(report.cut_short or ""),
         "strict": report.strict,
         "target": report.target,
         "engine": report.engine,
         "bounds": report.bounds,
         "seconds": round(report.seconds, 3),
+        "standing": standing.document(report),
         "counts": {status.value: number for status, number in counts(report)},
         "outcomes": [_outcome(report, outcome) for outcome in report.outcomes],
     }
@@ -45,6 +49,7 @@ def _outcome(report: Report, outcome: Outcome) -> dict[str, object]:
         "key": outcome.key,
         "id": requirement.id,
         "level": requirement.level,
+        "of_level": level_of(requirement),
         "profile": requirement.profile,
         "gate": requirement.gate,
         "anchor": requirement.anchor,

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 from enginewire.conformance.report.human import explained
 from enginewire.conformance.report.text import visible
-from enginewire.conformance.running.outcome import ExitCode, Outcome, Report, Status
+from enginewire.conformance.running.outcome import Outcome, Report, Status
 
 SUITE: Final = "enginewire-conformance"
 SKIPPED: Final = frozenset({Status.NOT_APPLICABLE, Status.BLOCKED, Status.NOT_RUN, Status.XFAIL})
@@ -16,8 +16,8 @@ SKIPPED: Final = frozenset({Status.NOT_APPLICABLE, Status.BLOCKED, Status.NOT_RU
 def render(report: Report) -> str:
     """One test case per outcome."""
     cases = [_case(report, outcome) for outcome in report.outcomes]
-    if report.exit_code() in (ExitCode.NOTHING_RAN, ExitCode.UNREACHABLE):
-        cases.append(_nothing_ran(report))
+    if report.no_verdict:
+        cases.append(_without_verdict(report))
     facts = {"name": SUITE, "time": f"{report.seconds:.3f}", **_numbers(cases)}
     suite = ET.Element("testsuite", facts)
     _properties(suite, report)
@@ -56,10 +56,10 @@ def _case(report: Report, outcome: Outcome) -> ET.Element:
     return case
 
 
-def _nothing_ran(report: Report) -> ET.Element:
+def _without_verdict(report: Report) -> ET.Element:
     """Skipped cases alone, or none, would look like a success."""
-    case = ET.Element("testcase", classname="kit", name="something-runs")
-    message = visible(report.unreachable or "nothing ran")
+    case = ET.Element("testcase", classname="kit", name="there-is-a-verdict")
+    message = visible(report.no_verdict)
     ET.SubElement(case, "error", message=message, type=report.exit_code().name)
     return case
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Final
 
+from enginewire.conformance.report import standing
 from enginewire.conformance.report.human import explained
 from enginewire.conformance.report.reproduction import kit_line
 from enginewire.conformance.report.text import shortened, visible
@@ -34,7 +35,8 @@ def render(report: Report) -> str:
     if report.unreachable:
         return "\n".join([*head, f"{_code(report.target)}: {_html(report.unreachable)}"]) + "\n"
     judged = f"{_code(report.engine)} at {_code(report.target)}: {tally(report)}."
-    return "\n".join([*head, judged, "", *_failures(report), *_table(report)]) + "\n"
+    where = [f"- {_html(line)}" for line in standing.lines(report)]
+    return "\n".join([*head, judged, "", *where, "", *_failures(report), *_table(report)]) + "\n"
 
 
 def _failures(report: Report) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enginewire.conformance.report.reproduction import kit_line
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.report.verdict import tally, verdict
-from enginewire.conformance.running.outcome import ExitCode, Outcome, Report, Status
+from enginewire.conformance.running.outcome import Outcome, Report, Status
 
 
 def render(report: Report) -> str:
@@ -18,8 +18,8 @@ def render(report: Report) -> str:
     ]
     head = ["TAP version 14", f"1..{len(report.outcomes)}", f"# {_escaped(report.target)}"]
     foot = [f"# {tally(report)}: {verdict(report)}"]
-    if report.exit_code() in (ExitCode.NOTHING_RAN, ExitCode.UNREACHABLE):
-        foot.append(f"Bail out! {_escaped(report.unreachable or 'nothing ran')}")
+    if report.no_verdict:
+        foot.append(f"Bail out! {_escaped(report.no_verdict)}")
     return "\n".join([*head, *points, *foot]) + "\n"
 
 

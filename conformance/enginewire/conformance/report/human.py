@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from enginewire.conformance.report import standing
 from enginewire.conformance.report.calls import call_of
 from enginewire.conformance.report.reproduction import grpcurl_lines, kit_line
 from enginewire.conformance.report.text import WIDTH, visible
@@ -14,6 +15,7 @@ from enginewire.conformance.wire.exchange import Exchange
 
 TRACED_CALLS: Final = 3
 TRACED_MESSAGES: Final = 6
+MOST_NAMED: Final = 6
 
 
 def render(report: Report, *, traced: bool = False) -> str:
@@ -30,11 +32,23 @@ def _head(report: Report) -> Iterator[str]:
 
 def _unexpected(report: Report, traced: bool) -> Iterator[str]:
     for outcome in report.unexpected:
-        if outcome.status is Status.BLOCKED:
-            yield f"BLOCKED {outcome.key}: {outcome.message}"
-        else:
+        if outcome.status is not Status.BLOCKED:
             yield from explained(report, outcome, traced=traced)
             yield ""
+    yield from by_reason(report, Status.BLOCKED)
+    if report.cut_short:
+        yield from by_reason(report, Status.NOT_RUN)
+
+
+def by_reason(report: Report, status: Status) -> Iterator[str]:
+    """One line per reason for all outcomes of this status; a few are named."""
+    reasons: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        if outcome.status is status:
+            reasons.setdefault(outcome.message, []).append(outcome.key)
+    for reason, keys in reasons.items():
+        named = f" ({', '.join(keys)})" if len(keys) <= MOST_NAMED else ""
+        yield f"{status.value} {len(keys)}{named}: {reason}"
 
 
 def explained(report: Report, outcome: Outcome, *, traced: bool = False) -> Iterator[str]:
@@ -87,5 +101,6 @@ def _areas(report: Report) -> Iterator[str]:
 
 
 def _foot(report: Report) -> Iterator[str]:
+    yield from standing.lines(report)
     yield f"{tally(report)} in {report.seconds:.1f} s"
     yield verdict(report)

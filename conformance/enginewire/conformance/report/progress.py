@@ -1,36 +1,63 @@
-"""A line that shows how far a run is, while somebody watches it in a terminal."""
+"""How far a run is: a line that changes while somebody watches a terminal, now and then a line in a log."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from collections import Counter
+from contextlib import suppress
 from typing import Final, TextIO
 
 from enginewire.conformance.running.outcome import FAILED, Outcome, Status
 
 ERASE: Final = "\r\x1b[K"
+LOG_SECONDS: Final = 10.0
+"""Between two lines of a log; what is over sooner has none."""
 
 
 class Progress:
-    """Told of each outcome. Writes nothing unless `output` is a terminal."""
+    """Told of each outcome. Entered for the time of a run, after which a terminal is as it was."""
 
-    def __init__(self, output: TextIO | None = None) -> None:
+    def __init__(self, output: TextIO | None = None, log_seconds: float = LOG_SECONDS) -> None:
         self._output = sys.stderr if output is None else output
+        self._log_seconds = log_seconds
         self._counts: Counter[Status] = Counter()
+        self._left = 0
+        self._last = "nothing yet"
+        self._started = time.monotonic()
 
-    def __call__(self, outcome: Outcome) -> None:
-        """Replace the line."""
+    async def __aenter__(self) -> Progress:
+        self._logging = None if self._output.isatty() else asyncio.ensure_future(self._log())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._logging:
+            self._logging.cancel()
+        else:
+            self._write(ERASE)
+
+    def __call__(self, outcome: Outcome, left: int) -> None:
+        """One more; `left` are still to come."""
         self._counts[outcome.status] += 1
+        self._left = left
+        self._last = f"{outcome.status.value} {outcome.key}"
         if self._output.isatty():
-            self._output.write(f"{ERASE}{self._line(outcome)}")
+            self._write(f"{ERASE}{self._line()}")
+
+    async def _log(self) -> None:
+        while True:
+            await asyncio.sleep(self._log_seconds)
+            self._write(f"{self._line()}\n")
+
+    def _write(self, text: str) -> None:
+        # Nobody may read any more; the report is what counts.
+        with suppress(BrokenPipeError):
+            self._output.write(text)
             self._output.flush()
 
-    def close(self) -> None:
-        """Remove the line."""
-        if self._output.isatty():
-            self._output.write(ERASE)
-            self._output.flush()
-
-    def _line(self, outcome: Outcome) -> str:
-        failed = sum(self._counts[status] for status in FAILED | {Status.ERROR})
-        return f"{self._counts.total()} judged, {failed} failed; last: {outcome.status.value} {outcome.key}"
+    def _line(self) -> str:
+        done, failed = self._counts.total(), sum(self._counts[status] for status in FAILED | {Status.ERROR})
+        seconds = (time.monotonic() - self._started) / max(done, 1) * self._left
+        to_go = f", about {seconds:.0f} s to go" if self._left else ""
+        return f"{done} of {done + self._left} judged, {failed} failed{to_go}; last: {self._last}"

@@ -13,6 +13,8 @@ VERDICTS: Final = {
     ExitCode.UNREACHABLE: "the target cannot be reached: no verdict",
     ExitCode.KIT_FAULT: "the kit failed: no verdict",
     ExitCode.NOTHING_RAN: "nothing ran: no verdict",
+    ExitCode.INTERRUPTED: "interrupted: no verdict",
+    ExitCode.TERMINATED: "interrupted: no verdict",
 }
 
 AREAS: Final = {
@@ -55,6 +57,8 @@ AREAS: Final = {
 
 def verdict(report: Report) -> str:
     """The verdict in words."""
+    if report.cut_short:
+        return f"{report.cut_short}: no verdict"
     known = report.counts[Status.XFAIL]
     excused = f", {known} known failures apart" if known and report.is_conformant else ""
     return VERDICTS[report.exit_code()] + excused

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.running.outcome import NEEDS_LAUNCH
 
 CORE: Final = "core"
 
@@ -15,7 +16,7 @@ ROLES: Final[dict[str, tuple[pb.EngineRole.ValueType, ...]]] = {
 }
 
 OUTSIDE: Final = {
-    "launch": "needs --launch",
+    "launch": NEEDS_LAUNCH,
     "disaggregation": "needs --prefill and --decode",
     "keepalive": "needs a target over TCP",
     "tracing": "needs --declare tracing",

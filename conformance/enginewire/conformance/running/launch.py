@@ -27,6 +27,8 @@ from enginewire.conformance.wire.violation import Violation
 POLL_SECONDS: Final = 0.05
 STOP_SECONDS: Final = 10.0
 CONNECT_SECONDS: Final = 1.0
+LAST_LINES: Final = 3
+"""Of a server's output, for a human who wants to know why it ended."""
 
 
 class Process:
@@ -86,10 +88,13 @@ class Process:
         """What it printed so far."""
         return self.log.read_text(errors="replace")
 
+    def last_lines(self, most: int = LAST_LINES) -> list[str]:
+        """The last lines it printed, empty ones left out."""
+        return [line.strip() for line in self.output().split("\n") if line.strip()][-most:]
+
     def last_line(self) -> str:
         """The last line it printed."""
-        lines = self.output().split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+        return next(iter(self.last_lines(1)), "it printed nothing")
 
 
 @dataclass
@@ -138,10 +143,14 @@ class CommandLauncher:
             probe.bind(("127.0.0.1", 0))
             return f"127.0.0.1:{probe.getsockname()[1]}"
 
-    async def close(self) -> None:
-        """Nothing that was started is left."""
+    def kill(self) -> None:
+        """End everything that was started, without waiting for its end."""
         for process in self._started:
             process.kill()
+
+    async def close(self) -> None:
+        """Nothing that was started is left."""
+        self.kill()
         await asyncio.gather(*(process.stop() for process in self._started))
         self._temporary.cleanup()
 

@@ -44,7 +44,14 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3
     KIT_FAULT = 4
     NOTHING_RAN = 5
+    INTERRUPTED = 130
+    """By SIGINT, as from Ctrl-C."""
+    TERMINATED = 143
+    """By SIGTERM."""
 
+
+NEEDS_LAUNCH = "needs --launch"
+"""Part of the message of what only --launch lets the kit judge."""
 
 FAILED = frozenset({Status.FAIL, Status.XPASS, Status.FLAKY})
 RAN = frozenset({Status.PASS, Status.FAIL, Status.WARN, Status.XFAIL, Status.XPASS, Status.FLAKY})
@@ -69,6 +76,18 @@ class Outcome:
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class CutShort:
+    """Why a run ended before it was over, and the exit code for it. `detail` goes on with the reason."""
+
+    reason: str
+    code: ExitCode
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason} {self.detail}".strip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """A whole run. `invocation`: the options that lead to the same target again."""
@@ -83,6 +102,8 @@ class Report:
     """A SHOULD that does not hold counts as a violation."""
     unreachable: str = ""
     """Why nothing could be judged; there are no outcomes then."""
+    cut_short: CutShort | None = None
+    """What was not judged before that is NOT-RUN."""
 
     @property
     def counts(self) -> Counter[Status]:
@@ -101,6 +122,13 @@ class Report:
         return [each for each in self.outcomes if each.status is Status.NOT_APPLICABLE and each.seconds]
 
     @property
+    def no_verdict(self) -> str:
+        """Why there is no verdict about the target although nothing of it failed; empty when there is one."""
+        if self.unreachable or self.cut_short:
+            return self.unreachable or str(self.cut_short)
+        return "nothing ran" if self.exit_code() is ExitCode.NOTHING_RAN else ""
+
+    @property
     def is_conformant(self) -> bool:
         """True when something ran and nothing that ran broke a requirement."""
         return self.exit_code() is ExitCode.CONFORMANT
@@ -114,6 +142,8 @@ class Report:
         """The verdict; with `strict` as if the run had been strict."""
         if self.unreachable:
             return ExitCode.UNREACHABLE
+        if self.cut_short:
+            return self.cut_short.code
         statuses = set(self.counts)
         if Status.ERROR in statuses:
             return ExitCode.KIT_FAULT

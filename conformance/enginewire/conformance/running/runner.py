@@ -10,13 +10,14 @@ import asyncio
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.gates import why_closed
-from enginewire.conformance.running.outcome import Outcome, Report, Status
+from enginewire.conformance.running.interruption import Interrupted, Interruption, Life, died
+from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.context import Context
@@ -35,24 +36,42 @@ class Runner:
     checks: Sequence[Check]
     selection: Selection
     invocation: str = ""
-    watch: Callable[[Outcome], None] = lambda outcome: None
-    """Told of each outcome when it is there."""
+    watch: Callable[[Outcome, int], None] = lambda outcome, left: None
+    """Told of each outcome when it is there, and how many are still to come."""
+    interruption: Interruption = field(default_factory=Interruption)
+    life: Life | None = None
+    """Of the shared server; its end ends the run."""
 
     def __post_init__(self) -> None:
+        self.life = self.life or Life(self.session.connection)
         self._outcomes: dict[str, Outcome] = {}
+        self._running: list[str] = []
+        self._left = 0
         self._is_ended = False
 
     async def run(self) -> Report:
         """Run everything that was selected. Raises Unreachable; a target that answers is judged."""
         started = time.monotonic()
         try:
-            await self.session.open()
-            await self._run_root()
-            for phase in Phase:
-                await self._run_phase([check for check in self.checks if check.phase is phase])
+            await self.interruption.unless_asked(self._run_all())
+        except Interrupted:
+            self._close_books()
         finally:
             await self.session.close()
         return self._report(time.monotonic() - started)
+
+    async def _run_all(self) -> None:
+        await self.session.open()
+        await self._run_root()
+        self._left = sum(check.key != ROOT and self._decided(check) is None for check in self.checks)
+        for phase in Phase:
+            await self._run_phase([check for check in self.checks if check.phase is phase])
+
+    def _close_books(self) -> None:
+        for check in self.checks:
+            if check.key not in self._outcomes:
+                decided = self._decided(check) if ROOT in self._outcomes else None
+                self._outcomes[check.key] = decided or verdict.not_reached(check, self.interruption.why)
 
     async def _run_root(self) -> None:
         """Everything else needs it, even to know which gates are open; so no option leaves it out."""
@@ -109,9 +128,21 @@ class Runner:
         return None
 
     async def _run(self, check: Check) -> Outcome:
+        self._running.append(check.key)
         outcome = await self._outcome_of(check)
-        self.watch(outcome)
+        if check.phase < Phase.DESTRUCTIVE:
+            await self._end_with_the_server(outcome)
+        self._running.remove(check.key)
+        self._left -= check.key != ROOT
+        self.watch(outcome, self._left)
         return outcome
+
+    async def _end_with_the_server(self, outcome: Outcome) -> None:
+        """What fails because nobody is there any more, now and later, says nothing about a requirement."""
+        how = await self.life.end_after(outcome) if self.life else ""
+        if how:
+            self.interruption.end(died(self._running, how))
+            await asyncio.Event().wait()  # The run cancels this check with all others.
 
     async def _outcome_of(self, check: Check) -> Outcome:
         if blocker := self._blocker(check):
@@ -129,9 +160,8 @@ class Runner:
             return await self._judge(check, self.session)
         if not self.session.launcher:
             if self._is_ended:
-                return verdict.outcome(
-                    check, Status.NOT_RUN, "an earlier check ended this server: use --launch"
-                )
+                ended = f"an earlier check ended this server: {NEEDS_LAUNCH}"
+                return verdict.outcome(check, Status.NOT_RUN, ended)
             self._is_ended = True
             return await self._judge(check, self.session)
         return await self._run_on_fresh(check, self.session.launcher)
@@ -159,11 +189,12 @@ class Runner:
             target=self.session.connection.target,
             invocation=self.invocation or f"--target {shlex.quote(self.session.connection.target)}",
             engine=f"{info.engine_name} {info.engine_version}, {info.config.model}".strip(" ,"),
-            bounds=self.session.bounds.describe(),
+            bounds="; ".join(filter(None, (self.session.bounds.describe(), self.session.drawn))),
             outcomes=verdict.in_order(
                 map(self._with_negative, self._outcomes.values()), requirements().values()
             ),
             seconds=seconds,
+            cut_short=self.interruption.why,
         )
 
     def _with_negative(self, outcome: Outcome) -> Outcome:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from enginewire.conformance.levels import NO_LEVEL, level_of
 from enginewire.conformance.requirements import Requirement
+from enginewire.conformance.running.outcome import NEEDS_LAUNCH
 from enginewire.conformance.running.registry import Check, Phase
 from enginewire.v1.revision import CONTRACT_REVISION
 
@@ -16,6 +18,8 @@ class Selection:
     """Patterns are globs over ids, such as `STR-*`; empty means all."""
 
     profiles: Sequence[str] = ()
+    level: int = NO_LEVEL
+    """Core up to this level and no capabilities; NO_LEVEL leaves nothing out."""
     run: Sequence[str] = ()
     skip: Sequence[str] = ()
     phases: frozenset[Phase] = frozenset({Phase.SAFE, Phase.LOAD})
@@ -31,12 +35,14 @@ class Selection:
             return f"since revision {requirement.since}"
         if self.profiles and requirement.profile not in self.profiles:
             return "not in the chosen profiles"
+        if self.level and not NO_LEVEL < level_of(requirement) <= self.level:
+            return f"not of level {self.level}"
         if self.run and not _matches(names, self.run):
             return "not chosen by --run"
         if _matches(names, self.skip):
             return "left out by --skip"
         if check.phase not in self.phases:
-            return "ends the server: needs --launch or --allow-destructive"
+            return f"ends the server: {NEEDS_LAUNCH} or --allow-destructive"
         return ""
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from enginewire.conformance.requirements import Requirement, requirements
-from enginewire.conformance.running.outcome import Outcome, Status
+from enginewire.conformance.running.outcome import CutShort, Outcome, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.session.session import Unreachable
 from enginewire.conformance.wire.exchange import Exchange
@@ -68,6 +68,11 @@ async def _verdict(check: Check, context: Evidence, seconds: float) -> Outcome:
 def outcome(check: Check, status: Status, message: str = "") -> Outcome:
     """An outcome of this check."""
     return Outcome(key=check.key, requirement=requirements()[check.id], status=status, message=message)
+
+
+def not_reached(check: Check, why: CutShort | None) -> Outcome:
+    """The outcome of a check whose run ended before its turn, or while it ran."""
+    return outcome(check, Status.NOT_RUN, why.reason if why else "its turn did not come")
 
 
 def failure(check: Check, violation: Violation) -> Outcome:

@@ -58,6 +58,11 @@ class CommandStarter:
         await _listening(process, self._ready_seconds)
         return process
 
+    def kill(self) -> None:
+        """End everything that was started, without waiting for its end."""
+        for launcher in self._launchers:
+            launcher.kill()
+
     async def close(self) -> None:
         """See Starter."""
         for launcher in self._launchers:

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from enginewire.conformance.levels import level_of
+from enginewire.conformance.report import as_badge, as_html, as_json, as_markdown, human
+from enginewire.conformance.report.standing import lines, short
+from enginewire.conformance.requirements import requirements
+from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
+from tests.conformance.report.reports import outcome, report
+
+
+def core_with(*changed: Outcome, gates: tuple[str, ...] = ()) -> Report:
+    """All of core passes, and these capabilities; no other one is advertised."""
+    names = {each.requirement.id for each in changed}
+    held = [
+        outcome(Status.PASS if level_of(entry) or entry.gate in gates else Status.NEG_PASS, entry.id)
+        for entry in requirements().values()
+        if entry.id not in names
+    ]
+    return report(*held, *changed)
+
+
+def test_the_level_and_the_capabilities_are_said() -> None:
+    run = core_with(gates=("seed", "logprobs"))
+    assert lines(run) == ["level: 3 (complete)", "capabilities: seed, logprobs"]
+    assert short(run) == "level 3 + seed, logprobs"
+
+
+def test_what_the_next_level_lacks_is_named_as_long_as_it_is_little() -> None:
+    few = core_with(outcome(Status.FAIL, "CAN-01"), outcome(Status.BLOCKED, "HLT-02"))
+    assert lines(few) == ["level: 1 (streams)", "level 2 (operable) lacks 2: CAN-01, HLT-02"]
+    many = core_with(
+        *(outcome(Status.NOT_RUN, name) for name in requirements() if name[:3] in ("CAN", "DRN"))
+    )
+    assert lines(many)[1] == "level 2 (operable) asks for what did not run, 11: Cancellation 4, Drain 7"
+
+
+def test_what_could_not_be_judged_is_said() -> None:
+    absent = outcome(Status.NOT_APPLICABLE, "INF-08", "max_num_seqs is absent")
+    run = core_with(outcome(Status.NOT_RUN, "DRN-01", NEEDS_LAUNCH), absent)
+    assert lines(run) == [
+        "level: 3 (complete), except what needs --launch, 1: DRN-01",
+        "not judged at this server: INF-08 (max_num_seqs is absent)",
+    ]
+    assert short(run) == "level 3 except launch"
+
+
+def test_a_server_without_a_level_is_told_what_the_first_one_lacks() -> None:
+    run = core_with(outcome(Status.FAIL, "STR-01"))
+    assert lines(run) == ["level: none yet", "level 1 (streams) lacks 1: STR-01"]
+    assert short(run) == ""
+
+
+def test_a_run_of_a_few_checks_says_nothing() -> None:
+    left_out = [outcome(Status.NOT_RUN, name) for name in requirements() if name != "STR-01"]
+    assert lines(report(outcome(Status.PASS, "STR-01"), *left_out)) == []
+
+
+@pytest.mark.parametrize("render", [human.render, as_markdown.render, as_html.render])
+def test_reports_for_people_have_these_lines(render: object) -> None:
+    text = render(core_with(gates=("seed",)))  # type: ignore[operator]  # a renderer
+    assert "level: 3 (complete)" in text
+    assert "capabilities: seed" in text
+
+
+def test_a_badge_has_the_level_and_what_failed() -> None:
+    assert json.loads(as_badge.render(core_with(gates=("seed",))))["message"] == "level 3 + seed"
+    failing = json.loads(as_badge.render(core_with(outcome(Status.FAIL, "VER-01"))))
+    assert (failing["message"], failing["color"]) == ("level 2, 1 failed", "red")
+    every = tuple({entry.gate for entry in requirements().values()})
+    assert json.loads(as_badge.render(core_with(gates=every)))["message"].endswith(" capabilities")
+
+
+def test_programs_get_the_standing_as_an_object() -> None:
+    document = json.loads(as_json.render(core_with(outcome(Status.FAIL, "VER-01", "boom"), gates=("seed",))))
+    assert document["standing"] == {
+        "level": 2,
+        "name": "operable",
+        "not_judged": [],
+        "missing": [{"id": "VER-01", "why": "does not hold", "reason": "boom"}],
+        "capabilities": ["seed"],
+    }
+    assert {each["id"]: each["of_level"] for each in document["outcomes"]}["LOG-01"] == 0
