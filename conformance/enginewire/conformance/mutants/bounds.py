@@ -99,7 +99,7 @@ class _OpenEnd(Reference):
     def check_ranges(self, request: pb.PreprocessedRequest) -> None:
         super().check_ranges(request)
         if value_of(request, self.path) == self.last:
-            raise invalid(self.path, "is out of range", self.last, RANGES[self.path][0])
+            raise invalid(self.path, "is out of range", self.last, RANGES[self.path].range)
 
 
 @mutant("temperature_below_its_end", kills="ERR-05/ends")
