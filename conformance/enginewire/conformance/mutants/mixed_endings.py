@@ -61,7 +61,9 @@ class LastStopIsLength(_LastAllowed):
 class MatchNamesTheFirstOfTheList(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         reason, match = super().stopped(choice, token)
-        return reason, match and pb.StopMatch(token_id=self.caller_stops(choice.job.request)[0])
+        # Without ids it is a stop string that matched.
+        ids = self.caller_stops(choice.job.request)
+        return reason, pb.StopMatch(token_id=ids[0]) if match and ids else match
 
 
 @mutant("match_of_later_choices_missing", kills="STP-03/drawn")
