@@ -252,7 +252,7 @@ class LengthAtTheLeastIsEos(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         reason, match = super().ending(choice, token)
         conditions = choice.job.request.stop_conditions
-        is_both = reason == LENGTH and conditions.min_tokens == conditions.max_tokens
+        is_both = reason == LENGTH and 0 < conditions.min_tokens == conditions.max_tokens
         return (EOS, None) if is_both else (reason, match)
 
 
