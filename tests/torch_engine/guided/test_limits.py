@@ -22,13 +22,8 @@ from enginewire.torch_engine.requests.params import SamplingParams, StopRules
 from enginewire.torch_engine.requests.sequence import Request, Sequence
 from enginewire.torch_engine.sampling.sampler import sample
 from tests.torch_engine.guided.byte_level import TOKENIZER
-from tests.torch_engine.guided.engines import BACKENDS, ask, guided_folder, outputs_of, serving, text_of
+from tests.torch_engine.guided.engines import BACKENDS, ask, outputs_of, serving, text_of
 from tests.torch_engine.tiny import VOCAB
-
-
-@pytest.fixture(scope="module")
-def folder(model_folder):
-    return guided_folder(model_folder)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)

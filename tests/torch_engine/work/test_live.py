@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import Draining, StepFailed
-from enginewire.torch_engine.requests.sequence import HandedOver
+from enginewire.torch_engine.requests.sequence import HandedOver, Sequence
 from enginewire.torch_engine.sampling.sampler import Row
-from tests.torch_engine.work.works import Works, request_of
+from tests.torch_engine.work.works import Closed, Works, request_of
 
 
 def test_a_rejected_request_counts_as_come_and_gone_and_gives_back_what_was_handed_over():
@@ -60,3 +60,22 @@ def test_only_what_waits_and_has_produced_nothing_is_handed_back():
     works.live.hand_back_waiting(Draining("draining"))
     assert [context for context, _ in works.said().failures] == [waits.context]
     assert works.live.contexts == [runs.context, begun.context, computes.context]
+
+
+def test_a_resumed_part_outside_of_its_grammar_fails_the_request():
+    works = Works()
+    request = request_of(3, 2, n=2, grammar=Closed())
+    request.sequences[1] = Sequence(request, 1, [8])
+    works.add(request)
+    ((context, error),) = works.said().failures
+    assert (context, error.field) == (request.context, "resume.choices.generated_token_ids")
+
+
+def test_a_choice_that_was_complete_ends_without_a_step():
+    works = Works()
+    request = request_of(3, 2, n=2)
+    request.sequences[1] = Sequence(request, 1, [8, 9])
+    works.add(request)
+    ((_, end),) = works.said().outputs
+    assert (end.index, end.first_output_position, list(end.token_ids)) == (1, 2, [])
+    assert works.live.contexts == [request.context]

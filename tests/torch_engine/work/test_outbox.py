@@ -9,7 +9,7 @@ from enginewire.server.failures import StepFailed
 from enginewire.torch_engine.requests.candidates import Candidate
 from enginewire.torch_engine.requests.scores import PromptScores, RowLogprobs
 from enginewire.torch_engine.requests.sequence import Finish
-from enginewire.torch_engine.work.outbox import OUTPUT_TOKENS, Outbox
+from enginewire.torch_engine.work.outbox import OUTPUT_TOKENS, Outbox, handed_over_output
 from tests.torch_engine.work.works import request_of
 
 ROW = RowLogprobs(-0.5, 1, [], [], [])
@@ -92,3 +92,10 @@ def test_cancelled_choices_are_told_without_tokens():
         (1, pb.FINISH_REASON_CANCELLED),
     ]
     assert outputs[1].completion_usage.completion_tokens == 0
+
+
+def test_a_hand_off_that_nobody_wants_any_more_is_cancelled():
+    outputs = [handed_over_output(request_of(3, 9), handoff) for handoff in (None, pb.PrefillHandoff())]
+    reasons = [pb.FINISH_REASON_CANCELLED, pb.FINISH_REASON_LENGTH]
+    assert [output.finish_reason for output in outputs] == reasons
+    assert all(output.completion_usage.total_tokens == 3 for output in outputs)

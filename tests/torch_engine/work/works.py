@@ -17,16 +17,39 @@ from enginewire.torch_engine.work.live import LiveRequests
 from enginewire.torch_engine.work.outbox import CoreOutputs, Outbox
 
 
-class Works:
-    """Requests without a runner, which only hand-offs need."""
+class Runner:
+    """Only the half of it that hand-offs need: `kv` by the number of tokens."""
 
-    def __init__(self, step_tokens: int = 64) -> None:
+    def __init__(self, kv: dict[int, bytes] | None = None) -> None:
+        self.kv = kv or {}
+
+    def read_kv(self, sequence: Sequence, num_tokens: int) -> memoryview:
+        return memoryview(self.kv[num_tokens])
+
+
+class Closed:
+    """A grammar that allows nothing."""
+
+    is_over = is_too_slow = False
+
+    def start(self, ending_ids: list[int]) -> Closed:
+        return self
+
+    def accept(self, token_id: int) -> bool:
+        return False
+
+
+class Works:
+    """Requests that are alive."""
+
+    def __init__(self, step_tokens: int = 64, runner: Runner | None = None) -> None:
+        self.runner = runner or Runner()
         self.outbox = Outbox()
         self.scheduler = Scheduler(BlockPool(16, 4), 4, step_tokens)
         self.live = LiveRequests(self.scheduler, self.outbox, Counters())
 
     def add(self, request: Request) -> Request:
-        request.work = work_of(request, self.live, runner=None)  # type: ignore[arg-type]  # see above
+        request.work = work_of(request, self.live, self.runner)  # type: ignore[arg-type]  # half of one
         self.live.start(request)
         return request
 

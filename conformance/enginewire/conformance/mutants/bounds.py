@@ -8,7 +8,7 @@ from enginewire.conformance.mutants.rules_for_tokens import OtherOptions
 from enginewire.conformance.reference.job import Choice
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.validation import value_of
+from enginewire.conformance.reference.validation import RANGES, value_of
 
 READ = 16
 
@@ -99,7 +99,7 @@ class _OpenEnd(Reference):
     def check_ranges(self, request: pb.PreprocessedRequest) -> None:
         super().check_ranges(request)
         if value_of(request, self.path) == self.last:
-            raise invalid(self.path, "is out of range", self.last, "all but that")
+            raise invalid(self.path, "is out of range", self.last, RANGES[self.path].range)
 
 
 @mutant("temperature_below_its_end", kills="ERR-05/ends")

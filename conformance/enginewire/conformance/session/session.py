@@ -89,6 +89,8 @@ class Session:
     given: Given = field(default_factory=Given)
     info: pb.GetEngineInfoResponse = field(default_factory=pb.GetEngineInfoResponse)
     bounds: Bounds = field(default_factory=Bounds)
+    drawn: str = ""
+    """Which cases were drawn, for the head of the report."""
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
     _channel: grpc.aio.Channel | None = None
     _numbers: count[int] = field(default_factory=count)
