@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Several torch processes share the cores: threads that spin while they wait take them from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A busy machine is no failure: how long things take is tested where it matters, with a clock.
-settings.register_profile("enginewire", deadline=None)
+settings.register_profile("enginewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("enginewire")
 
 
@@ -25,3 +25,12 @@ def socket_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ew-"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No option of ours is in the environment, and sockets go to a folder of the test."""
+    for name in os.environ:
+        if name.startswith("ENGINEWIRE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

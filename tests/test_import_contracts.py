@@ -48,14 +48,16 @@ def copy(tmp_path: Path) -> Path:
 
 PLANTED = {
     "The three programs meet": ("conformance/judging", "import enginewire.backend.engines.failure"),
-    "The torch engine belongs": ("backend/pace", "import enginewire.torch_engine.options"),
-    "The contract knows none": ("v1/revision", "import enginewire.backend.pace"),
+    "The torch engine belongs": ("backend/inter_token_latency", "import enginewire.torch_engine.options"),
+    "The contract knows none": ("v1/revision", "import enginewire.backend.inter_token_latency"),
     "The backend and the kit": ("backend/backend", "import torch"),
     "The kit needs nothing": ("conformance/wire/tasks", "import tokenizers"),
     "The shell never loads torch": ("server/admission/table", "import safetensors"),
     "The torch engine knows": ("torch_engine/engine", "import enginewire.server.status"),
     "Decoding is sans-IO": ("backend/decoding/decoder", "import asyncio"),
     "Requests and scheduling": ("torch_engine/scheduling/scheduler", "import torch"),
+    "Nobody knows each other": ("server/admission/queue_limits", "import enginewire.server.admission.table"),
+    "The floors of the namespace": ("sockets", "import enginewire.grpc_listening"),
     "The floors of the server": ("server/failures", "import enginewire.server.validation.fields"),
     "The floors of its RPCs": ("server/services/handlers", "import enginewire.server.services.kv"),
     "The floors of the torch": ("torch_engine/layers/linear", "import enginewire.torch_engine.lora.config"),
@@ -76,24 +78,35 @@ PLANTED = {
 }
 
 
+CONTRACTS = tomllib.loads((ROOT / ".ci/importlinter.toml").read_text())["tool"]["importlinter"]["contracts"]
+
+
+def broken(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The names of the contracts that do not hold."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    ends = [line.partition(" BROKEN") for line in done.stdout.splitlines()]
+    return [name for name, found, _ in ends if found]
+
+
 @pytest.mark.parametrize("contract", PLANTED)
 def test_a_planted_import_breaks_its_contract(copy: Path, contract: str) -> None:
     file, planted = PLANTED[contract]
     path = copy / "enginewire" / f"{file}.py"
     path.write_text(f"{path.read_text()}\n\n{planted}\n")
-    done = lint(copy)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert any(line.startswith(contract) and "BROKEN" in line for line in done.stdout.splitlines()), (
-        done.stdout
-    )
+    assert contract in [name[: len(contract)] for name in broken(lint(copy))]
 
 
 def test_every_contract_has_a_planted_import() -> None:
-    contracts = tomllib.loads((ROOT / ".ci/importlinter.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ]
-    names = [contract["name"] for contract in contracts]
+    names = [contract["name"] for contract in CONTRACTS]
     assert [sum(name.startswith(begin) for begin in PLANTED) for name in names] == [1] * len(names)
+
+
+def test_a_module_without_a_floor_breaks_the_floors_of_its_package(copy: Path) -> None:
+    floors = [contract for contract in CONTRACTS if contract["type"] == "layers"]
+    for contract in floors:
+        [package] = contract["containers"]
+        copy.joinpath(*package.split("."), "nowhere.py").write_text('"""A room without a floor."""\n')
+    assert sorted(broken(lint(copy))) == sorted(contract["name"] for contract in floors)
 
 
 def test_the_sources_keep_every_contract(copy: Path) -> None:

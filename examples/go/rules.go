@@ -5,13 +5,14 @@ import (
 	"math"
 	"regexp"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pb "github.com/enginewire/enginewire/gen/go/enginewire/v1"
 )
 
-// Which requests the engine may be given. Paths are those below GenerateRequest.request. A field that no table names
-// is a capability this engine does not have.
+// Which requests the engine may be given. Paths are those below GenerateRequest.request. The rules of the fields are
+// options of theirs in the contract, which descriptors have. This engine has none of the capabilities.
 
 const (
 	model          = "hash"
@@ -19,51 +20,7 @@ const (
 	oldestRevision = 1
 )
 
-var (
-	name     = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
-	infinity = math.Inf(1)
-)
-
-// Of a list, a text and bytes the length counts. Lists of numbers are token ids.
-var ranges = map[string]struct{ low, high float64 }{
-	"token_ids":                              {0, infinity},
-	"eos_token_ids":                          {0, 256},
-	"stop_conditions.max_tokens":             {1, infinity},
-	"stop_conditions.min_tokens":             {0, infinity},
-	"stop_conditions.stop_token_ids":         {0, 256},
-	"stop_conditions.stop_token_ids_visible": {0, 256},
-	"stop_conditions.stop_token_ids_hidden":  {0, 256},
-	"sampling_options.n":                     {1, infinity},
-	"sampling_options.temperature":           {0, 100},
-	"sampling_options.top_p":                 {math.SmallestNonzeroFloat32, 1},
-	"sampling_options.top_k":                 {-1, vocabSize},
-	"output_options.stream_interval":         {1, infinity},
-	"routing.dp_rank":                        {0, 0},
-	"annotations":                            {0, 64},
-	"extra_args":                             {0, 65536},
-}
-
-// Fields of other capabilities, and the value with which they ask for nothing.
-var neutral = map[string]float64{
-	"sampling_options.n":                  1,
-	"sampling_options.best_of":            1,
-	"sampling_options.presence_penalty":   0,
-	"sampling_options.frequency_penalty":  0,
-	"sampling_options.repetition_penalty": 1,
-	"sampling_options.min_p":              0,
-	"sampling_options.use_beam_search":    0,
-	"sampling_options.length_penalty":     1,
-	"routing.lora_name":                   0,
-	"routing.priority":                    0,
-	"routing.priority_jump":               0,
-}
-
-var anything = setOf("model", "stop_conditions.ignore_eos", "is_probe", "cache_salt", "bypass_prefix_cache",
-	// For routers and callers:
-	"mm_routing_info", "mdc_sum", "router_config_override", "migration_link", "router", "agent_context",
-	"request_timestamp_ms", "routing.backend_instance_id", "routing.prefill_worker_id", "routing.decode_worker_id",
-	"routing.prefill_dp_rank", "routing.expected_output_tokens", "routing.allowed_worker_ids",
-	"routing.routing_constraints", "routing.session_control", "routing.routing_key")
+var name = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
 var containers = setOf("stop_conditions", "sampling_options", "output_options", "routing")
 var otherRoles = setOf("prefill_result", "bootstrap_info")
 
@@ -102,11 +59,6 @@ func check(generate *pb.GenerateRequest) error {
 	case int64(least) > int64(room):
 		return failed("CONTEXT_EXCEEDED", path, fmt.Sprintf("got %d, allowed 0..%d", least, room))
 	}
-	for i, text := range request.Annotations {
-		if len(text) > 1024 {
-			return invalid(fmt.Sprintf("annotations[%d]", i), "longer than 1024 bytes")
-		}
-	}
 	return nil
 }
 
@@ -127,7 +79,9 @@ func checkFields(owner string, message protoreflect.Message) error {
 		case otherRoles[path]:
 			err = failed("ROLE_MISMATCH", path, "this engine is AGGREGATED")
 		default:
-			err = checkValue(path, value)
+			if rule := proto.GetExtension(field.Options(), pb.E_Rule).(*pb.FieldRule); rule != nil {
+				err = checkValue(rule, path, value)
+			}
 		}
 		if err != nil {
 			return err
@@ -136,25 +90,39 @@ func checkFields(owner string, message protoreflect.Message) error {
 	return nil
 }
 
-func checkValue(path string, value protoreflect.Value) error {
-	size := sizeOf(value)
-	allowed, isRanged := ranges[path]
-	if isRanged && (size < allowed.low || size > allowed.high) {
-		return invalid(path, fmt.Sprintf("got %g, allowed %g..%g", size, allowed.low, allowed.high))
+func checkValue(rule *pb.FieldRule, path string, value protoreflect.Value) error {
+	size, high, most := sizeOf(value), math.Inf(1), math.Inf(1)
+	if rule.Max != nil {
+		high = *rule.Max
 	}
-	if list, isList := value.Interface().(protoreflect.List); isRanged && isList {
+	if rule.Bound != nil {
+		most = float64(*rule.Bound)
+	}
+	if rule.TokenCount {
+		most = vocabSize
+	}
+	switch {
+	case rule.Min != nil && (size < *rule.Min || rule.AboveMin && size == *rule.Min) || size > high:
+		return invalid(path, fmt.Sprintf("got %g, allowed %g..%g", size, rule.GetMin(), high))
+	case rule.Capability != "" && (rule.Neutral == nil || size != *rule.Neutral):
+		return failed("UNSUPPORTED", path, "this engine does not advertise "+rule.Capability)
+	case size > most:
+		return invalid(path, fmt.Sprintf("got %g, allowed at most %g", size, most))
+	}
+	if list, isList := value.Interface().(protoreflect.List); isList {
 		for i := 0; i < list.Len(); i++ {
-			if id, isID := list.Get(i).Interface().(uint32); isID && id >= vocabSize {
-				text := fmt.Sprintf("not in the vocabulary, got %d, allowed 0..%d", id, vocabSize-1)
+			size, text := sizeOf(list.Get(i)), ""
+			if rule.TokenIds && size >= vocabSize {
+				text = fmt.Sprintf("not in the vocabulary, got %g, allowed 0..%d", size, vocabSize-1)
+			} else if rule.MaxEntryBytes != nil && size > float64(*rule.MaxEntryBytes) {
+				text = fmt.Sprintf("longer than %d bytes", *rule.MaxEntryBytes)
+			}
+			if text != "" {
 				return invalid(fmt.Sprintf("%s[%d]", path, i), text)
 			}
 		}
 	}
-	unused, isOptional := neutral[path]
-	if isOptional && size == unused || !isOptional && (isRanged || anything[path]) {
-		return nil
-	}
-	return failed("UNSUPPORTED", path, "this engine does not advertise the capability")
+	return nil
 }
 
 // sizeOf is a number, or the length of a list, a text and bytes.

@@ -17,7 +17,7 @@ import (
 // The RPCs: thin, each reads its message, asks the lifecycle, and answers.
 
 const (
-	schemaDigest    = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4"
+	schemaDigest    = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2"
 	shutdownTimeout = 30 * time.Second
 )
 

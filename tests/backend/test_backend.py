@@ -105,7 +105,7 @@ async def test_a_local_stop_ends_the_text_counts_up_to_it_and_frees_the_engine(
     assert heard.outputs[-1].stop_reason == "habc"
     # The mocker repeats the prompt behind an end-of-sequence token, which counts and shows nothing.
     assert heard.usage() == (8, 12)
-    load = await serving.until_idle(within=1.0)
+    load = await serving.until_idle()
     assert load.tokens_generated < 200
     # The engine got nothing of what only a backend can do.
     assert list(request.stop_conditions.stop) == ["habc"]
@@ -159,7 +159,7 @@ async def test_whoever_leaves_frees_the_engine(engine_server, connect, is_multip
     serving = await engine_server(**SLOW)
     backend = await connect(serving, is_multiplexed)
     await leave(backend, serving)
-    load = await serving.until_idle(within=1.0)
+    load = await serving.until_idle()
     assert load.tokens_generated < 400
 
 
@@ -191,7 +191,7 @@ async def test_the_engine_keeps_the_deadline(engine_server, connect, is_multiple
     assert heard.failure.code == 4
     assert ("abcdefgh" * 20).startswith(heard.text())
     assert len(heard.text()) > 5
-    await serving.until_idle(within=1.0)
+    await serving.until_idle()
 
 
 REFUSED = {

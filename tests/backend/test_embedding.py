@@ -224,7 +224,7 @@ async def test_an_engine_without_embeddings_says_so(engine_server):
 
 
 async def test_a_timeout_and_a_cancelled_caller_end_the_work(engine_server):
-    serving = await engine_server(MockerEngine(MockerOptions(ttft_ms=5000)))
+    serving = await engine_server(MockerEngine(MockerOptions(ttft_ms=60_000)))
     async with backend_on(serving) as backend:
         with pytest.raises(RequestFailed) as caught:
             await backend.embed(asking(b"one"), timeout=0.1)
@@ -238,7 +238,7 @@ async def test_a_timeout_and_a_cancelled_caller_end_the_work(engine_server):
 
 
 async def test_the_callers_id_is_the_one_the_engine_knows(engine_server):
-    serving = await engine_server(MockerEngine(MockerOptions(ttft_ms=5000)))
+    serving = await engine_server(MockerEngine(MockerOptions(ttft_ms=60_000)))
     async with backend_on(serving) as backend:
         call = asyncio.create_task(backend.embed(asking(b"one"), request_id="mine"))
         await serving.until(lambda load: load.waiting == 1)

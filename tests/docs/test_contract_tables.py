@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from google.protobuf.descriptor import Descriptor
 
 from enginewire import v1 as pb
-from enginewire.server.validation.rules import CONTRACT_LIMITS
-from tests.contract.field_classes import field_class
+from enginewire.field_rules import FIELD_RULES
+from enginewire.server.validation.json_text import MAX_BYTES
+from enginewire.v1.status_codes import STATUS_CODES
 from tests.docs.contract_page import PAGE, ROOT, codes, table
 
 PROTO = ROOT / "proto" / "enginewire" / "v1"
@@ -56,6 +57,13 @@ def test_the_codes_of_the_errors_are_those_of_the_proto() -> None:
         assert set(codes(code)) == set(GRPC_CODE.findall(comments[codes(reason)[0]])), reason
 
 
+def test_the_codes_of_the_errors_are_those_our_servers_send() -> None:
+    rows = {f"ERROR_REASON_{codes(reason)[0]}": codes(code)[0] for reason, code, *_ in table("## Errors")}
+    sent = {pb.ErrorReason.Name(reason): code.name for reason, code in STATUS_CODES.items()}
+    # What no server may send is told like a fault of its own.
+    assert sent == {"ERROR_REASON_UNSPECIFIED": rows["ERROR_REASON_INTERNAL"], **rows}
+
+
 def test_errors_that_the_proto_calls_retryable_are_retryable() -> None:
     comments = commented_reasons()
     for reason, _, retryable, _ in table("## Errors"):
@@ -75,21 +83,27 @@ def test_every_classified_field_exists() -> None:
         assert any(covers(codes(path)[0], known) for known in paths), path
 
 
-def test_the_classes_are_those_the_server_checks() -> None:
-    for path, classes, _ in table("## Classes of request fields"):
-        assert codes(classes) == [field_class(codes(path)[0].removesuffix(".*")).name], path
+def test_the_classes_and_capabilities_are_those_of_the_rules() -> None:
+    for path, kind, needs in table("## Classes of request fields"):
+        rule = FIELD_RULES[codes(path)[0].removesuffix(".*")]
+        assert codes(kind) == [pb.FieldClass.Name(rule.field_class).removeprefix("FIELD_CLASS_")], path
+        if not needs.startswith("role "):
+            assert codes(needs)[:1] == ([rule.capability] if rule.capability else []), path
 
 
-def test_the_bounds_are_those_the_server_checks() -> None:
+def test_the_bounds_that_a_limit_may_change_are_those_of_the_rules() -> None:
     bounds = {codes(limit)[0]: int(most) for _, limit, most in table("## Limits") if limit}
-    assert bounds == {field.name: value for field, value in CONTRACT_LIMITS.ListFields()}
+    assert bounds == {rule.limit: rule.bound for rule in FIELD_RULES.values() if rule.limit}
 
 
-def test_capabilities_named_in_brackets_or_tables_exist() -> None:
-    known = set(pb.Capabilities.DESCRIPTOR.fields_by_name)
-    for field, _, needs in table("## Classes of request fields"):
-        named = [code for code in codes(needs) if code.islower() and code != "n"]
-        assert set(named) <= known, field
+def test_the_bounds_of_texts_are_those_of_the_rules() -> None:
+    texts = {what: most for what, limit, most in table("## Limits") if not limit}
+    for name, path in (("`annotations`", "annotations"), ("`stop`", "stop_conditions.stop")):
+        (most,) = (most for what, most in texts.items() if what.startswith(name))
+        rule = FIELD_RULES[path]
+        assert most == f"{rule.bound} of {rule.max_entry_bytes} bytes each"
+    assert texts["opaque JSON, guides"].startswith(f"{MAX_BYTES} bytes each")
+    assert {rule.bound for rule in FIELD_RULES.values() if rule.json} == {MAX_BYTES}
 
 
 def test_the_page_names_the_services_of_the_proto() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import stat
-import time
 from ipaddress import ip_address
 
 import psutil
@@ -35,10 +34,8 @@ def test_a_port_in_use_ends_it_with_98(launch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        begin = time.monotonic()
         told = refusal(launch("--port", str(port)))
         assert f"127.0.0.1:{port}: address already in use; choose another one with --port" in told
-        assert time.monotonic() - begin < 4
 
 
 async def test_two_servers_never_share_a_port(launch, connect):

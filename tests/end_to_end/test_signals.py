@@ -17,6 +17,8 @@ from tests.server.serving import ask, detail_of
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+# Far less than the limits that would end it otherwise: half a minute, a minute, a keepalive of 15 s.
+SOON_SECONDS = 10.0
 STARTS_NEVER = "tests.end_to_end.slow_engine:StartsNever"
 
 
@@ -30,7 +32,7 @@ async def test_an_idle_server_ends_at_once_with_0_and_watchers_see_it(launch, co
     server.signal(number)
     assert await watching == [SERVING, NOT_SERVING]
     assert await asyncio.to_thread(server.exit_code) == 0
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < SOON_SECONDS
     assert [path.name for path in folder.iterdir() if path.suffix == ".sock"] == []
 
 
@@ -48,7 +50,7 @@ async def test_streams_finish_while_new_requests_are_told_that_it_drains(launch,
     finished = time.monotonic()
     assert await asyncio.to_thread(server.exit_code) == 0
     # Right after the last stream, not at the end of the limit.
-    assert time.monotonic() - finished < 2
+    assert time.monotonic() - finished < SOON_SECONDS
 
 
 async def test_at_the_limit_streams_get_their_terminal_and_it_ends_with_0(launch, connect):
@@ -61,7 +63,7 @@ async def test_at_the_limit_streams_get_their_terminal_and_it_ends_with_0(launch
     ends = await asyncio.gather(*running)
     assert {reason for reason, _ in ends} == {pb.FINISH_REASON_CANCELLED}
     assert await asyncio.to_thread(server.exit_code) == 0
-    assert 0.3 <= time.monotonic() - begin < 2.5
+    assert 0.3 <= time.monotonic() - begin < SOON_SECONDS
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -74,7 +76,7 @@ async def test_a_second_signal_ends_it_now_with_terminals_and_its_number(launch,
     await asyncio.to_thread(server.wait_for, "draining")
     server.signal(second)
     assert (await running)[0] == pb.FINISH_REASON_CANCELLED
-    assert await asyncio.to_thread(server.exit_code, 2) == 128 + second
+    assert await asyncio.to_thread(server.exit_code) == 128 + second
 
 
 @pytest.mark.parametrize("kind", ["StartsNever", "BlocksAThread"])
@@ -83,7 +85,7 @@ def test_a_signal_during_the_start_ends_it_within_seconds(launch, folder, kind):
     server.wait_for("listening on")
     time.sleep(0.2)
     server.signal(signal.SIGTERM)
-    assert server.exit_code(3) == 0
+    assert server.exit_code() == 0
     assert not (folder / "engine.sock").exists()
 
 
@@ -95,7 +97,7 @@ def test_a_second_signal_ends_a_clean_up_that_does_not_end(launch, second):
     time.sleep(1)
     server.signal(second)
     # Behind the clean-up the signal's own action is the same to a shell.
-    assert server.exit_code(2) in (128 + second, -second)
+    assert server.exit_code() in (128 + second, -second)
 
 
 async def test_until_the_engine_has_started_requests_are_told_so(launch, connect):
@@ -114,10 +116,8 @@ def test_a_second_signal_ends_a_start_that_goes_on_regardless(launch, number):
     server.signal(signal.SIGTERM)
     # Sooner it would be the same wish.
     time.sleep(0.8)
-    begin = time.monotonic()
     server.signal(number)
     assert server.exit_code() == 128 + number
-    assert time.monotonic() - begin < 1
     assert "Traceback" not in server.log_path.read_text()
 
 
@@ -152,4 +152,4 @@ async def test_a_killed_client_frees_everything_it_held(launch, connect):
         os.kill(other.pid, signal.SIGKILL)
         begin = time.monotonic()
         await client.until_running(0)
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < SOON_SECONDS

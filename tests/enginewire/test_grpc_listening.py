@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import grpc
 import pytest
 
 from enginewire.grpc_listening import listen
+from enginewire.grpc_server import bare_server
 from enginewire.sockets import AddressError
 
 
@@ -17,9 +17,9 @@ async def test_a_folder_in_which_everybody_may_replace_the_socket_is_refused(soc
     uds = place / "backend.sock"
     place.chmod(0o777)
     refused = pytest.raises(AddressError, match=f"^{place}: everybody may replace files in it$")
-    with refused, listen(grpc.aio.server(), uds, "", None):
+    with refused, listen(bare_server(), uds, "", None):
         pass
     place.chmod(0o1777)
-    with listen(grpc.aio.server(), uds, "", None) as target:
+    with listen(bare_server(), uds, "", None) as target:
         assert target == f"unix:{uds}"
     assert not uds.exists()

@@ -7,6 +7,8 @@ way the contract promises that it can be read. Knows nothing about processes.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -239,3 +241,19 @@ async def until_true(condition: Callable[[], bool], within: float = PATIENCE_SEC
         while not condition():  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.002)
     return time.monotonic() - begin
+
+
+async def run_until_ready(server: EngineServer) -> asyncio.Task[int]:
+    """The life of a server in this process, once it serves."""
+    running = asyncio.create_task(server.run())
+    await until_true(lambda: running.done() or server.lifecycle.state == pb.ENGINE_STATE_READY)
+    return running
+
+
+def send_signal(running: asyncio.Task[int], number: signal.Signals) -> None:
+    """Signal the server of this process, which has begun to start its engine and not ended yet.
+
+    At any other time nobody handles the signal: it would end the tests.
+    """
+    assert not running.done()
+    os.kill(os.getpid(), number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 import pytest
@@ -15,7 +14,7 @@ from enginewire.server.config import ServerOptions
 from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.mocker.options import MockerOptions
 from enginewire.server.server import EngineServer
-from tests.server.serving import Serving, ask, seconds, until_true
+from tests.server.serving import Serving, ask, run_until_ready, seconds, send_signal, until_true
 
 SLOW = MockerOptions(itl_ms=10.0)
 
@@ -77,19 +76,13 @@ def make_server(socket_folder, engine, **given) -> EngineServer:
     return EngineServer(engine, ServerOptions(engine="mocker", uds=socket_folder / "s.sock", **given))
 
 
-async def run_until_ready(server: EngineServer) -> asyncio.Task[int]:
-    running = asyncio.create_task(server.run())
-    await until_true(lambda: running.done() or server.lifecycle.state == pb.ENGINE_STATE_READY)
-    return running
-
-
 async def sigterm_while_generating(server: EngineServer, max_tokens: int) -> tuple[object, int]:
     """The answer of a request that runs while SIGTERM comes, and the exit code."""
     running = await run_until_ready(server)
     serving = Serving(server)
     answer = asyncio.create_task(serving.generate(ask(max_tokens=max_tokens)))
     await until_true(lambda: server.lifecycle.load().running == 1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    send_signal(running, signal.SIGTERM)
     answered, exit_code = await asyncio.gather(answer, running)
     await serving.channel.close()
     return answered, exit_code
@@ -129,7 +122,7 @@ async def test_a_clean_up_that_fails_is_told_by_log_and_exit_code_and_leaves_no_
 ):
     server = make_server(socket_folder, Faulty("cleanup", failure))
     running = await run_until_ready(server)
-    os.kill(os.getpid(), signal.SIGTERM)
+    send_signal(running, signal.SIGTERM)
     assert await running == 70
     assert server.lifecycle.state == pb.ENGINE_STATE_STOPPED
     assert "the engine's cleanup" in caplog.text
@@ -190,9 +183,10 @@ async def test_a_start_that_raises_half_way_ends_with_1_and_is_cleaned_up(
 async def test_a_start_that_takes_no_notice_of_a_signal_is_left_behind(socket_folder, monkeypatch, caplog):
     monkeypatch.setattr(server_module, "START_GRACE_SECONDS", 0.1)
     engine = Faulty("none", None)
-    may_end = asyncio.Event()
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def start(worker_id: int) -> pb.EngineConfig:
+        has_begun.set()
         while not may_end.is_set():
             try:
                 await may_end.wait()
@@ -202,9 +196,8 @@ async def test_a_start_that_takes_no_notice_of_a_signal_is_left_behind(socket_fo
 
     engine.start = start
     running = asyncio.create_task(make_server(socket_folder, engine).run())
-    await until_true((socket_folder / "s.sock").exists)
-    await asyncio.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGTERM)
+    await has_begun.wait()
+    send_signal(running, signal.SIGTERM)
     assert await running == 70
     assert "cleanup" not in engine.calls, "a clean-up may not run beside a start"
     assert "the engine's start did not end" in caplog.text

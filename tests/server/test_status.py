@@ -1,8 +1,7 @@
-"""From failures to gRPC status: one table, the same facts in every detail, nothing leaked."""
+"""From failures to gRPC status: the same facts in every detail, nothing leaked."""
 
 from __future__ import annotations
 
-import grpc
 import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
@@ -27,12 +26,6 @@ def unpacked(found: pb.Status, kind: type[Message]) -> list[Message]:
         if packed.Unpack(message):
             messages.append(message)
     return messages
-
-
-def test_every_reason_of_the_contract_has_a_code():
-    assert set(status.CODES) == set(pb.ErrorReason.values())
-    assert grpc.StatusCode.UNKNOWN not in status.CODES.values()
-    assert grpc.StatusCode.OK not in status.CODES.values()
 
 
 @pytest.mark.parametrize("kind", FAILURES)

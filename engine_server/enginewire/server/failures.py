@@ -1,6 +1,6 @@
 """The ways a request can fail, as plain exceptions.
 
-Holds no gRPC: `status.py` has the one table that maps these to status codes. Raise them anywhere
+Holds no gRPC: `enginewire.v1.status_codes` has the code of each reason. Raise them anywhere
 between the wire and the engine; every message names the field and what is allowed.
 """
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.grpc_listening import MIN_KEEPALIVE_MS, add_reflection, listen, listening_options
+from enginewire.grpc_listening import add_reflection, listen
+from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
 from enginewire.server.admission.live import Observer
@@ -36,7 +37,7 @@ from enginewire.server.services.engine import EngineServicer
 from enginewire.server.services.handlers import handlers
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from enginewire.server.services.kv import KvServicer
-from enginewire.server.validation.rules import effective_limits
+from enginewire.server.validation.bounds import effective_limits
 from enginewire.sockets import AddressError, check_port_is_free
 from enginewire.v1 import (
     admin_service_pb2,
@@ -137,9 +138,7 @@ class EngineServer:
         if self.metrics is not None and self.options.metrics_port is not None:
             await self.metrics.open(self.options.host, self.options.metrics_port)
         options = self.options
-        self._server = grpc.aio.server(
-            options=listening_options(options.max_message_bytes, options.max_concurrent_streams)
-        )
+        self._server = new_server(options.max_message_bytes, options.max_concurrent_streams)
         self._server.add_generic_rpc_handlers(self._handlers())
         if options.reflection:
             add_reflection(self._server, *(service.full_name for service in (*SERVICES, HEALTH_SERVICE)))

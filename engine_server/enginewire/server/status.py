@@ -1,4 +1,4 @@
-"""The one table from failures to gRPC status, and the status details that go with it.
+"""From failures to gRPC status, and the status details that go with it.
 
 Holds no RPC and no engine: exceptions go in, `pb.Status` and trailing metadata come out.
 """
@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2
 
 from enginewire import v1 as pb
 from enginewire.server.failures import ERROR_ID, EngineError, give_id, internal
+from enginewire.v1.status_codes import STATUS_CODES
 
 DOMAIN: Final = "enginewire"
 DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -23,42 +24,12 @@ PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 # Trailers share an 8 KiB budget with everything else a proxy adds; the contract promises 4 KiB.
 MAX_MESSAGE_CHARS: Final = 512
 
-CODES: Final = {
-    pb.ERROR_REASON_UNSPECIFIED: grpc.StatusCode.INTERNAL,
-    pb.ERROR_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.ERROR_REASON_CONTEXT_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.ERROR_REASON_UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
-    pb.ERROR_REASON_MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    pb.ERROR_REASON_DUPLICATE_ID: grpc.StatusCode.ALREADY_EXISTS,
-    pb.ERROR_REASON_QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_KV_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_ROLE_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.ERROR_REASON_REVISION_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.ERROR_REASON_DRAINING: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_NOT_STARTED: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_ENGINE_DEAD: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_STUCK: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    pb.ERROR_REASON_AUTH: grpc.StatusCode.UNAUTHENTICATED,
-    pb.ERROR_REASON_HANDOFF_INVALID: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
-    pb.ERROR_REASON_PROTOCOL_VIOLATION: grpc.StatusCode.INTERNAL,
-    pb.ERROR_REASON_STREAM_INCOMPLETE: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_DECODE_ERROR: grpc.StatusCode.INTERNAL,
-    pb.ERROR_REASON_CANCELLED: grpc.StatusCode.CANCELLED,
-    pb.ERROR_REASON_ADAPTER_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
-    pb.ERROR_REASON_ADAPTER_LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_ADAPTER_IN_USE: grpc.StatusCode.FAILED_PRECONDITION,
-}
-
 INTERNAL: Final = frozenset({pb.ERROR_REASON_INTERNAL, pb.ERROR_REASON_UNSPECIFIED})
 
 
 def code_of(reason: pb.ErrorReason.ValueType) -> grpc.StatusCode:
     """The gRPC status code of a reason."""
-    return CODES[reason]
+    return STATUS_CODES[reason]
 
 
 def as_failure(exception: BaseException) -> EngineError:

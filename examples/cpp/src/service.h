@@ -10,7 +10,7 @@
 #include "failure.h"
 #include "rules.h"
 
-inline const char* const kSchemaDigest = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
+inline const char* const kSchemaDigest = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const SCHEMA_DIGEST: &str = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
+const SCHEMA_DIGEST: &str = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2";
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TICK: Duration = Duration::from_millis(10);

@@ -11,7 +11,7 @@ import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
 import { check, MODEL, OLDEST_REVISION, REVISION } from "./rules.js";
 
-const SCHEMA_DIGEST = "48913b63d6dba845a5f6d8698288b6a730712f806791c7d9524a2a51e82da0e4";
+const SCHEMA_DIGEST = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;

@@ -24,3 +24,4 @@ from enginewire.v1.revision import (
     MINIMUM_CLIENT_REVISION as MINIMUM_CLIENT_REVISION,
     schema_digest as schema_digest,
 )
+from enginewire.v1.rules_pb2 import *  # noqa: F403

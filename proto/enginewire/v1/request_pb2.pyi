@@ -414,9 +414,11 @@ class SamplingOptions(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     n: _builtins.int
-    """Choices to generate. Default 1; at most Limits.max_n."""
+    """Choices to generate, at least 1 and at most Limits.max_n. Default 1."""
     best_of: _builtins.int
-    """Candidates to generate of which the n best are returned. Default n. Needs Capabilities.best_of."""
+    """Candidates to generate of which the n best are returned, at least 1 and at least n. Default n; more need
+    Capabilities.best_of.
+    """
     presence_penalty: _builtins.float
     """Subtracted once from the logit of every token that occurs in the output. In [-2, 2]; default 0."""
     frequency_penalty: _builtins.float
@@ -428,7 +430,7 @@ class SamplingOptions(_message.Message):
     top_p: _builtins.float
     """Smallest set of tokens whose probabilities add up to this is kept. In (0, 1]; default 1."""
     top_k: _builtins.int
-    """Most probable tokens kept. -1 or 0 = all; at most the vocabulary size."""
+    """Most probable tokens kept, at least -1. -1 or 0 = all; at most the vocabulary size."""
     min_p: _builtins.float
     """Tokens below this fraction of the best token's probability are dropped. In [0, 1]; default 0."""
     use_beam_search: _builtins.bool
@@ -447,7 +449,7 @@ class SamplingOptions(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
-        """Added to logits. Finite, in [-100, 100]; each id at most once. A list, because map order is not stable."""
+        """Added to logits; each id at most once. A list, because map order is not stable."""
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -548,7 +550,7 @@ class LogitBias(_message.Message):
     token_id: _builtins.int
     """The token."""
     bias: _builtins.float
-    """What is added to its logit."""
+    """What is added to its logit, in [-100, 100]."""
     def __init__(
         self,
         *,
@@ -659,7 +661,7 @@ class GuidedChoice(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The alternatives, not empty."""
+        """The alternatives, not empty; at most 1024 of them."""
 
     def __init__(
         self,
@@ -696,7 +698,7 @@ class OutputOptions(_message.Message):
     formatted_prompt: _builtins.bool
     """Return the prompt text after templating. Backend only. Default false."""
     stream_interval: _builtins.int
-    """The engine may hold back up to this many tokens per output. A hint; default 1."""
+    """The engine may hold back up to this many tokens per output, at least 1. A hint; default 1."""
     return_tokens_as_token_ids: _builtins.bool
     """Return the prompt's token ids. Backend only. Default false."""
     @_builtins.property
@@ -1431,12 +1433,12 @@ class PreprocessedEmbeddingRequest(_message.Message):
     encoding_format: _builtins.str
     """"float" or "base64"; informative, the wire always carries floats."""
     dimensions: _builtins.int
-    """Dimensions of the output, for models that can shorten it. Absent = the model's own."""
+    """Dimensions of the output, at least 1, for models that can shorten it. Absent = the model's own."""
     mdc_sum: _builtins.str
-    """Checksum of the model card. Opaque to engines."""
+    """Checksum of the model card, at most 1 KiB. Opaque to engines."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """One entry per input text, none of them empty."""
+        """One entry per input text, none of them empty; at most 2048."""
 
     @_builtins.property
     def annotations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

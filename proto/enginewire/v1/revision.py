@@ -7,6 +7,7 @@ the digest with the baseline of the last release. Knows nothing about servers or
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 
 from google.protobuf import descriptor_pb2
@@ -22,6 +23,7 @@ from enginewire.v1 import (
     kv_service_pb2,
     output_pb2,
     request_pb2,
+    rules_pb2,
 )
 
 CONTRACT_REVISION = 2
@@ -39,14 +41,15 @@ FILES: tuple[FileDescriptor, ...] = tuple(
         kv_service_pb2,
         output_pb2,
         request_pb2,
+        rules_pb2,
     )
 )
 
 
 def digest_of(files: list[descriptor_pb2.FileDescriptorProto]) -> str:
-    """SHA-256 (hex) over the files in name order, each without options, comments and json names.
+    """SHA-256 (hex) over the files in name order, each without its options, comments and json names.
 
-    Language options (go_package …) do not travel, so they do not count.
+    Language options (go_package …) do not travel, so they do not count. The rules of fields do.
     """
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.name):
@@ -54,7 +57,9 @@ def digest_of(files: list[descriptor_pb2.FileDescriptorProto]) -> str:
         plain.CopyFrom(file)
         plain.ClearField("options")
         plain.ClearField("source_code_info")
-        _clear_json_names(plain.message_type)
+        _clear_json_names(plain.extension)
+        for message in plain.message_type:
+            _clear_json_names_of(message)
         digest.update(plain.SerializeToString(deterministic=True))
     return digest.hexdigest()
 
@@ -70,9 +75,13 @@ def schema_digest() -> str:
     return digest_of(files)
 
 
-def _clear_json_names(messages: object) -> None:
+def _clear_json_names_of(message: descriptor_pb2.DescriptorProto) -> None:
+    _clear_json_names(message.field)
+    for nested in message.nested_type:
+        _clear_json_names_of(nested)
+
+
+def _clear_json_names(fields: Iterable[descriptor_pb2.FieldDescriptorProto]) -> None:
     # Compilers differ in whether they fill in the default json_name.
-    for message in messages:  # type: ignore[attr-defined]  # a protobuf repeated composite
-        for field in message.field:
-            field.ClearField("json_name")
-        _clear_json_names(message.nested_type)
+    for field in fields:
+        field.ClearField("json_name")

@@ -13,7 +13,7 @@ from enginewire import v1 as pb
 from enginewire.backend.commands.demo_show import QUESTIONS, Answer, Screen
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.server import demo_model
-from tests.backend.our_processes import children_of, is_alive, running, until
+from tests.backend.our_processes import PATIENCE_SECONDS, children_of, is_alive, running, until
 
 FAQ = Path(demo_model.__file__).with_name("faq.toml")
 PROCESS_LINE = re.compile(r"^the (engine server|backend): pid (\d+), unix:(\S+)$", re.MULTILINE)
@@ -80,7 +80,7 @@ def test_ctrl_c_while_starting_leaves_no_process() -> None:
         until(lambda: len(children_of(process.pid)) == 2)
         started = children_of(process.pid)
         process.send_signal(2)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
         assert not any(map(is_alive, started))
 
 

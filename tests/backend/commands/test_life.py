@@ -18,6 +18,7 @@ import pytest
 
 from enginewire import v1 as pb
 from tests.backend.our_processes import (
+    PATIENCE_SECONDS,
     children_of,
     command,
     is_alive,
@@ -49,7 +50,7 @@ def shared_engine() -> Iterator[str]:
 def engine(shared_engine: str) -> Iterator[str]:
     """The same for every test, and idle after each of them."""
     yield shared_engine
-    until(lambda: is_idle(shared_engine), within=5.0)
+    until(lambda: is_idle(shared_engine), within=10.0)
 
 
 def ask(text: str, **fields: object) -> pb.BackendServiceGenerateRequest:
@@ -85,10 +86,10 @@ def test_ctrl_c_aborts_the_request_and_exits_with_130(engine: str) -> None:
         assert process.stdout.read(4) == b"over"
         assert load_of(engine).running == 1
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    until(lambda: is_idle(engine), within=2.0)
+    until(lambda: is_idle(engine), within=10.0)
 
 
 def test_output_that_nobody_reads_any_more_ends_the_command_quietly(engine: str) -> None:
@@ -96,10 +97,10 @@ def test_output_that_nobody_reads_any_more_ends_the_command_quietly(engine: str)
         assert process.stdout is not None
         process.stdout.read(1)
         process.stdout.close()
-        assert process.wait(timeout=10) == 141
+        assert process.wait(PATIENCE_SECONDS) == 141
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    until(lambda: is_idle(engine), within=2.0)
+    until(lambda: is_idle(engine), within=10.0)
 
 
 def test_an_engine_that_cannot_be_reached_is_one_line(socket_folder: Path) -> None:
@@ -136,10 +137,10 @@ def test_ctrl_c_ends_json_lines_while_the_input_is_still_open(engine: str) -> No
         process.stdin.flush()
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
         assert process.stderr is not None
         assert process.stderr.read() == b""
-    until(lambda: is_idle(engine), within=2.0)
+    until(lambda: is_idle(engine), within=10.0)
 
 
 def test_a_launched_engine_is_drained_and_leaves_nothing() -> None:
@@ -167,7 +168,7 @@ def test_a_launched_engine_that_is_killed_is_started_again_and_the_answer_goes_o
         [engine] = children_of(process.pid)
         kill(engine)
         assert (begin + process.stdout.read()).decode() == undisturbed.stdout
-        assert process.wait(timeout=20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
         assert process.stderr is not None
         told = process.stderr.read().decode()
     assert "the engine server ended with signal SIGKILL, its last lines; it is started again\n" in told
@@ -188,7 +189,7 @@ def test_a_launched_engine_that_dies_again_and_again_is_given_up(socket_folder: 
             killed.extend(child for child in children_of(process.pid) if child not in killed)
             kill(killed[-1])
         assert len(killed) == 5
-        assert process.wait(timeout=20) == 1
+        assert process.wait(PATIENCE_SECONDS) == 1
         told = process.stderr.read().decode()
     assert told.count("it is started again") == 4
     assert "given up at its death number 5 in a row, ended with signal SIGKILL" in told
@@ -202,7 +203,7 @@ def test_without_replay_a_launched_engine_that_is_killed_ends_the_answer() -> No
         process.stdout.read(1)
         [engine] = children_of(process.pid)
         kill(engine)
-        assert process.wait(timeout=20) == 1
+        assert process.wait(PATIENCE_SECONDS) == 1
         assert process.stderr is not None
         assert "the engine server ended with signal SIGKILL" in process.stderr.read().decode()
     assert not is_alive(engine)
@@ -217,7 +218,7 @@ def test_a_launched_engine_does_not_outlive_a_backend_that_is_killed(socket_fold
         [engine] = children_of(process.pid)
         kill(process.pid)
         process.wait()
-    until(lambda: not is_alive(engine), within=5.0)
+    until(lambda: not is_alive(engine))
 
 
 def test_a_terminals_ctrl_c_reaches_the_backend_alone() -> None:
@@ -227,7 +228,7 @@ def test_a_terminals_ctrl_c_reaches_the_backend_alone() -> None:
         process.stdout.read(1)
         [engine] = children_of(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
         assert process.stderr is not None
         assert "drained: 65536 of 65536 KV blocks free" in process.stderr.read().decode()
     assert not is_alive(engine)
@@ -243,7 +244,7 @@ def test_serve_answers_drains_and_removes_its_socket(engine: str, socket_folder:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         process.send_signal(signal.SIGTERM)
         assert begin + "".join(item.annotated.data.text for item in call) == "a text that takes a while"
-        assert process.wait(timeout=10) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     assert not path.exists()
 
 
@@ -261,10 +262,10 @@ def test_a_second_signal_ends_serve_at_once(engine: str, socket_folder: Path) ->
         assert process.stderr.readline() == f"listening on unix:{path}\n".encode()
         assert process.stderr.readline() == b"draining\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
         with pytest.raises(grpc.RpcError):
             list(call)
-    until(lambda: is_idle(engine), within=2.0)
+    until(lambda: is_idle(engine), within=10.0)
 
 
 def test_serve_refuses_an_address_in_use_and_takes_over_a_dead_one(engine: str, socket_folder: Path) -> None:
@@ -281,7 +282,7 @@ def test_serve_refuses_an_address_in_use_and_takes_over_a_dead_one(engine: str, 
         done = run("serve", "--target", engine, "--uds", str(path))
         assert done.returncode == 98
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_serve_does_not_remove_a_file_that_is_no_socket(engine: str, socket_folder: Path) -> None:

@@ -15,10 +15,10 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import DEADLINE_SLACK_SECONDS, EngineClient
 from enginewire.backend.engines.failure import KNOWN_REASONS, RequestFailed, failed
-from enginewire.server.status import CODES
+from enginewire.v1.status_codes import STATUS_CODES
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import END, engine_info, terminal, tokens
-from tests.server.serving import until_true
+from tests.server.serving import PATIENCE_SECONDS, until_true
 
 BOTH = pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
 
@@ -61,7 +61,7 @@ async def test_an_engine_that_never_gets_ready_is_reported_in_time(hostile_engin
         began = time.monotonic()
         with pytest.raises(RequestFailed) as caught:
             await client.wait_ready(0.3)
-    assert 0.3 <= time.monotonic() - began < 1.5
+    assert 0.3 <= time.monotonic() - began < PATIENCE_SECONDS
     assert caught.value.reason == pb.ERROR_REASON_NOT_STARTED
     assert caught.value.retryable
 
@@ -71,7 +71,7 @@ async def test_an_engine_that_is_not_there_is_reported_in_time(socket_folder: Pa
         began = time.monotonic()
         with pytest.raises(RequestFailed) as caught:
             await client.wait_ready(0.3)
-    assert 0.3 <= time.monotonic() - began < 1.5
+    assert 0.3 <= time.monotonic() - began < PATIENCE_SECONDS
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
     assert caught.value.retryable
 
@@ -84,9 +84,11 @@ async def test_an_engine_that_accepts_and_says_nothing_is_reported_in_time(socke
         began = time.monotonic()
         with pytest.raises(RequestFailed):
             await client.wait_ready(0.3)
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < PATIENCE_SECONDS
         with pytest.raises(RequestFailed):
-            await asyncio.wait_for(client.submit(pb.GenerateRequest(request=ask()), timeout=0.2), 2)
+            await asyncio.wait_for(
+                client.submit(pb.GenerateRequest(request=ask()), timeout=0.2), PATIENCE_SECONDS
+            )
         await client.close()
 
 
@@ -221,7 +223,7 @@ async def test_every_failure_arrives_with_all_it_says_and_the_prefix_stands(
 ):
     scripts = {}
     for reason in KNOWN_REASONS:
-        status = failed(CODES[reason], reason, "it says why", retryable=True, field="token_ids").status
+        status = failed(STATUS_CODES[reason], reason, "it says why", retryable=True, field="token_ids").status
         scripts[f"first-{reason}"] = [status]
         scripts[f"later-{reason}"] = [tokens(b"po"), status]
     engine = await hostile_engine(scripts=scripts)
@@ -231,7 +233,7 @@ async def test_every_failure_arrives_with_all_it_says_and_the_prefix_stands(
             heard = await hear(backend, ask(), request_id=name)
             when, reason = name.split("-")
             assert heard.failure.reason == int(reason)
-            assert heard.failure.code == CODES[int(reason)].value[0]
+            assert heard.failure.code == STATUS_CODES[int(reason)].value[0]
             assert heard.failure.message == "it says why"
             assert (heard.failure.field, heard.failure.retryable) == ("token_ids", True)
             assert heard.text() == ("po" if when == "later" else "")
@@ -300,7 +302,7 @@ async def test_a_deadline_that_the_engine_ignores_is_kept_here(hostile_engine, v
     async with EngineClient(engine.target, multiplexed=multiplexed) as client:
         began = time.monotonic()
         heard = await hear(Backend(client, vocabulary), ask(max_tokens=300), request_id="bad", timeout=0.2)
-        assert 0.2 < time.monotonic() - began < 1.5
+        assert 0.2 < time.monotonic() - began < PATIENCE_SECONDS
         assert heard.failure.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
         assert heard.text().startswith("a")
         await until_true(lambda: engine.aborted == ["bad"])

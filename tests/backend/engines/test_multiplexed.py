@@ -13,6 +13,7 @@ from enginewire.backend.engines import multiplexed
 from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.stream import EngineStream
+from tests.backend.our_processes import PATIENCE_SECONDS
 
 GONE = grpc.aio.AioRpcError(
     grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "Socket closed"
@@ -199,7 +200,7 @@ async def test_a_request_that_ended_in_a_broken_frame_is_woken_too(connection, c
     reading = asyncio.create_task(ended.read())
     await settle()
     await call.answer(events=[event(1, output=last()), event(9, output=last())])
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert len(await reading) == 1
     assert await ended.read() == []
     assert "never used" in str(await failure_of(other))
@@ -236,7 +237,7 @@ async def test_closing_ends_requests_as_cancelled(call, turns):
     stream = submit(connection)
     for _ in range(turns):
         await asyncio.sleep(0)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await connection.close()
     assert (await failure_of(stream)).reason == pb.ERROR_REASON_CANCELLED
     assert call.is_cancelled

@@ -204,7 +204,7 @@ async def test_a_caller_that_cancels_frees_the_engine(start_backend: StartBacken
     assert (await call.read()).annotated.data.text == "a"
     assert (await serving.load()).kv_blocks_used > 0
     call.cancel()
-    await serving.until_idle(within=2.0)
+    await serving.until_idle()
 
 
 async def test_a_caller_that_stops_reading_and_cancels_frees_the_engine(
@@ -215,7 +215,7 @@ async def test_a_caller_that_stops_reading_and_cancels_frees_the_engine(
     await call.read()
     await asyncio.sleep(0.1)
     call.cancel()
-    await serving.until_idle(within=2.0)
+    await serving.until_idle()
 
 
 async def read_on(call: grpc.aio.UnaryStreamCall) -> None:
@@ -234,7 +234,7 @@ async def test_a_caller_that_stops_reading_is_ended_and_frees_the_engine(
     async with asyncio.timeout(20):
         while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
             await asyncio.sleep(0.02)
-    await serving.until_idle(within=5.0)
+    await serving.until_idle()
     with pytest.raises(grpc.aio.AioRpcError) as stalled:
         await read_on(call)
     assert stalled.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -246,7 +246,7 @@ async def test_the_callers_deadline_reaches_the_engine(start_backend: StartBacke
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await items_of(await dial(backend), ask("abc"), timeout=0.2)
     assert refusal.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await serving.until_idle(within=2.0)
+    await serving.until_idle()
 
 
 async def test_many_callers_at_once_get_their_own_text(text_backend: TextBackend, dial: Dial) -> None:

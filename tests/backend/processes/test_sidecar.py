@@ -112,7 +112,7 @@ async def test_a_death_is_noticed_although_a_child_holds_the_output(
             ):
                 await it.unless_it_dies(asyncio.sleep(60))
         pid = int(child.read_text())
-        until(lambda: is_alive(pid) == has_session, within=5.0)
+        until(lambda: is_alive(pid) == has_session)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(child.read_text()), signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_sidecar_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     root = ROOT
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
     assert done.returncode == -9
-    until(lambda: not is_alive(int(done.stdout)), within=5.0)
+    until(lambda: not is_alive(int(done.stdout)))
 
 
 def test_a_child_whose_parent_is_already_gone_does_not_start() -> None:

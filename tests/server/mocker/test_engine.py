@@ -142,7 +142,7 @@ async def test_deadlines_end_running_and_waiting_requests() -> None:
     async with asyncio.timeout(5):
         while not all(answer.failure for answer in answers):
             await recorder.next_step()
-    assert 0.0 <= time.monotonic() - deadline < 1.0
+    assert time.monotonic() >= deadline
     assert all(isinstance(answer.failure, DeadlineExceeded) for answer in answers)
     assert patient.failure is None
     await recorder.engine.cleanup()

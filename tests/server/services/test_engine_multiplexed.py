@@ -103,7 +103,7 @@ async def test_a_live_handle_ends_the_stream(engine_server):
     detail = detail_of(caught.value)
     assert detail.reason == pb.ERROR_REASON_INVALID_REQUEST
     assert detail.field == "submits.handle"
-    await serving.until_idle(within=1)
+    await serving.until_idle()
 
 
 async def test_a_handle_may_be_used_again_after_its_last_event(engine_server):
@@ -125,7 +125,7 @@ async def test_malformed_bytes_end_the_stream_and_its_requests(engine_server):
         async for _ in call:
             pass
     assert detail_of(caught.value).reason == pb.ERROR_REASON_INVALID_REQUEST
-    await serving.until_idle(within=1)
+    await serving.until_idle()
 
 
 async def test_aborted_handles_end_with_cancelled_and_usage_while_others_go_on(engine_server):
@@ -163,7 +163,7 @@ async def test_a_cancelled_stream_frees_its_requests(engine_server):
         await call.write(submit(i, ask(f"r{i}", max_tokens=100_000)))
     await serving.until(lambda load: (load.running, load.waiting) == (2, 2))
     call.cancel()
-    await serving.until_idle(within=1)
+    await serving.until_idle()
 
 
 async def test_the_deadline_of_the_stream_is_the_deadline_of_its_requests(engine_server):
@@ -173,7 +173,7 @@ async def test_the_deadline_of_the_stream_is_the_deadline_of_its_requests(engine
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(rest_of(call))
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    await serving.until_idle(within=1)
+    await serving.until_idle()
 
 
 async def test_a_timeout_ends_its_request_queued_or_running_with_a_status(engine_server):

@@ -27,7 +27,8 @@ from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
-from enginewire.grpc_listening import add_reflection, listen, listening_options
+from enginewire.grpc_listening import add_reflection, listen
+from enginewire.grpc_server import new_server
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -136,9 +137,7 @@ class GrpcFace:
 @asynccontextmanager
 async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
-    server = grpc.aio.server(
-        options=listening_options(options.max_message_bytes, options.max_concurrent_streams)
-    )
+    server = new_server(options.max_message_bytes, options.max_concurrent_streams)
     servicer = BackendServicer(
         backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
     )

@@ -10,7 +10,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
+from enginewire.conformance.session.context import INVALID, LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
@@ -127,6 +127,24 @@ async def no_block_is_lost(ctx: Context) -> None:
 
     await asyncio.gather(*(cycles() for _ in range(AT_A_TIME)))
     await ctx.idle()
+
+
+@check("ABO-09", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01"))
+async def one_of_both_is_named(ctx: Context) -> None:
+    """Neither, then both, while a request runs."""
+    stream = await ctx.start(ctx.lasting_request()).first_token()
+    for asked in (pb.AbortRequest(), pb.AbortRequest(request_ids=[stream.request.request_id], all=True)):
+        require_refusal(await ctx.client.ask("EngineService.Abort", asked), INVALID)
+    await _ends_as_it_should(stream)
+
+
+@check("ABO-10", phase=Phase.LOAD, needs=(*SHAPE, "LIM-04"))
+async def what_was_refused_is_unknown(ctx: Context) -> None:
+    """A request without tokens to generate."""
+    request = ctx.request(max_tokens=0)
+    await ctx.refused(request)
+    (result,) = _complete(await ctx.client.abort([request.request_id]), [request.request_id])
+    expect_equal(_name(result), "ABORT_OUTCOME_UNKNOWN", "a request that was refused has another outcome")
 
 
 async def _abort(ctx: Context, stream: Stream) -> None:

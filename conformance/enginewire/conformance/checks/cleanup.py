@@ -9,8 +9,9 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import Context, describe_load, require_refusal
+from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 
@@ -88,6 +89,21 @@ async def holds_nothing(ctx: Context) -> None:
     expect(not load.kv_blocks_used, "KV blocks are held after a Cleanup", seen=describe_load(load))
     cached = load.kv_blocks_cached
     expect(not cached, "the prefix cache outlives a Cleanup", expected="kv_blocks_cached 0", seen=cached)
+
+
+@check("CLN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-03"))
+async def the_door_closes_at_once(ctx: Context) -> None:
+    """While a patient Cleanup waits for a stream, which is served in full."""
+    stream = await ctx.start(ctx.lasting_request()).first_token()
+    cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
+    await until(
+        ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
+    )
+    exchange = await ctx.refused(ctx.request())
+    await stream.ok()
+    await cleanup.finish()
+    require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
+    expect_equal(stream.choice.reason_name, "LENGTH", "a stream in flight is cut short by a patient Cleanup")
 
 
 async def _cleaned(ctx: Context, exchange: Exchange | None = None) -> pb.CleanupResponse:

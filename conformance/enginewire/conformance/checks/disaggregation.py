@@ -47,6 +47,15 @@ async def a_prefill_engine_refuses_handoffs(ctx: Context) -> None:
     _is_mismatch((await ctx.start(request, client=ctx.prefill()).end()).exchange)
 
 
+@check("DIS-10")
+async def a_rendezvous_needs_a_role(ctx: Context) -> None:
+    """On an engine that does both halves itself."""
+    if ctx.config.role in (pb.ENGINE_ROLE_PREFILL, pb.ENGINE_ROLE_DECODE):
+        raise NotApplicable("the engine has a role in which it meets others")
+    place = pb.BootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=1)
+    _is_mismatch(await ctx.refused(requests.change(ctx.request(), bootstrap_info=place)))
+
+
 @check("PRB-01", variant="prefill", gate="prefill")
 async def a_prefill_engine_serves_probes(ctx: Context) -> None:
     """Only token ids."""

@@ -163,6 +163,20 @@ async def handoffs_are_waited_for(ctx: Context) -> None:
     expect(not is_early, message, expected=f"its expiry after {ttl} s", seen=f"DRAINED after {took:.2f} s")
 
 
+@check("DRN-10", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01", "DRN-03", "DRN-05"))
+async def the_earliest_deadline_wins(ctx: Context) -> None:
+    """A patient drain, then one without any time, which cuts short what the first one waits for."""
+    (stream,) = await _in_flight(ctx, 1, is_long=True)
+    patient = await _begun(ctx)
+    await still_running(ctx, stream)
+    finals = [await _final(drain, within=ctx.bounds.reaction) for drain in (await _begun(ctx, 0.0), patient)]
+    await stream.end()
+    if stream.choice.reason_name == "LENGTH":
+        raise NotApplicable("the longest request ends before the shortest drain")
+    seen = [_state(final) for final in finals]
+    expect_equal(seen, ["DRAIN_STATE_TIMED_OUT"] * 2, "two drains with two deadlines have another end")
+
+
 async def _in_flight(ctx: Context, count: int, *, is_long: bool = False) -> list[Stream]:
     """Streams that have begun; the long ones are not meant to be read to their ends."""
     make = ctx.long_request if is_long else ctx.lasting_request

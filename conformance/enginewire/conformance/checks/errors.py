@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterator
 from typing import Final
 
 import grpc
@@ -12,9 +13,10 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.fields import ENUMS, FLOATS, FieldPath, fields_of, without_indexes
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.requests import PARTS, Value
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect
+from enginewire.field_rules import FIELD_RULES, Rule
 
 UNKNOWN_ENUM: Final = 9999
 UINT32_MAX: Final = 2**32 - 1
@@ -24,32 +26,59 @@ NOT_FINITE: Final = (math.nan, math.inf, -math.inf)
 ORDINARY: Final = 0.5
 """Inside the range of every floating-point field there is."""
 
-ID_LISTS: Final[dict[str, str]] = {
-    "token_ids": "",
-    "eos_token_ids": "",
-    "stop_token_ids": "",
-    "stop_token_ids_visible": "",
-    "stop_token_ids_hidden": "",
-    "allowed_token_ids": "allowed_token_ids",
-    "logprob_token_ids": "selected_logprobs",
-    "logit_bias": "logit_bias",
-    "bad_words_token_ids": "bad_words",
-    "resume": "resume",
-}
-"""Fields that hold token ids, and the capability each of them needs."""
+JUDGED_ELSEWHERE: Final = ("sampling_options.n", "sampling_options.best_of")
+"""By SEQ-06 and ERR-17."""
 
-OUTSIDE: Final[tuple[tuple[str, str, tuple[Value, ...]], ...]] = (
-    ("temperature", "", (-0.1, 100.5)),
-    ("top_p", "", (0.0, -0.1, 1.1)),
-    ("top_k", "", (-2,)),
-    ("min_p", "min_p", (-0.1, 1.1)),
-    ("presence_penalty", "penalties", (-2.1, 2.1)),
-    ("frequency_penalty", "penalties", (-2.1, 2.1)),
-    ("repetition_penalty", "penalties", (0.0, -1.0, 10.5)),
-    ("logit_bias", "logit_bias", ([pb.LogitBias(token_id=1, bias=100.5)], [pb.LogitBias(token_id=1)] * 2)),
-    ("bad_words_token_ids", "bad_words", ([pb.TokenSequence()],)),
+
+def _changed(path: str) -> Rule:
+    """The rule of the field that a request is changed by: of `logit_bias` for what is inside."""
+    parts = path.split(".")
+    return FIELD_RULES[".".join(parts[: 2 if parts[0] in PARTS else 1])]
+
+
+def _outside(rule: Rule) -> Iterator[float]:
+    """Just outside of each end of a range."""
+    kind, step = (float, 0.1) if rule.field.cpp_type in FLOATS else (int, 1)
+    ends = (*([rule.min] if rule.above_min else ()), rule.min - step, rule.max + step)
+    yield from (kind(end) for end in ends if math.isfinite(end))
+
+
+ID_LISTS: Final = {
+    _changed(path).path: _changed(path) for path, rule in FIELD_RULES.items() if rule.token_ids
+}
+"""Fields that hold token ids, or have them inside."""
+
+OUTSIDE: Final[tuple[tuple[Rule, tuple[Value, ...]], ...]] = (
+    *(
+        (rule, tuple(_outside(rule)))
+        for path, rule in FIELD_RULES.items()
+        if path.startswith(("sampling_options.", "output_options."))
+        if rule.has_range and not rule.is_in_list and path not in JUDGED_ELSEWHERE
+    ),
+    (
+        FIELD_RULES["sampling_options.logit_bias"],
+        ([pb.LogitBias(token_id=1, bias=100.5)], [pb.LogitBias(token_id=1)] * 2),
+    ),
+    (FIELD_RULES["sampling_options.bad_words_token_ids"], ([pb.TokenSequence()],)),
 )
-"""Field, the capability it needs, and values outside the range in its comment."""
+"""Options, and values outside the range in their comment."""
+
+
+NOTHING: Final[dict[str, Value]] = {
+    "n": 1,
+    "best_of": 1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "use_beam_search": False,
+    "priority": 0,
+    "lora_name": "",
+    "logit_bias": [],
+    "stop": [],
+}
+"""Fields with a capability of their own, and the values that change nothing."""
 
 
 @check("ERR-01", needs=SHAPE)
@@ -61,10 +90,9 @@ async def a_prompt_is_needed(ctx: Context) -> None:
 @check("ERR-02", needs=SHAPE)
 async def ids_are_in_the_vocabulary(ctx: Context) -> None:
     """The first id that does not exist and the largest there is, in every list of ids."""
-    for name, capability in ID_LISTS.items():
+    for rule in ID_LISTS.values():
         for token in (max(ctx.config.vocab_size, 1), UINT32_MAX):
-            value = _with_token(ctx, name, token)
-            await _refuses_value(ctx, name, value, capability)
+            await _refuses_value(ctx, rule, _with_token(ctx, rule.field.name, token))
 
 
 @check("ERR-03", needs=SHAPE)
@@ -93,10 +121,10 @@ async def long_prompts_are_refused(ctx: Context) -> None:
 @check("ERR-05", needs=SHAPE)
 async def options_are_in_range(ctx: Context) -> None:
     """Just outside of each range, and beyond."""
-    for name, capability, values in OUTSIDE:
+    for rule, values in OUTSIDE:
         for value in values:
-            await _refuses_value(ctx, name, value, capability)
-    await _refuses_value(ctx, "top_k", ctx.config.vocab_size + 1, "")
+            await _refuses_value(ctx, rule, value)
+    await _refuses_value(ctx, FIELD_RULES["sampling_options.top_k"], ctx.config.vocab_size + 1)
 
 
 @check("ERR-06", needs=SHAPE)
@@ -175,9 +203,10 @@ def _with_token(ctx: Context, name: str, token: int) -> Value:
     return ids
 
 
-async def _refuses_value(ctx: Context, name: str, value: Value, capability: str) -> None:
+async def _refuses_value(ctx: Context, rule: Rule, value: Value) -> None:
     """The differential check; where the capability is missing, that may be what is refused."""
-    is_offered = not capability or bool(getattr(ctx.capabilities, capability))
+    is_offered = not rule.capability or bool(getattr(ctx.capabilities, rule.capability))
+    name = rule.field.name
     exchange = await ctx.rejects({name: value}, codes=INVALID if is_offered else REFUSALS, field="")
     detail = exchange.detail
     expect(detail, "the status carries no ErrorDetail", seen=exchange.status)
@@ -217,3 +246,13 @@ def _require_invalid(exchange: Exchange, path: FieldPath, value: float) -> None:
         expected=path.name,
         seen=seen,
     )
+
+
+@check("ERR-23", needs=SHAPE)
+async def nothing_needs_no_capability(ctx: Context) -> None:
+    """Each value that changes nothing, alone, then all of them together."""
+    for name, value in NOTHING.items():
+        stream = await ctx.start(ctx.request(**{name: value})).end()
+        message = f"{name} {value}, which changes nothing, is refused"
+        expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
+    await ctx.generate(ctx.request(**NOTHING))

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import Phase, check
 from enginewire.conformance.session.bounds import pause
@@ -18,6 +20,7 @@ from enginewire.conformance.wire.stopwatch import within
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 SERVICES: Final = (health_types.LIVENESS, health_types.READINESS)
+NO_SERVICE: Final = "enginewire.v1.NoSuchService"
 LOOKS: Final = 20
 MANY: Final = 100
 
@@ -107,6 +110,22 @@ async def watch_tells_changes(ctx: Context) -> None:
     await ctx.client.ask("EngineService.Drain", pb.DrainRequest(), timeout=ctx.bounds.answer)
     status = await _next(ctx, watch, "a message about the drain")
     expect_equal(status, "NOT_SERVING", "Watch does not tell a change")
+    watch.cancel()
+
+
+@check("HLT-08")
+async def other_names_are_unknown(ctx: Context) -> None:
+    """A service that no contract has, asked for once and watched."""
+    asked = health_types.request(NO_SERVICE)
+    exchange = await ctx.client.ask(health_types.CHECK, asked)
+    expected = grpc.StatusCode.NOT_FOUND
+    message = "Check of a service that is not served has another status"
+    expect(exchange.code is expected, message, expected=expected.name, seen=exchange.status)
+    watch = ctx.client.call(health_types.WATCH, asked)
+    status = await _next(ctx, watch, "its first message")
+    expect_equal(
+        status, "SERVICE_UNKNOWN", "Watch of a service that is not served begins with another status"
+    )
     watch.cancel()
 
 

@@ -9,6 +9,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
 
+UINT32_MAX: Final = 2**32 - 1
 ROOM: Final = 8
 """Tokens left in the window by the prompts that fill it."""
 
@@ -83,6 +84,18 @@ async def a_full_window_is_length(ctx: Context) -> None:
     """Not an error."""
     stream = await (await _filling(ctx)).ok()
     expect_equal(stream.choice.reason_name, "LENGTH", "a full window ended the choice with another reason")
+
+
+@check("LIM-09", needs=(*SHAPE, "INF-04", "LIM-08"))
+async def more_than_fits_is_clamped(ctx: Context) -> None:
+    """One more than is left, as many as the window has, and the most that the field can say."""
+    window = ctx.context_length()
+    prompt = ctx.prompt(window - ROOM)
+    for asked in (ROOM + 1, window, UINT32_MAX):
+        stream = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=asked))
+        seen = f"{len(stream.tokens)} tokens, {stream.choice.reason_name}"
+        message = f"max_tokens {asked} with room for {ROOM} has another end"
+        expect_equal(seen, f"{ROOM} tokens, LENGTH", message)
 
 
 async def _filling(ctx: Context) -> Stream:

@@ -93,6 +93,32 @@ async def refusals_leave_nothing(ctx: Context) -> None:
 @check("ERR-16", needs=SHAPE, phase=Phase.LOAD, alone=True)
 async def overload_is_refused(ctx: Context) -> None:
     """More requests at once than there are slots and places in the queue."""
+    for exchange in await _overload(ctx):
+        _require_overload(exchange)
+
+
+@check("ERR-24", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True)
+async def overload_says_how_much(ctx: Context) -> None:
+    """The same refusals."""
+    for exchange in await _overload(ctx):
+        detail = exchange.detail or pb.ErrorDetail()
+        wait = detail.retry_after.ToTimedelta().total_seconds()
+        expect(wait > 0, "the refusal does not say when to come again", expected="retry_after", seen=detail)
+        for key in ("queue_depth", "limit"):
+            number = detail.metadata.get(key, "")
+            message = f"the refusal does not say its {key}"
+            expect(number.isdecimal(), message, expected="a number in metadata", seen=detail)
+
+
+async def _overload(ctx: Context) -> list[Exchange]:
+    """What was refused when there was no room; NotApplicable where it cannot be filled."""
+    exchanges = await ctx.session.once("overload", lambda: _overloaded(ctx))
+    for exchange in exchanges:
+        ctx.show(exchange)
+    return exchanges
+
+
+async def _overloaded(ctx: Context) -> list[Exchange]:
     if not (ctx.config.HasField("max_num_seqs") and ctx.limits.HasField("max_num_queued_reqs")):
         raise NotApplicable("EngineConfig.max_num_seqs or Limits.max_num_queued_reqs is absent")
     room = ctx.config.max_num_seqs * max(ctx.config.data_parallel_size, 1) + ctx.limits.max_num_queued_reqs
@@ -103,8 +129,7 @@ async def overload_is_refused(ctx: Context) -> None:
     expect(most_waiting <= most, "more requests wait than fit", expected=most, seen=most_waiting)
     if not refused:
         raise NotApplicable(f"the queue was never full: at most {most_waiting} of {most} places were taken")
-    for exchange in [stream.exchange for stream in refused]:
-        _require_overload(exchange)
+    return [stream.exchange for stream in refused]
 
 
 @check("ERR-18", needs=SHAPE)
@@ -170,7 +195,7 @@ async def _flood(ctx: Context, count: int) -> tuple[list[Stream], int]:
         readers += [asyncio.ensure_future(stream.end()) for stream in burst]
         streams += burst
         await asyncio.wait(readers, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
-        most_waiting = max(most_waiting, (await observer.load()).waiting)
+        most_waiting = max(most_waiting, _in_the_queue(ctx, await observer.load()))
     most_waiting = max(most_waiting, await _settled(ctx, observer, streams))
     failed = _failed(streams)
     for stream in streams:
@@ -186,12 +211,18 @@ async def _settled(ctx: Context, observer: Client, streams: list[Stream]) -> int
     """Wait until one was refused or none waits any more; returns how many waited at most."""
     most, deadline = 0, time.monotonic() + ctx.bounds.answer
     while not _failed(streams) and time.monotonic() < deadline:
-        waiting = (await observer.load()).waiting
-        most = max(most, waiting)
-        if not waiting:
+        load = await observer.load()
+        most = max(most, _in_the_queue(ctx, load))
+        if not load.waiting:
             break
         await pause()
     return most
+
+
+def _in_the_queue(ctx: Context, load: pb.Load) -> int:
+    """How many wait without a slot that they will have at the next step."""
+    slots = ctx.config.max_num_seqs * max(ctx.config.data_parallel_size, 1)
+    return load.waiting - max(slots - load.running, 0)
 
 
 def _failed(streams: list[Stream]) -> list[Stream]:

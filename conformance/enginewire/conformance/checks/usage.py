@@ -72,8 +72,22 @@ async def cached_tokens_are_told(ctx: Context) -> None:
     expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
 
 
-async def _cached(ctx: Context, prompt: list[int], *, bypass: bool = False) -> int:
-    request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass)
+@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True)
+async def salts_part_the_cache(ctx: Context) -> None:
+    """A prompt under one salt, under another one, and under none; then under the first again."""
+    block = ctx.config.kv_cache_block_size or 16
+    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    await _cached(ctx, prompt, salt="tenant-a")
+    for other in ("tenant-b", ""):
+        cached = await _cached(ctx, prompt, salt=other)
+        expect_equal(cached, 0, f"a request with cache_salt {other!r} shares what another salt has cached")
+    again = await _cached(ctx, prompt, salt="tenant-a")
+    message = "a repeated prompt of equal cache_salt has no cached block"
+    expect(again >= block, message, expected=f"at least {block}", seen=again)
+
+
+async def _cached(ctx: Context, prompt: list[int], *, bypass: bool = False, salt: str = "") -> int:
+    request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass, cache_salt=salt)
     stream: Stream = await ctx.generate(request)
     cached = stream.usage.prompt_tokens_details.cached_tokens
     expect(

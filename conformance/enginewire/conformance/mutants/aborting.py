@@ -163,3 +163,27 @@ class KvLeakOneBlock(Reference):
             self.counters.kv_blocks_used -= self._lost
             self._lost = 0
         super().admit(job)
+
+
+@mutant("abort_of_nothing_is_all", kills="ABO-09")
+class AbortOfNothingIsAll(Reference):
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        return await super().abort_requests(request if request.request_ids else pb.AbortRequest(all=True))
+
+
+@mutant("abort_takes_both", kills="ABO-09")
+class AbortTakesBoth(Reference):
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        if request.request_ids:
+            request.all = False
+        return await super().abort_requests(request)
+
+
+@mutant("refused_ids_are_finished", kills="ABO-10")
+class RefusedIdsAreFinished(Reference):
+    def validate(self, request: pb.GenerateRequest) -> None:
+        try:
+            super().validate(request)
+        except Refusal:
+            self.finished.append(request.request_id)
+            raise

@@ -98,3 +98,16 @@ class CleanupKeepsTheCache(Reference):
         response = await super().cleanup(request)
         self.cache.update(kept)
         return response
+
+
+@mutant("cleanup_cuts_short", kills="CLN-07")
+class CleanupCutsShort(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        return await super().cleanup(pb.CleanupRequest(abort_in_flight=True))
+
+
+@mutant("cleanup_lets_in_until_it_is_over", kills="CLN-07")
+class CleanupLetsInUntilItIsOver(Reference):
+    def check_state(self) -> None:
+        if self.state != pb.ENGINE_STATE_STOPPED or not self.live:
+            super().check_state()

@@ -204,3 +204,10 @@ class ReuseUndeclared(Prefill):
     def claimed(self, name: bytes) -> Pending | None:
         self._used[name] = super().claimed(name) or self._used.get(name) or Pending("", b"", 0)
         return self._used[name]
+
+
+@mutant("rendezvous_is_ignored", kills="DIS-10")
+class RendezvousIsIgnored(Reference):
+    def check_role(self, request: pb.PreprocessedRequest) -> None:
+        request.ClearField("bootstrap_info")
+        super().check_role(request)

@@ -167,3 +167,18 @@ class DrainDropsHandoff(Prefill):
 class DrainForgetsHandoff(Prefill):
     def is_busy(self) -> bool:
         return bool(self.live)
+
+
+@mutant("no_time_is_the_usual_time", kills="DRN-10")
+class NoTimeIsTheUsualTime(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        if not request.deadline.ToNanoseconds():
+            request.ClearField("deadline")
+        super().begin_drain(request)
+
+
+@mutant("first_deadline_wins", kills="DRN-10")
+class FirstDeadlineWins(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        if self.state == pb.ENGINE_STATE_READY:
+            super().begin_drain(request)

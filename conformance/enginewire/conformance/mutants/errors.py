@@ -6,8 +6,10 @@ import math
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import without
 from enginewire.conformance.reference.validation import floats_of, ids_of
 from enginewire.conformance.session.fields import without_indexes
 
@@ -187,5 +189,49 @@ for _path in (
     "sampling_options.repetition_penalty",
     "sampling_options.logit_bias",
     "sampling_options.bad_words_token_ids",
+    "output_options.stream_interval",
 ):
     _ignores_a_range(_path)
+
+
+@mutant("capability_wanted_for_nothing", kills="ERR-23")
+class CapabilityWantedForNothing(Reference):
+    """Of those that this one lacks, whatever the value."""
+
+    settings = without("penalties", "min_p")
+
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        super().check_gates(request)
+        options = request.sampling_options
+        for name in ("presence_penalty", "repetition_penalty", "min_p"):
+            if options.HasField(name):
+                message = f"{name}: is not offered here"
+                raise Refusal(pb.ERROR_REASON_UNSUPPORTED, message, field=f"sampling_options.{name}")
+
+
+@mutant("zero_priority_is_refused", kills="ERR-23")
+class ZeroPriorityIsRefused(Reference):
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        super().check_gates(request)
+        if request.routing.HasField("priority") and not request.routing.priority:
+            raise invalid("routing.priority", "is out of range", 0, "another number")
+
+
+@mutant("queue_full_says_nothing_more", kills="ERR-24")
+class QueueFullSaysNothingMore(Reference):
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            refusal.detail.metadata.clear()
+            raise
+
+
+@mutant("queue_full_without_a_time", kills="ERR-24")
+class QueueFullWithoutATime(Reference):
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            refusal.detail.ClearField("retry_after")
+            raise

@@ -108,3 +108,19 @@ class WatchTellsNoChange(Reference):
         async for status in super().watch_health(service):
             yield status
             await asyncio.Event().wait()
+
+
+@mutant("health_of_anything", kills="HLT-08")
+class HealthOfAnything(Reference):
+    def health(self, service: str) -> int:
+        known = super().health(service)
+        return super().health(health_types.READINESS) if known == health_types.SERVICE_UNKNOWN else known
+
+
+@mutant("watch_of_nothing_is_refused", kills="HLT-08")
+class WatchOfNothingIsRefused(Reference):
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        if self.health(service) == health_types.SERVICE_UNKNOWN:
+            raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, "service: is not served here", field="service")
+        async for status in super().watch_health(service):
+            yield status

@@ -83,3 +83,21 @@ class ContextEndError(Reference):
             self.fail(job, Refusal(pb.ERROR_REASON_INTERNAL, "the window is full"))
         else:
             super().advance_job(job)
+
+
+@mutant("more_than_fits_is_refused", kills="LIM-09")
+class MoreThanFitsIsRefused(Reference):
+    def check_lengths(self, request: pb.PreprocessedRequest) -> None:
+        super().check_lengths(request)
+        window, asked = self.config.context_length, request.stop_conditions.max_tokens
+        if asked > window:
+            raise Refusal(
+                pb.ERROR_REASON_CONTEXT_EXCEEDED, "max_tokens: is beyond the window", field="max_tokens"
+            )
+
+
+@mutant("clamped_one_short", kills="LIM-09")
+class ClampedOneShort(Reference):
+    def room(self, choice: Choice) -> int:
+        window = self.config.context_length - len(choice.job.request.token_ids)
+        return super().room(choice) - (choice.job.request.stop_conditions.max_tokens > window)

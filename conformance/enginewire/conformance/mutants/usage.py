@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, each_changed, mutant
+from enginewire.conformance.reference.engine import BlockKey
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
@@ -72,3 +73,24 @@ class ResetsNoCache(Reference):
 class CacheNeverHits(Reference):
     def look_up(self, job: Job) -> int:
         return 0
+
+
+@mutant("salt_is_ignored", kills=("USE-07", "KVE-08"))
+class SaltIsIgnored(Reference):
+    def block_keys(self, job: Job) -> list[BlockKey]:
+        return [("", adapter, tokens) for _, adapter, tokens in super().block_keys(job)]
+
+
+@mutant("no_salt_sees_everything", kills="USE-07")
+class NoSaltSeesEverything(Reference):
+    def look_up(self, job: Job) -> int:
+        salts = (
+            [job.request.cache_salt]
+            if job.request.cache_salt
+            else sorted({salt for salt, _, _ in self.cache})
+        )
+        found = 0
+        for salt in salts:
+            job.request.cache_salt = salt
+            found = max(found, super().look_up(job))
+        return found

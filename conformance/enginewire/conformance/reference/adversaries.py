@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from enginewire.grpc_server import bare_server
+
 Behaviour = Callable[[], AsyncIterator[bytes]]
 
 
@@ -58,7 +60,7 @@ class Adversary:
 
     async def serve(self, target: str) -> grpc.aio.Server:
         """Listen; returns the running server."""
-        server = grpc.aio.server()
+        server = bare_server()
         server.add_generic_rpc_handlers([_Handler(self.name)])
         server.add_insecure_port(target)
         await server.start()

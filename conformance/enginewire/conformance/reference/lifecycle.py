@@ -24,6 +24,7 @@ class Lifecycle(Engine):
         self._drain_deadline: float | None = None
         self._grace_until = 0.0
         self._drained = False
+        self._timed_out = False
 
     async def start(self) -> None:
         """Load nothing, as slowly as the settings say."""
@@ -71,8 +72,8 @@ class Lifecycle(Engine):
     def continue_drain(self) -> None:
         """End the drain when nothing is in flight, or cut it at its deadline."""
         assert self._drain_deadline is not None
-        self._timed_out = self.is_busy() and time.monotonic() >= self._drain_deadline
-        if self._timed_out:
+        if self.is_busy() and time.monotonic() >= self._drain_deadline:
+            self._timed_out = True
             self.abort_all()
         is_over = time.monotonic() >= self._grace_until
         self._drained = self._timed_out or (is_over and not self.is_busy())
@@ -89,8 +90,7 @@ class Lifecycle(Engine):
 
     def drain_end(self) -> pb.DrainResponse:
         """The final state."""
-        timed_out = getattr(self, "_timed_out", False)
-        return pb.DrainResponse(state=pb.DRAIN_STATE_TIMED_OUT if timed_out else pb.DRAIN_STATE_DRAINED)
+        return pb.DrainResponse(state=pb.DRAIN_STATE_TIMED_OUT if self._timed_out else pb.DRAIN_STATE_DRAINED)
 
     async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
         """Wait for or abort what is in flight, then stop for good."""

@@ -1,4 +1,4 @@
-"""Why a call fails, and how that travels: one table from reason to status, one encoding of details."""
+"""Why a call fails, and how that travels: one status, one encoding of details."""
 
 from __future__ import annotations
 
@@ -10,27 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Metadata
-
-CODES: Final = {
-    pb.ERROR_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.ERROR_REASON_CONTEXT_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
-    pb.ERROR_REASON_UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
-    pb.ERROR_REASON_MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    pb.ERROR_REASON_DUPLICATE_ID: grpc.StatusCode.ALREADY_EXISTS,
-    pb.ERROR_REASON_QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_KV_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_ROLE_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.ERROR_REASON_REVISION_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.ERROR_REASON_DRAINING: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_NOT_STARTED: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_ENGINE_DEAD: grpc.StatusCode.UNAVAILABLE,
-    pb.ERROR_REASON_SLOW_CONSUMER: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    pb.ERROR_REASON_HANDOFF_INVALID: grpc.StatusCode.FAILED_PRECONDITION,
-    pb.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
-    pb.ERROR_REASON_CANCELLED: grpc.StatusCode.CANCELLED,
-}
+from enginewire.v1.status_codes import STATUS_CODES
 
 RETRYABLE: Final = frozenset(
     {
@@ -56,7 +36,7 @@ class Refusal(Exception):
         metadata: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.code = code or CODES[reason]
+        self.code = code or STATUS_CODES[reason]
         self.detail = pb.ErrorDetail(
             reason=reason, field=field, retryable=reason in RETRYABLE, metadata=metadata or {}
         )

@@ -22,6 +22,7 @@ from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.stop_strings import StopStrings
 from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.methods import methods
+from enginewire.grpc_server import bare_server
 
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -37,7 +38,7 @@ class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metric
 
     async def serve(self, target: str) -> grpc.aio.Server:
         """Listen at `host:port` or `unix:/path` and start the engine; returns the running server."""
-        server = grpc.aio.server(options=self.server_options())
+        server = bare_server(*self.server_options())
         server.add_generic_rpc_handlers(self.handlers())
         if self.credentials:
             server.add_secure_port(target, self.credentials)
@@ -66,7 +67,6 @@ class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metric
         """Channel arguments of the server."""
         # Keepalive much quicker than anyone's in earnest, for requests here are short.
         return [
-            ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", self.settings.max_request_bytes),
             ("grpc.keepalive_time_ms", 500),
             ("grpc.keepalive_timeout_ms", 2000),

@@ -1,10 +1,10 @@
-"""What the reference refuses before acceptance: tables of rules, and a method per kind of rule."""
+"""What the reference refuses before acceptance: a method per kind of rule, and rules from the contract."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -13,84 +13,25 @@ from google.protobuf.message import Message
 from enginewire import v1 as pb
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.settings import Settings
+from enginewire.field_rules import FIELD_RULES, Rule
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 FLOATS: Final = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
-RANGES: Final[dict[str, tuple[str, Callable[[float], bool]]]] = {
-    "stop_conditions.max_tokens": ("at least 1", lambda value: value >= 1),
-    "sampling_options.n": ("at least 1", lambda value: value >= 1),
-    "sampling_options.best_of": ("at least 1", lambda value: value >= 1),
-    "sampling_options.temperature": ("[0, 100]", lambda value: 0 <= value <= 100),
-    "sampling_options.top_p": ("(0, 1]", lambda value: 0 < value <= 1),
-    "sampling_options.top_k": ("at least -1", lambda value: value >= -1),
-    "sampling_options.min_p": ("[0, 1]", lambda value: 0 <= value <= 1),
-    "sampling_options.presence_penalty": ("[-2, 2]", lambda value: -2 <= value <= 2),
-    "sampling_options.frequency_penalty": ("[-2, 2]", lambda value: -2 <= value <= 2),
-    "sampling_options.repetition_penalty": ("(0, 10]", lambda value: 0 < value <= 10),
-    "output_options.stream_interval": ("at least 1", lambda value: value >= 1),
-    "bootstrap_info.bootstrap_port": ("1 to 65535", lambda value: 1 <= value <= 65535),
-}
+RULES: Final = [rule for rule in FIELD_RULES.values() if not rule.is_in_list]
+"""What the contract says about fields, those inside of lists aside."""
 
-GATES: Final[dict[str, tuple[str, object]]] = {
-    "prompt_embeds": ("prompt_embeds", None),
-    "multi_modal_data": ("multi_modal_part_types", None),
-    "mm_processor_kwargs": ("multi_modal_part_types", None),
-    "resume": ("resume", None),
-    "stop_conditions.stop": ("stop_strings", None),
-    "stop_conditions.max_thinking_tokens": ("max_thinking_tokens", None),
-    "sampling_options.n": ("multiple_choices", 1),
-    "sampling_options.best_of": ("best_of", 1),
-    "sampling_options.seed": ("seed", None),
-    "sampling_options.use_beam_search": ("beam_search", False),
-    "sampling_options.length_penalty": ("beam_search", 1.0),
-    "sampling_options.min_p": ("min_p", 0.0),
-    "sampling_options.presence_penalty": ("penalties", 0.0),
-    "sampling_options.frequency_penalty": ("penalties", 0.0),
-    "sampling_options.repetition_penalty": ("penalties", 1.0),
-    "sampling_options.logit_bias": ("logit_bias", None),
-    "sampling_options.allowed_token_ids": ("allowed_token_ids", None),
-    "sampling_options.bad_words_token_ids": ("bad_words", None),
-    "sampling_options.guided_decoding": ("guided_modes", None),
-    "sampling_options.include_stop_str_in_output": ("stop_strings", None),
-    "output_options.logprobs": ("logprobs", None),
-    "output_options.prompt_logprobs": ("prompt_logprobs", None),
-    "output_options.logprob_token_ids": ("selected_logprobs", None),
-    "output_options.skip_special_tokens": ("stop_strings", None),
-    "output_options.formatted_prompt": ("stop_strings", None),
-    "output_options.return_tokens_as_token_ids": ("stop_strings", None),
-    "routing.lora_name": ("lora", ""),
-    "routing.priority": ("priority", 0),
-    "routing.priority_jump": ("priority", 0.0),
-    "routing.dp_rank": ("data_parallel", 0),
-}
-"""Field, the capability it needs, and the value that asks for nothing."""
+RANGES: Final = {rule.path: rule for rule in RULES if rule.has_range}
+GATES: Final = {rule.path: rule for rule in RULES if rule.capability}
+LIMITS: Final = {rule.path: rule for rule in RULES if rule.limit}
+ID_LISTS: Final = [rule.path for rule in RULES if rule.token_ids]
 
-ID_LISTS: Final = (
-    "token_ids",
-    "eos_token_ids",
-    "stop_conditions.stop_token_ids",
-    "stop_conditions.stop_token_ids_visible",
-    "stop_conditions.stop_token_ids_hidden",
-    "sampling_options.allowed_token_ids",
-    "output_options.logprob_token_ids",
-)
-
-LIMITS: Final[dict[str, tuple[str, int]]] = {
-    "sampling_options.n": ("max_n", 128),
-    "sampling_options.best_of": ("max_n", 128),
-    "output_options.logprobs": ("max_logprobs", 20),
-    "output_options.prompt_logprobs": ("max_prompt_logprobs", 20),
-    "eos_token_ids": ("max_stop_token_ids", 256),
-    "stop_conditions.stop_token_ids": ("max_stop_token_ids", 256),
-    "stop_conditions.stop_token_ids_visible": ("max_stop_token_ids", 256),
-    "stop_conditions.stop_token_ids_hidden": ("max_stop_token_ids", 256),
-    "output_options.logprob_token_ids": ("max_stop_token_ids", 256),
-    "sampling_options.logit_bias": ("max_logit_bias", 1024),
-    "sampling_options.allowed_token_ids": ("max_allowed_token_ids", 65536),
-    "sampling_options.bad_words_token_ids": ("max_bad_words", 1024),
+TEXTS: Final[dict[str, tuple[int, int]]] = {
+    "annotations": (64, 1024),
+    "stop_conditions.stop": (32, 1024),
+    "extra_args": (1, 65536),
 }
-"""Field, the limit that may name another bound, and the contract's own bound."""
+"""Field, how many there may be, and how many bytes each of them may have."""
 
 
 class Validation:
@@ -124,6 +65,7 @@ class Validation:
         self.check_ids(inner)
         self.check_lists(inner)
         self.check_lengths(inner)
+        self.check_sizes(inner)
 
     def check_revision(self, revision: int) -> None:
         """Refuse clients of another range."""
@@ -145,9 +87,10 @@ class Validation:
 
     def check_role(self, request: pb.PreprocessedRequest) -> None:
         """No half of a disaggregated request on an aggregated engine."""
-        if request.HasField("prefill_result"):
-            reason = pb.ERROR_REASON_ROLE_MISMATCH
-            raise Refusal(reason, "prefill_result: is for decode engines", field="prefill_result")
+        for field in ("prefill_result", "bootstrap_info"):
+            if request.HasField(field):
+                message = f"{field}: is for engines of another role"
+                raise Refusal(pb.ERROR_REASON_ROLE_MISMATCH, message, field=field)
 
     def check_rank(self, request: pb.PreprocessedRequest) -> None:
         """Only ranks that are served here."""
@@ -165,22 +108,18 @@ class Validation:
         """Enum numbers that the server does not know are read as 0."""
 
     def check_ranges(self, request: pb.PreprocessedRequest) -> None:
-        """The table of ranges."""
-        for path, (allowed, holds) in self.ranges().items():
+        """Numbers are in range."""
+        for path, rule in RANGES.items():
             value = value_of(request, path)
-            if isinstance(value, int | float) and not holds(value):
-                raise invalid(path, "is out of range", value, allowed)
-
-    def ranges(self) -> dict[str, tuple[str, Callable[[float], bool]]]:
-        """Field, what is allowed in words, and the test."""
-        return RANGES
+            if isinstance(value, int | float) and not rule.holds(value):
+                raise invalid(path, "is out of range", value, rule.range)
 
     def check_gates(self, request: pb.PreprocessedRequest) -> None:
-        """The table of capabilities."""
-        for path, (capability, neutral) in GATES.items():
+        """Only what is offered is used."""
+        for path, rule in GATES.items():
             value = value_of(request, path)
-            if value is not None and value != neutral and not self.allows(capability):
-                message = f"{path}: the capability {capability} is not offered here"
+            if value is not None and rule.asks(value) and not self.allows(rule.capability):
+                message = f"{path}: the capability {rule.capability} is not offered here"
                 raise Refusal(pb.ERROR_REASON_UNSUPPORTED, message, field=path)
 
     def allows(self, capability: str) -> bool:
@@ -188,14 +127,17 @@ class Validation:
         return bool(getattr(self.config.capabilities, capability))
 
     def check_limits(self, request: pb.PreprocessedRequest) -> None:
-        """The table of bounds: numbers, and lengths of lists."""
-        for path, (limit, usual) in LIMITS.items():
-            limits = self.config.limits
-            bound = getattr(limits, limit) if limits.HasField(limit) else usual  # type: ignore[arg-type]  # name
-            value = value_of(request, path)
+        """Numbers, and lengths of lists, are within their bounds."""
+        for path, rule in LIMITS.items():
+            value, bound = value_of(request, path), self.bound(rule)
             size = value if isinstance(value, int | float) else len(value) if value else 0  # type: ignore[arg-type]
             if size > bound:
                 raise invalid(path, "is above the limit", size, f"at most {bound}")
+
+    def bound(self, rule: Rule) -> int:
+        """The contract's, or the one in `Limits`."""
+        limits, name = self.config.limits, rule.limit
+        return getattr(limits, name) if limits.HasField(name) else rule.bound  # type: ignore[arg-type]  # a name
 
     def check_prompt(self, request: pb.PreprocessedRequest) -> None:
         """A prompt that leaves room for output."""
@@ -248,6 +190,14 @@ class Validation:
             raise invalid(
                 field, "is above max_tokens", conditions.min_tokens, f"at most {conditions.max_tokens}"
             )
+
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        """The table of texts: how many there may be, and how many bytes each of them may have."""
+        for path, (most, longest) in TEXTS.items():
+            value = value_of(request, path) or ()
+            texts = [value] if isinstance(value, bytes) else [text.encode() for text in value]  # type: ignore[attr-defined]  # strings
+            if len(texts) > most or any(len(text) > longest for text in texts):
+                raise invalid(path, "is too large", len(texts), f"at most {most} of {longest} bytes each")
 
 
 def value_of(request: Message, path: str) -> object | None:

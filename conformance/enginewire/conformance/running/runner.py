@@ -197,7 +197,7 @@ class Runner:
             target=self.session.connection.target,
             invocation=self.invocation or f"--target {shlex.quote(self.session.connection.target)}",
             engine=f"{info.engine_name} {info.engine_version}, {info.config.model}".strip(" ,"),
-            bounds=self.session.bounds.describe(),
+            bounds="; ".join(filter(None, (self.session.bounds.describe(), self.session.drawn))),
             outcomes=verdict.in_order(
                 map(self._with_negative, self._outcomes.values()), requirements().values()
             ),

@@ -155,7 +155,9 @@ class Context:
     ) -> Stream:
         """Start a Generate. Without a `timeout`, what its size allows at this target."""
         conditions, prompt = request.request.stop_conditions, len(request.request.token_ids)
-        tokens = conditions.max_tokens if conditions.HasField("max_tokens") else self.room(prompt)
+        tokens = self.room(prompt)
+        if conditions.HasField("max_tokens"):
+            tokens = min(conditions.max_tokens, tokens)
         choices = max(request.request.sampling_options.n, 1)
         deadline = timeout or self.bounds.generation(tokens * choices, prompt)
         stream = Stream(request, (client or self.client).generate(request, timeout=deadline))

@@ -90,6 +90,8 @@ class Session:
     bounds: Bounds = field(default_factory=Bounds)
     others: int = 0
     """Requests that ran or waited before the kit sent any: somebody else uses the server."""
+    drawn: str = ""
+    """Which cases were drawn, for the head of the report."""
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
     _channel: grpc.aio.Channel | None = None
     _numbers: count[int] = field(default_factory=count)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from enginewire import v1 as pb
+from enginewire.field_rules import rules_of
 from enginewire.server.failures import ContextExceeded, InvalidRequest, Unsupported
+from enginewire.server.validation.bounds import Bounds
 from enginewire.server.validation.fields import invalid
 from enginewire.server.validation.generate import (
     check_annotations,
@@ -19,12 +21,11 @@ from enginewire.server.validation.generate import (
     check_routing,
 )
 from enginewire.server.validation.payloads import check_ids
-from enginewire.server.validation.rules import Bounds
 
-MAX_INPUTS = 2048
+RULES = rules_of(pb.PreprocessedEmbeddingRequest.DESCRIPTOR)
+MAX_INPUTS, MAX_CHECKSUM_BYTES = RULES["token_ids"].bound, RULES["mdc_sum"].bound
 MAX_ANSWER_BYTES = 4_000_000
 """An answer is one message: below the 4 MiB that gRPC clients accept unless told otherwise."""
-MAX_CHECKSUM_BYTES = 1024
 ENCODINGS = ("float", "base64")
 
 

@@ -1,15 +1,13 @@
-"""Fields of PreprocessedRequest by path, such as `sampling_options.temperature`.
+"""What holds for the fields of every message, whatever they mean.
 
-Holds `RequestField`, which reads one field, `check_numbers`, which looks at every number there is, and
-`invalid`, which words what is wrong. Knows nothing about what the fields mean.
+Holds `check_numbers`, which looks at every number there is, and `invalid`, which words what is wrong.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, cast
+from typing import Protocol
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -40,43 +38,6 @@ class Sized(Protocol):
     def __len__(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RequestField:
-    """A field below PreprocessedRequest, not inside a repeated one."""
-
-    path: str
-    parents: tuple[str, ...]
-    name: str
-    has_presence: bool
-
-    def value(self, request: pb.PreprocessedRequest) -> object | None:
-        """The field's value, or None when it is unset, or an empty list or text without presence."""
-        owner: Message = request
-        for parent in self.parents:
-            if not owner.HasField(parent):
-                return None
-            owner = getattr(owner, parent)
-        if self.has_presence and not owner.HasField(self.name):
-            return None
-        value: object = getattr(owner, self.name)
-        if self.has_presence or isinstance(value, int | float):
-            return value
-        return value if len(cast(Sized, value)) else None
-
-
-@cache
-def request_field(path: str) -> RequestField:
-    """The field of that path. Raises KeyError when the contract has none."""
-    *parents, name = path.split(".")
-    descriptor: Descriptor = pb.PreprocessedRequest.DESCRIPTOR
-    for parent in parents:
-        inner = descriptor.fields_by_name[parent].message_type
-        if inner is None:
-            raise KeyError(path)
-        descriptor = inner
-    return RequestField(path, tuple(parents), name, descriptor.fields_by_name[name].has_presence)
-
-
 def check_numbers(request: pb.PreprocessedRequest) -> None:
     """Raise InvalidRequest for a float that is not finite and for an enum value that does not exist."""
     pending: list[tuple[str, Message]] = [("", request)]
@@ -86,14 +47,16 @@ def check_numbers(request: pb.PreprocessedRequest) -> None:
         seen += 1
         if seen > MAX_ENTRIES:
             raise invalid(path, "too many entries", f"more than {MAX_ENTRIES}", f"0..{MAX_ENTRIES}")
-        for field in _numeric_fields(message.DESCRIPTOR):
-            value = getattr(message, field.name)
+        numeric = _numeric_fields(message.DESCRIPTOR)
+        for field, value in message.ListFields():
+            if field.number not in numeric:
+                continue
             here = f"{path}.{field.name}" if path else field.name
             if field.message_type is None:
                 _check_number(here, field, value)
             elif field.is_repeated:
                 pending += ((f"{here}[{i}]", entry) for i, entry in enumerate(value[: MAX_ENTRIES + 1]))
-            elif message.HasField(field.name):
+            else:
                 pending.append((here, value))
 
 
@@ -106,9 +69,9 @@ def _check_number(path: str, field: FieldDescriptor, value: float) -> None:
 
 
 @cache
-def _numeric_fields(descriptor: Descriptor) -> tuple[FieldDescriptor, ...]:
-    """Fields that are a float or an enum, or that lead to one."""
-    return tuple(field for field in descriptor.fields if _is_numeric(field))
+def _numeric_fields(descriptor: Descriptor) -> frozenset[int]:
+    """Numbers of the fields that are a float or an enum, or that lead to one."""
+    return frozenset(field.number for field in descriptor.fields if _is_numeric(field))
 
 
 def _is_numeric(field: FieldDescriptor) -> bool:

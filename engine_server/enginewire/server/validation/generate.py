@@ -1,8 +1,8 @@
 """Is this a request the engine may be given? Every rule of the contract, before acceptance.
 
 `check_generate` takes a request and what the engine advertised, and raises an `EngineError` that names the
-field, or returns. It changes nothing: values beyond the window are clamped by the engine. Rules that are
-data live in `rules`. Knows nothing about queues, gRPC or a particular engine.
+field, or returns. It changes nothing: values beyond the window are clamped by the engine. What the contract
+says as data, `ruled_fields` finds. Knows nothing about queues, gRPC or a particular engine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from enginewire import v1 as pb
+from enginewire.field_rules import FIELD_RULES, Rule
 from enginewire.server.failures import (
     ContextExceeded,
     InvalidRequest,
@@ -20,6 +21,7 @@ from enginewire.server.failures import (
     RoleMismatch,
     Unsupported,
 )
+from enginewire.server.validation.bounds import Bounds
 from enginewire.server.validation.fields import Sized, check_numbers, invalid, shown
 from enginewire.server.validation.json_text import MAX_BYTES, json_fault
 from enginewire.server.validation.payloads import (
@@ -30,24 +32,15 @@ from enginewire.server.validation.payloads import (
     check_resume,
     prompt_length,
 )
-from enginewire.server.validation.rules import (
-    GATES,
-    JSON_OBJECTS,
-    JSON_VALUES,
-    LIMITS,
-    RANGES,
-    TOKEN_IDS,
-    Bounds,
-    Rule,
-)
+from enginewire.server.validation.ruled_fields import Fields, ruled_fields
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 NAME_RULE = "1 to 128 characters of [A-Za-z0-9._:-]"
-MAX_ANNOTATIONS = 64
-MAX_ANNOTATION_BYTES = 1024
-MAX_STOP_STRINGS = 32
-MAX_STOP_STRING_BYTES = 1024
 MAX_BAD_WORD_TOKENS = 8192
+
+ANNOTATIONS, STOP, BIAS = (
+    FIELD_RULES[path] for path in ("annotations", "stop_conditions.stop", "sampling_options.logit_bias.bias")
+)
 
 
 def check_generate(request: pb.GenerateRequest, config: pb.EngineConfig) -> None:
@@ -78,14 +71,15 @@ def check_client_revision(revision: int) -> None:
 
 def check_preprocessed(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> None:
     """As `check_generate`, for the part that the engine sees."""
-    bounds = Bounds.of(config)
+    bounds, fields = Bounds.of(config), ruled_fields(request)
     check_model(request.model, config)
     _check_role(request, config.role)
     _check_prompt(request, bounds)
-    _check_ranges(request)
-    _check_capabilities(request, config.capabilities)
-    _check_limits(request, bounds)
-    _check_token_ids(request, bounds.vocab_size)
+    _check_ranges(fields.ranged)
+    _check_capabilities(fields.gated, config.capabilities)
+    _check_limits(fields.limited, bounds)
+    _check_token_ids(fields.token_ids, bounds.vocab_size)
+    _check_bad_words(request.sampling_options.bad_words_token_ids, bounds.vocab_size)
     check_numbers(request)
     if request.HasField("prompt_embeds"):
         check_prompt_embeds(request.prompt_embeds, bounds)
@@ -95,8 +89,7 @@ def check_preprocessed(request: pb.PreprocessedRequest, config: pb.EngineConfig)
     check_routing(request.routing, config)
     check_multi_modal(request.multi_modal_data, config.capabilities.multi_modal_part_types)
     check_annotations(request.annotations)
-    _check_json(request, JSON_OBJECTS, must_be_object=True)
-    _check_json(request, JSON_VALUES, must_be_object=False)
+    _check_json(fields.json)
 
 
 def served_names(config: pb.EngineConfig) -> set[str]:
@@ -147,40 +140,32 @@ def _check_prompt(request: pb.PreprocessedRequest, bounds: Bounds) -> None:
         raise ContextExceeded(reason, field="token_ids")
 
 
-def _check_ranges(request: pb.PreprocessedRequest) -> None:
-    for rule in RANGES:
-        value = rule.field.value(request)
-        if value is not None and not rule.holds(cast(float, value)):
-            raise invalid(rule.field.path, "out of range", value, str(rule))
+def _check_ranges(fields: Fields) -> None:
+    for rule, value in fields:
+        if not rule.holds(value):
+            raise invalid(rule.path, "out of range", value, rule.range)
 
 
-def _check_capabilities(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> None:
-    for gate in GATES:
-        value = gate.field.value(request)
-        if value is None or getattr(capabilities, gate.capability):
-            continue
-        if gate.neutral is None or value != gate.neutral:
-            path = gate.field.path
-            raise Unsupported(f"{path}: needs the capability {gate.capability}", field=path)
+def _check_capabilities(fields: Fields, capabilities: pb.Capabilities) -> None:
+    for rule, value in fields:
+        if rule.asks(value) and not getattr(capabilities, rule.capability):
+            raise Unsupported(f"{rule.path}: needs the capability {rule.capability}", field=rule.path)
 
 
-def _check_limits(request: pb.PreprocessedRequest, bounds: Bounds) -> None:
-    for rule in LIMITS:
-        value = rule.field.value(request)
-        if value is None:
-            continue
-        most: int = getattr(bounds, rule.bound)
-        number = value if isinstance(value, int) else len(cast(Sized, value))
+def _check_limits(fields: Fields, bounds: Bounds) -> None:
+    for rule, value in fields:
+        number, most = value if isinstance(value, int) else len(value), bounds.most(rule)
         if number > most:
-            raise invalid(rule.field.path, "too many", number, f"at most {most}")
+            raise invalid(rule.path, "too many", number, f"at most {most}")
 
 
-def _check_token_ids(request: pb.PreprocessedRequest, vocab_size: int) -> None:
-    for rule in TOKEN_IDS:
-        ids = rule.field.value(request)
-        if ids is not None:
-            check_ids(rule.field.path, cast("Iterable[int]", ids), vocab_size)
-    for i, word in enumerate(request.sampling_options.bad_words_token_ids):
+def _check_token_ids(fields: Fields, vocab_size: int) -> None:
+    for rule, ids in fields:
+        check_ids(rule.path, ids, vocab_size)
+
+
+def _check_bad_words(words: Iterable[pb.TokenSequence], vocab_size: int) -> None:
+    for i, word in enumerate(words):
         path = f"sampling_options.bad_words_token_ids[{i}].token_ids"
         count = len(word.token_ids)
         if not 0 < count <= MAX_BAD_WORD_TOKENS:
@@ -197,7 +182,7 @@ def _check_stop_conditions(request: pb.PreprocessedRequest, bounds: Bounds) -> N
     if stop.min_tokens > room:
         reason = f"{path}: exceeds the context, got {stop.min_tokens}, allowed 0..{room}"
         raise ContextExceeded(reason, field=path)
-    _check_strings("stop_conditions.stop", stop.stop, MAX_STOP_STRINGS, 1, MAX_STOP_STRING_BYTES)
+    _check_strings(STOP, stop.stop, shortest=1)
 
 
 def _check_sampling(options: pb.SamplingOptions, config: pb.EngineConfig) -> None:
@@ -233,8 +218,8 @@ def _check_logit_bias(entries: Iterable[pb.LogitBias], vocab_size: int) -> None:
             raise invalid(f"{path}.token_id", "not in the vocabulary", entry.token_id, f"0..{vocab_size - 1}")
         if entry.token_id in seen:
             raise invalid(f"{path}.token_id", "named twice", entry.token_id, "each id once")
-        if not -100 <= entry.bias <= 100:
-            raise invalid(f"{path}.bias", "out of range", entry.bias, "[-100, 100]")
+        if not BIAS.holds(entry.bias):
+            raise invalid(f"{path}.bias", "out of range", entry.bias, BIAS.range)
         seen.add(entry.token_id)
 
 
@@ -251,23 +236,23 @@ def check_routing(routing: pb.RoutingHints, config: pb.EngineConfig) -> None:
 
 def check_annotations(annotations: Iterable[str]) -> None:
     """Raise InvalidRequest for too many annotations, or one that is too long."""
-    _check_strings("annotations", annotations, MAX_ANNOTATIONS, 0, MAX_ANNOTATION_BYTES)
+    _check_strings(ANNOTATIONS, annotations)
 
 
-def _check_strings(path: str, texts: Iterable[str], most: int, shortest: int, longest: int) -> None:
-    count = len(cast(Sized, texts))
-    if count > most:
-        raise invalid(path, "too many", count, f"0..{most}")
+def _check_strings(rule: Rule, texts: Iterable[str], shortest: int = 0) -> None:
+    count, longest = len(cast(Sized, texts)), rule.max_entry_bytes
+    if count > rule.bound:
+        raise invalid(rule.path, "too many", count, f"0..{rule.bound}")
     for i, text in enumerate(texts):
         size = len(text.encode())
         if not shortest <= size <= longest:
-            raise invalid(f"{path}[{i}]", "length", f"{size} bytes", f"{shortest}..{longest}")
+            raise invalid(f"{rule.path}[{i}]", "length", f"{size} bytes", f"{shortest}..{longest}")
 
 
-def _check_json(request: pb.PreprocessedRequest, rules: Iterable[Rule], *, must_be_object: bool) -> None:
-    for rule in rules:
-        data = cast("bytes | None", rule.field.value(request))
-        fault = data and json_fault(data, must_be_object=must_be_object)
-        if data and fault:
+def _check_json(fields: Fields) -> None:
+    for rule, data in fields:
+        must_be_object = rule.json == pb.JSON_KIND_OBJECT
+        fault = json_fault(data, must_be_object=must_be_object)
+        if fault:
             kind = "a JSON object" if must_be_object else "JSON"
-            raise invalid(rule.field.path, fault, f"{len(data)} bytes", f"{kind} of 0..{MAX_BYTES} bytes")
+            raise invalid(rule.path, fault, f"{len(data)} bytes", f"{kind} of 0..{MAX_BYTES} bytes")

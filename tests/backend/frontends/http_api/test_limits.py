@@ -266,7 +266,7 @@ async def test_requests_that_wait_for_the_one_before_them_are_bounded(start_back
     async with serving_http(backend) as face, caller(face.address) as stranger:
         await stranger.say(posting(body) + GET * 100)
         assert await stranger.is_cut_off()
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
 
 
 async def test_a_caller_who_leaves_with_more_requests_behind_is_noticed(start_backend: StartBackend) -> None:
@@ -276,7 +276,7 @@ async def test_a_caller_who_leaves_with_more_requests_behind_is_noticed(start_ba
         async with caller(face.address) as stranger:
             await stranger.say(posting(body) + GET + GET)
             await stranger.reader.readuntil(b"data: ")
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}])
@@ -296,7 +296,7 @@ async def test_the_reader_of_a_stream_who_stalls_is_ended_and_so_is_its_request(
             while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         assert backend.backend.activity.totals.finished["abort"] == more.get("n", 1)
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
         assert await still_serves(face.address)
 
 

@@ -84,7 +84,7 @@ async def test_a_gateway_that_stops_reading_is_ended(start_backend: StartBackend
         async with asyncio.timeout(20):
             while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
         with pytest.raises(grpc.aio.AioRpcError, match=r"took nothing for 0\.3 s"):
             await read_on(call)
 
@@ -116,7 +116,7 @@ async def test_a_stop_string_ends_the_engines_work_and_is_named(start_backend: S
         _, (complete,) = await answers(stub, asked(stop=["de"], max_tokens=4000, ignore_eos=True))
         assert (complete.finish_reason, complete.matched_stop_str) == ("stop", "de")
         assert list(complete.output_ids) == PROMPT[:5]
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
 
 
 async def test_a_stop_token_of_the_caller_is_named(stub: stubs.VllmEngineStub) -> None:
@@ -144,7 +144,7 @@ async def test_an_abort_ends_the_request_in_the_engine(start_backend: StartBacke
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             [response async for response in call]
         assert failure.value.code() is grpc.StatusCode.CANCELLED
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
         # The id is free again, and an abort that comes too late ends nothing.
         await stub.Abort(vllm.AbortRequest(request_ids=["long"]))
         assert (await answers(stub, asked("long", max_tokens=2)))[1][0].finish_reason == "length"
@@ -161,7 +161,7 @@ async def test_a_duplicate_id_is_refused_and_leaves_the_first_request_to_its_abo
             await answers(stub, asked("twice"))
         assert failure.value.code() is grpc.StatusCode.ALREADY_EXISTS
         await stub.Abort(vllm.AbortRequest(request_ids=["twice"]))
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
         call.cancel()
 
 
@@ -171,7 +171,7 @@ async def test_a_caller_that_leaves_aborts_its_request(start_backend: StartBacke
         call = stub.Generate(asked(max_tokens=4000, ignore_eos=True))
         await call.read()
         call.cancel()
-        await serving.until_idle(within=5.0)
+        await serving.until_idle()
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import grpc
-
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.grpc_service import GrpcFace
 from enginewire.backend.frontends.health import HealthServicer
 from enginewire.backend.frontends.smg.servicer import SERVICE, SmgServicer
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.grpc_listening import bind_tcp, listening_options
+from enginewire.grpc_listening import bind_tcp
+from enginewire.grpc_server import new_server
 
 
 @asynccontextmanager
 async def smg_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
     """Serve inside the context; the address is the URL that SMG wants. Raises AddressError."""
     assert options.smg_port is not None
-    server = grpc.aio.server(
-        options=listening_options(options.max_message_bytes, options.max_concurrent_streams)
-    )
+    server = new_server(options.max_message_bytes, options.max_concurrent_streams)
     servicer = SmgServicer(backend, options.timeout, options.tokenizer, options.slow_consumer_timeout)
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health = HealthServicer(backend.backend.engines, SERVICE)

@@ -17,6 +17,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed, violation
 from enginewire.conformance.client_side.reference.text import ReferenceChoice, Vocabulary
 from enginewire.conformance.wire.exchange import DETAILS_KEY
+from enginewire.grpc_server import bare_server
 
 ATTEMPTS: Final = 5
 BACKOFF_SECONDS: Final = 0.02
@@ -71,7 +72,7 @@ class ReferenceBackend:
         self.info = await self._discovery.GetEngineInfo(pb.GetEngineInfoRequest())
         self.revision = self.common_revision(self.info)
         self.vocabulary = await self._read_tokenizer()
-        server = grpc.aio.server()
+        server = bare_server()
         handler = grpc.unary_stream_rpc_method_handler(
             self._serve_one,
             request_deserializer=pb.BackendServiceGenerateRequest.FromString,

@@ -27,6 +27,7 @@ from enginewire.conformance.client_side.stage.turn import LIFE, Scene, Scripted,
 from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Exchange
 from enginewire.conformance.wire.methods import methods
+from enginewire.grpc_server import bare_server
 
 GENERATE: Final = "EngineService.Generate"
 UNKNOWN_PROMPT: Final = Fail(
@@ -55,7 +56,7 @@ class ScriptedEngine:
 
     async def start(self, target: str) -> None:
         """Listen at `host:0` or `unix:/path`; `self.target` is where."""
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *_pings_borne(self.facts)])
+        self._server = bare_server(*_pings_borne(self.facts))
         self._server.add_generic_rpc_handlers([_Methods(self)])
         port = self._server.add_insecure_port(target)
         self.target = target if target.startswith("unix:") else f"{target.rpartition(':')[0]}:{port}"

@@ -244,7 +244,7 @@ async def test_the_deadline_is_a_gateway_timeout(start_backend: StartBackend) ->
             await client.completions.create(model=MODEL, prompt="x")
         assert refusal.value.status_code == 504
         assert refusal.value.code == "deadline_exceeded"
-        await serving.until_idle(within=2.0)
+        await serving.until_idle()
 
 
 async def test_a_failure_in_the_middle_of_a_stream_is_its_last_event(start_backend: StartBackend) -> None:
@@ -274,7 +274,7 @@ async def test_a_failed_prompt_of_a_batch_fails_the_answer_and_frees_the_others(
                 model=MODEL, prompt=["for ever", ""], max_tokens=4000, extra_body={"ignore_eos": True}
             )
         assert refusal.value.param == "prompt"
-        await serving.until_idle(within=2.0)
+        await serving.until_idle()
 
 
 async def test_a_caller_who_leaves_a_stream_frees_the_engine(start_backend: StartBackend) -> None:
@@ -284,7 +284,7 @@ async def test_a_caller_who_leaves_a_stream_frees_the_engine(start_backend: Star
         await anext(aiter(stream))
         assert (await serving.load()).running == 1
         await stream.close()
-        await serving.until_idle(within=2.0)
+        await serving.until_idle()
 
 
 async def test_a_caller_who_leaves_before_the_first_token_frees_the_engine(
@@ -295,7 +295,7 @@ async def test_a_caller_who_leaves_before_the_first_token_frees_the_engine(
         asking = asyncio.create_task(client.completions.create(model=MODEL, prompt=["a", "b"]))
         await serving.until(lambda load: load.running + load.waiting == 2)
         asking.cancel()
-        await serving.until_idle(within=2.0)
+        await serving.until_idle()
 
 
 async def test_many_callers_at_once_get_their_own_text(text_backend: TextBackend) -> None:
