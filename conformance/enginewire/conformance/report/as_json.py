@@ -37,8 +37,8 @@ def _document(report: Report) -> dict[str, object]:
         "engine": report.engine,
         "bounds": report.bounds,
         "seconds": round(report.seconds, 3),
-        "watched": report.watched,
         "standing": standing.document(report),
+        "watched": report.watched,
         "counts": {status.value: number for status, number in counts(report)},
         "outcomes": [_outcome(report, outcome) for outcome in report.outcomes],
     }
