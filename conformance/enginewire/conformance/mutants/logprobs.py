@@ -148,7 +148,7 @@ def prompt_logprob_of_the_first_token(table: pb.PromptLogprobs) -> None:
     table.logprobs.token_logprobs.insert(0, 0.0)
 
 
-@changed(Reference.prompt_logprobs, "nan_prompt_logprob", kills="LOG-07")
+@changed(Reference.prompt_logprobs, "nan_prompt_logprob", kills="LOG-07", also="LOG-03/seen")
 def nan_prompt_logprob(table: pb.PromptLogprobs) -> None:
     """In one row, and only among its alternatives."""
     if table.logprobs.top_logprobs:
