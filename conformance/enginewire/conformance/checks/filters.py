@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -127,11 +128,13 @@ async def _all_hold(
     ctx: Context, grid: Sequence[Setting], filtered: Callable[[Options, float], Filter]
 ) -> None:
     """A Violation for a token outside; NotApplicable when nowhere anything could have been seen."""
-    slots = asyncio.Semaphore(SLOTS)
+    slots, deadline = asyncio.Semaphore(SLOTS), time.monotonic() + ctx.bounds.check / 4
 
     async def missed(number: int, setting: Setting) -> float:
         async with slots:
-            return await _missed(ctx, number, setting, filtered(*setting))
+            # What a slow target leaves no time for is not judged.
+            is_late = time.monotonic() > deadline
+            return 1.0 if is_late else await _missed(ctx, number, setting, filtered(*setting))
 
     found = await asyncio.gather(*(missed(number, setting) for number, setting in enumerate(grid)))
     if min(found) > MISSED:
@@ -205,7 +208,10 @@ def _in_order(options: Options, temperature: float) -> Filter:
 async def _follows(ctx: Context, temperature: float) -> bool:
     """False when even a server that ignores the temperature would have been believed."""
     drift = variance = expected = 0.0
+    deadline = time.monotonic() + ctx.bounds.check / 4
     for turn in range(MOST_MANY):
+        if time.monotonic() > deadline:
+            break
         changes: dict[str, Value] = {"token_ids": ctx.prompt(salt=400 + turn), "max_tokens": MANY}
         answer = await drawn(ctx, **changes, temperature=temperature)
         for position in (position for positions in answer for position in positions if position.is_told):

@@ -105,7 +105,7 @@ async def every_bias_counts(ctx: Context) -> None:
     _could_be_seen(seen)
 
 
-@check("SAM-18", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)
+@check("SAM-18", variant="output", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)
 async def penalties_count_the_output(ctx: Context) -> None:
     """Each alone, and both in other directions; not what is in the prompt or in another choice."""
     seen = []

@@ -49,11 +49,11 @@ class LongAnnotationsAreLetIn(Reference):
         super().check_sizes(short)
 
 
-@mutant("the_first_sixteen_stop_ids", kills="LIM-10/lists")
-class TheFirstSixteenStopIds(Reference):
+@mutant("the_first_hundred_stop_ids", kills="LIM-10/lists")
+class TheFirstHundredStopIds(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         conditions = request.stop_conditions
-        return [*conditions.stop_token_ids[:READ], *conditions.stop_token_ids_visible]
+        return [*conditions.stop_token_ids[:100], *conditions.stop_token_ids_visible]
 
 
 @mutant("the_first_hundred_ends_of_sequence", kills="LIM-10/lists")

@@ -80,7 +80,7 @@ class BiasOfTheFirstChoice(OtherOptions):
             options.ClearField("logit_bias")
 
 
-@mutant("frequency_penalty_counts_the_prompt", kills="SAM-18")
+@mutant("frequency_penalty_counts_the_prompt", kills="SAM-18/output")
 class FrequencyPenaltyCountsThePrompt(Reference):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
         super().apply_penalties(choice, logits)
@@ -89,7 +89,7 @@ class FrequencyPenaltyCountsThePrompt(Reference):
             logits[token] -= request.sampling_options.frequency_penalty * count
 
 
-@mutant("presence_penalty_counts_all_choices", kills="SAM-18")
+@mutant("presence_penalty_counts_all_choices", kills="SAM-18/output")
 class PresencePenaltyCountsAllChoices(Reference):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
         super().apply_penalties(choice, logits)
@@ -98,7 +98,7 @@ class PresencePenaltyCountsAllChoices(Reference):
             logits[token] -= choice.job.request.sampling_options.presence_penalty
 
 
-@mutant("frequency_penalty_counts_once", kills="SAM-18")
+@mutant("frequency_penalty_counts_once", kills="SAM-18/output")
 class FrequencyPenaltyCountsOnce(Reference):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
         super().apply_penalties(choice, logits)

@@ -123,7 +123,7 @@ class TopKOfTheFirstToken(Reference):
         return self.sample(self.kept(logits, temperature, unfiltered), self.draw(choice))
 
 
-@mutant("penalty_applied_at_identity", kills=("SAM-08", "SAM-18"))
+@mutant("penalty_applied_at_identity", kills=("SAM-08", "SAM-18/output"))
 class PenaltyAppliedAtIdentity(Reference):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
         super().apply_penalties(choice, logits)
@@ -144,12 +144,12 @@ def _penalty_ignored(name: str) -> Callable[[Reference, Choice, list[float]], No
     return apply_penalties
 
 
-@mutant("presence_penalty_ignored", kills=("SAM-08", "SAM-18"))
+@mutant("presence_penalty_ignored", kills=("SAM-08", "SAM-18/output"))
 class PresencePenaltyIgnored(Reference):
     apply_penalties = _penalty_ignored("presence_penalty")  # type: ignore[assignment]  # a function as a method
 
 
-@mutant("frequency_penalty_ignored", kills=("SAM-08", "SAM-18"))
+@mutant("frequency_penalty_ignored", kills=("SAM-08", "SAM-18/output"))
 class FrequencyPenaltyIgnored(Reference):
     apply_penalties = _penalty_ignored("frequency_penalty")  # type: ignore[assignment]  # a function as a method
 
