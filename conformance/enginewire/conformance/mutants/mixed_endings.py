@@ -127,7 +127,7 @@ class FirstTokenIsNoEos(Reference):
         return GOES_ON if reason == EOS and is_early else (reason, match)
 
 
-@mutant("eos_of_the_request_for_one_choice", kills="STP-04/drawn")
+@mutant("eos_of_the_request_for_one_choice", kills="STP-04/drawn", also="LIM-02/seen")
 class EosOfTheRequestForOneChoice(Reference):
     """Several choices end by the engine's own ids alone."""
 
@@ -160,7 +160,11 @@ class IgnoredEosIsNoStop(Reference):
         return [token for token in super().caller_stops(request) if token not in ignored]
 
 
-@mutant("hidden_eos_dropped", kills="STP-02/drawn")
+@mutant(
+    "hidden_eos_dropped",
+    kills="STP-02/drawn",
+    also=("LIM-06/seen", "RES-04/seen", "RES-05/seen", "SEQ-03/seen", "USE-01/seen"),
+)
 class HiddenEosDropped(Reference):
     """The token that ended a choice is left out when it is in a hidden list and in a visible one."""
 
@@ -171,7 +175,7 @@ class HiddenEosDropped(Reference):
         return output
 
 
-@mutant("ends_by_ids_of_its_neighbours", kills="STP-07/drawn")
+@mutant("ends_by_ids_of_its_neighbours", kills="STP-07/drawn", also=("LIM-02/seen", "STP-02/seen"))
 class EndsByIdsOfItsNeighbours(Reference):
     """A request without stop ids has the hidden ones of all that run beside it."""
 
@@ -198,28 +202,28 @@ class _Least(Reference):
         return super().ending(choice, token)
 
 
-@mutant("min_tokens_not_for_hidden_ids", kills="LIM-06/drawn")
+@mutant("min_tokens_not_for_hidden_ids", kills="LIM-06/drawn", also="RES-05/seen")
 class MinTokensNotForHiddenIds(_Least):
     def least(self, choice: Choice, token: int) -> int:
         hidden = choice.job.request.stop_conditions.stop_token_ids_hidden
         return 0 if token in hidden else super().least(choice, token)
 
 
-@mutant("min_tokens_not_for_visible_ids", kills="LIM-06/drawn")
+@mutant("min_tokens_not_for_visible_ids", kills="LIM-06/drawn", also="RES-05/seen")
 class MinTokensNotForVisibleIds(_Least):
     def least(self, choice: Choice, token: int) -> int:
         visible = choice.job.request.stop_conditions.stop_token_ids_visible
         return 0 if token in visible else super().least(choice, token)
 
 
-@mutant("min_tokens_of_all_choices", kills="LIM-06/drawn")
+@mutant("min_tokens_of_all_choices", kills="LIM-06/drawn", also="RES-05/seen")
 class MinTokensOfAllChoices(_Least):
     def least(self, choice: Choice, token: int) -> int:
         siblings = len(choice.job.choices)
         return -(-super().least(choice, token) // siblings)
 
 
-@mutant("min_tokens_anew_for_resumed_eos", kills="RES-05/drawn")
+@mutant("min_tokens_anew_for_resumed_eos", kills="RES-05/drawn", also="STP-04/seen")
 class MinTokensAnewForResumedEos(_Least):
     def least(self, choice: Choice, token: int) -> int:
         is_eos = token in self.system_stops(choice.job.request)
@@ -235,7 +239,7 @@ class MaxTokensAnewBesideStops(Reference):
         return super().room(choice) + again
 
 
-@mutant("one_more_in_intervals", kills="LIM-01/drawn")
+@mutant("one_more_in_intervals", kills="LIM-01/drawn", also="RES-04/seen")
 class OneMoreInIntervals(Reference):
     """One token too many when tokens are gathered by four and there is a minimum."""
 
@@ -245,7 +249,7 @@ class OneMoreInIntervals(Reference):
         return super().room(choice) + bool(is_one_more)
 
 
-@mutant("length_at_the_least_is_eos", kills="LIM-02/drawn")
+@mutant("length_at_the_least_is_eos", kills="LIM-02/drawn", also="STP-04/seen")
 class LengthAtTheLeastIsEos(Reference):
     """Where min_tokens is max_tokens."""
 
@@ -256,7 +260,7 @@ class LengthAtTheLeastIsEos(Reference):
         return (EOS, None) if is_both else (reason, match)
 
 
-@mutant("mux_shows_hidden_ids", kills="MUX-01/drawn")
+@mutant("mux_shows_hidden_ids", kills="MUX-01/drawn", also="STP-04/seen")
 class MuxShowsHiddenIds(KnowsItsStreams):
     """Over a multiplexed stream a hidden id is one of the caller's."""
 

@@ -31,13 +31,13 @@ class _Gathering(Reference):
                 yield held.pop(later.index)
 
 
-@mutant("gathered_position_of_the_last", kills="STR-06/drawn")
+@mutant("gathered_position_of_the_last", kills="STR-06/drawn", also="RES-06/seen")
 class GatheredPositionOfTheLast(_Gathering):
     def gathered(self, output: pb.LLMEngineOutput, later: pb.LLMEngineOutput) -> None:
         output.MergeFrom(later)
 
 
-@mutant("gathered_past_the_end", kills=("STP-01/drawn", "STP-04/drawn"))
+@mutant("gathered_past_the_end", kills=("STP-01/drawn", "STP-04/drawn"), also=("LIM-01/seen", "RES-04/seen"))
 class GatheredPastTheEnd(Reference):
     """Looks for stops when an interval is full."""
 
@@ -49,7 +49,11 @@ class GatheredPastTheEnd(Reference):
         return pb.FINISH_REASON_UNSPECIFIED, None
 
 
-@mutant("gathered_tokens_lost_at_the_end", kills="STR-06/drawn")
+@mutant(
+    "gathered_tokens_lost_at_the_end",
+    kills="STR-06/drawn",
+    also=("RES-04/seen", "RES-05/seen", "RES-06/seen"),
+)
 class GatheredTokensLostAtTheEnd(_Gathering):
     """An end of sequence goes out at once, without those that wait."""
 
@@ -82,7 +86,7 @@ class PositionsBeginAgainForChoices(Reference):
         return output
 
 
-@mutant("mux_positions_from_one_behind_eos_lists", kills="MUX-10/drawn")
+@mutant("mux_positions_from_one_behind_eos_lists", kills="MUX-10/drawn", also=("RES-06/seen", "STR-06/seen"))
 class MuxPositionsFromOneBehindEosLists(KnowsItsStreams):
     """Rows of a request that has its own end of sequence count from 1."""
 
@@ -134,7 +138,7 @@ class LastEosHasNoTerminal(KnowsItsStreams):
             yield output
 
 
-@mutant("eos_is_said_again", kills="STR-03/drawn")
+@mutant("eos_is_said_again", kills="STR-03/drawn", also=("LOG-01/seen", "MUX-02/seen"))
 class EosIsSaidAgain(Reference):
     """With intervals, the token of an end of sequence comes once more."""
 
@@ -145,7 +149,7 @@ class EosIsSaidAgain(Reference):
                 yield pb.LLMEngineOutput(index=output.index, token_ids=output.token_ids)
 
 
-@mutant("sibling_that_ended_has_no_terminal", kills="SEQ-02/drawn")
+@mutant("sibling_that_ended_has_no_terminal", kills="SEQ-02/drawn", also="STR-02/seen")
 class SiblingThatEndedHasNoTerminal(KnowsItsStreams):
     """Of two choices of a call that end by EOS, the first one's end is not told."""
 
@@ -157,7 +161,7 @@ class SiblingThatEndedHasNoTerminal(KnowsItsStreams):
             yield output
 
 
-@mutant("eos_of_another_choice", kills="SEQ-01/drawn")
+@mutant("eos_of_another_choice", kills="SEQ-01/drawn", also="STR-06/seen")
 class EosOfAnotherChoice(Reference):
     """The end of sequence of a later choice names one that there is not."""
 
@@ -185,14 +189,14 @@ def ended_by(job: Job, ids: list[int]) -> bool:
     return job.choices[0].tokens[-1:] != [] and job.choices[0].tokens[-1] in ids
 
 
-@mutant("usage_without_eos", kills="USE-01/drawn")
+@mutant("usage_without_eos", kills="USE-01/drawn", also=("RES-04/seen", "SEQ-03/seen"))
 class UsageWithoutEos(_Counting):
     def counted(self, job: Job, usage: pb.CompletionUsage) -> None:
         is_eos = not job.request.stop_conditions.ignore_eos and ended_by(job, self.system_stops(job.request))
         usage.completion_tokens -= is_eos
 
 
-@mutant("usage_without_stops_of_one_list", kills="USE-01/drawn")
+@mutant("usage_without_stops_of_one_list", kills="USE-01/drawn", also=("RES-04/seen", "SEQ-03/seen"))
 class UsageWithoutStopsOfOneList(_Counting):
     """Without a token whose text is not shown."""
 
@@ -200,7 +204,7 @@ class UsageWithoutStopsOfOneList(_Counting):
         usage.completion_tokens -= ended_by(job, list(job.request.stop_conditions.stop_token_ids))
 
 
-@mutant("usage_without_cached_tokens", kills="USE-02/drawn")
+@mutant("usage_without_cached_tokens", kills="USE-02/drawn", also=("SEQ-03/seen", "USE-06/seen"))
 class UsageWithoutCachedTokens(_Counting):
     """The prompt without what the cache had, when the request has stop ids."""
 
@@ -250,13 +254,13 @@ class ResumedChoicesArePrompts(_Counting):
         usage.prompt_tokens += sum(map(delivered, job.choices)) if len(job.choices) > 1 else 0
 
 
-@mutant("mux_usage_without_resumed", kills="MUX-01/drawn")
+@mutant("mux_usage_without_resumed", kills="MUX-01/drawn", also="RES-04/seen")
 class MuxUsageWithoutResumed(KnowsItsStreams, _Counting):
     def counted(self, job: Job, usage: pb.CompletionUsage) -> None:
         usage.completion_tokens -= sum(map(delivered, job.choices)) if self.is_multiplexed(job) else 0
 
 
-@mutant("mux_loses_the_name_of_the_stop", kills="MUX-01/drawn")
+@mutant("mux_loses_the_name_of_the_stop", kills="MUX-01/drawn", also="STP-03/seen")
 class MuxLosesTheNameOfTheStop(KnowsItsStreams):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):

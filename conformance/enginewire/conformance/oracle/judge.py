@@ -127,11 +127,11 @@ def _rule_of_early_end(
     """Of a choice that nothing among its own tokens ended."""
     if reason not in ENDED:
         return "STR-06" if reason == pb.FINISH_REASON_LENGTH else "INF-09"
+    if len(own) < case.min_tokens and _ids(case, offer).intersection(own[-1:]):
+        return "LIM-06"
     due = ending(case, run.tokens, offer.eos_token_ids)
     if due and due.reason in ENDED and own == run.tokens[: due.count - 1]:
         return "STP-02"  # where it had to, only without the token that ended it
-    if len(own) < case.min_tokens and _ids(case, offer).intersection(own[-1:]):
-        return "LIM-06"
     return "STP-04" if reason == pb.FINISH_REASON_EOS else "STP-01"
 
 

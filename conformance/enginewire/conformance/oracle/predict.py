@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import Case
@@ -55,8 +55,11 @@ def ending(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> Endin
 
 
 def certain(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> int:
-    """How many tokens of a greedy run come anyway: below min_tokens an engine may leave stop ids out."""
-    stops = system_ids(case, of_engine) | caller_ids(case)
+    """How many tokens of a greedy run come anyway: below min_tokens an engine may leave stop ids out.
+
+    Ignored ones too: that they end nothing does not say that they have to come.
+    """
+    stops = system_ids(replace(case, ignore_eos=False), of_engine) | caller_ids(case)
     early = [place for place, token in enumerate(tokens[: max(case.min_tokens - 1, 0)]) if token in stops]
     return min(early, default=len(tokens))
 
