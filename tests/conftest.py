@@ -25,3 +25,12 @@ def socket_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ew-"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No option of ours is in the environment, and sockets go to a folder of the test."""
+    for name in os.environ:
+        if name.startswith("ENGINEWIRE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.mocker.tokenizer import byte_tokenizer
 from tests.backend.hostile import HostileEngine
-from tests.server.conftest import engine_server
+from tests.server.conftest import engine_server, role_server
 
-__all__ = ["engine_server"]
+__all__ = ["engine_server", "role_server"]
 
 StartHostile = Callable[..., Awaitable[HostileEngine]]
 

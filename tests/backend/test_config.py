@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +18,7 @@ from enginewire.backend.config import (
 from enginewire.options import OptionError, load
 from enginewire.options.declaration import options_of
 
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in os.environ:
-        if name.startswith("ENGINEWIRE_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 def load_generate(argv: list[str]) -> GenerateOptions:

@@ -41,3 +41,13 @@ async def engine_server(socket_folder: Path) -> AsyncIterator[StartServer]:
     finally:
         for serving in all_serving:
             await serving.close()
+
+
+@pytest.fixture
+def role_server(engine_server: StartServer, socket_folder: Path) -> StartServer:
+    """`await role_server(role, **options)` is a server that shares one transfer folder with the others."""
+
+    async def start(role: str, **options: object) -> Serving:
+        return await engine_server(role=role, kv_transfer_folder=socket_folder / "kv", **options)
+
+    return start

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -12,13 +11,7 @@ from enginewire.options import OptionError
 from enginewire.options.declaration import options_of
 from enginewire.server.config import DEFAULT_PORT, ServerOptions, load_options
 
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in os.environ:
-        if name.startswith("ENGINEWIRE_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:

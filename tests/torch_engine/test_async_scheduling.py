@@ -208,7 +208,7 @@ def test_an_abort_ends_a_request_whose_batch_is_under_way(far, expected):
     ended, other = engine.add(greedy(PROMPT, 50)), engine.add(greedy(PROMPT[:2], 9))
     for _ in range(3):
         engine.step()
-    engine.core.abort(ended)
+    engine.core.live.abort(ended)
     engine.step()
     assert len(engine.answers[ended].tokens[0]) == 3
     assert engine.answers[ended].terminals[0].finish_reason == pb.FINISH_REASON_CANCELLED
@@ -222,7 +222,7 @@ def test_blocks_of_an_aborted_request_are_taken_while_its_batch_is_under_way(far
     ended = engine.add(greedy(PROMPT, 30))
     for _ in range(3):
         engine.step()
-    engine.core.abort(ended)
+    engine.core.live.abort(ended)
     assert engine.answer(greedy(PROMPT * 4, 9)).tokens[0] == expected("llama", PROMPT * 4, 9)
 
 
@@ -243,7 +243,7 @@ def test_an_engine_that_has_ended_everything_keeps_no_batch(far):
     context = engine.add(greedy(PROMPT, 50))
     engine.step()
     assert engine.core._ahead
-    engine.core.abort(context)
+    engine.core.live.abort(context)
     engine.step()
     assert engine.core._ahead is None
     assert not engine.core.has_work
@@ -347,7 +347,7 @@ def test_any_sequence_of_requests_steps_and_aborts_gives_what_each_request_gives
         elif added:
             context = added[values[0] % len(added)][1]
             aborted.add(context)
-            engine.core.abort(context)
+            engine.core.live.abort(context)
     engine.run()
     assert engine.num_failed_batches == 0
     for request, context in added:

@@ -14,7 +14,7 @@ def cancel_many(engine: CoreUnderTest, numbers: range) -> None:
         context = engine.add(greedy([number % 190 + 2, *range(2, 30)], 20, n=1 + number % 2))
         for _ in range(number % 4):
             engine.step()
-        engine.core.abort(context)
+        engine.core.live.abort(context)
         engine.run()
         engine.core.scheduler.prefix_cache.take_changes()  # as the step thread does
         del engine.answers[context]

@@ -169,7 +169,7 @@ def test_a_deadline_fails_a_request_that_runs_or_waits(load):
     engine.step()
     assert isinstance(engine.answers[waiting].error, DeadlineExceeded)
     assert not engine.answers[waiting].tokens
-    engine.core.abort(running)
+    engine.core.live.abort(running)
     engine.run()
 
 
@@ -234,7 +234,7 @@ def test_a_lost_device_ends_the_engine_and_not_one_request_after_the_other(load,
     contexts = [engine.add(greedy(PROMPT[:size], 5)) for size in (2, 3)]
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.step()
-    assert engine.core.live_contexts() == contexts
+    assert engine.core.live.contexts == contexts
 
 
 def test_a_device_that_is_found_lost_while_tokens_are_read_ends_the_engine(load, monkeypatch):
@@ -245,7 +245,7 @@ def test_a_device_that_is_found_lost_while_tokens_are_read_ends_the_engine(load,
     monkeypatch.setattr(engine.core._runner, "check", lambda: {}["lost"])
     with pytest.raises(KeyError, match="lost"):
         engine.step()
-    assert engine.core.live_contexts() == [context]
+    assert engine.core.live.contexts == [context]
 
 
 def test_random_traffic_with_aborts_leaves_nothing_behind(load):
@@ -256,7 +256,7 @@ def test_random_traffic_with_aborts_leaves_nothing_behind(load):
         context = engine.add(greedy([length] * length, output, n=1 + action % 3))
         engine.step()
         if action % 4 == 0:
-            engine.core.abort(context)
+            engine.core.live.abort(context)
     engine.run()
     for answer in engine.answers.values():
         assert [out.HasField("completion_usage") for out in answer.terminals][-1]

@@ -50,14 +50,8 @@ def with_role(core: CoreUnderTest, role: str) -> CoreUnderTest:
 def computed(core: CoreUnderTest, request: pb.PreprocessedRequest) -> bytearray:
     """The KV that a prefill core hands over, after all of its blocks are free again."""
     core.add(request)
-    payloads: list[memoryview] = []
-    while core.core.has_work:
-        core.step()
-        payloads += [payload for _, payload in core.core.take_computed()]
-    assert core.core.scheduler.pool.num_used == 0
-    assert not core.core.live_contexts()
-    (payload,) = payloads
-    return bytearray(payload)
+    core.run()
+    return bytearray(core.handed_over.pop()[1])
 
 
 def continued(
@@ -195,7 +189,7 @@ def test_a_prefix_that_the_prefill_engine_has_cached_is_handed_over_and_counted(
     first = computed(prefill, request)
     prefill.add(request)
     prefill.step()
-    ((ended, payload),) = prefill.core.take_computed()
+    ended, payload = prefill.handed_over.pop()
     assert ended.num_cached_tokens == 32
     assert numbers(payload) == pytest.approx(numbers(first), abs=1e-4)
     answer, _, _ = continued(decode, request, bytearray(payload))
@@ -271,7 +265,7 @@ def test_an_aborted_request_gives_the_memory_back_wherever_it_was(load):
     runs, waits = continued(decode, request, payload), continued(decode, request, payload)
     decode.step()
     assert (runs[1].count, waits[1].count) == (1, 0)
-    decode.core.abort(waits[2])
+    decode.core.live.abort(waits[2])
     decode.run()
     assert (runs[1].count, waits[1].count) == (1, 1)
 
@@ -303,7 +297,7 @@ def test_a_prompt_whose_kv_cannot_be_read_fails_alone(load, monkeypatch):
     prefill.run()
     assert prefill.answers[bad].error is not None
     assert prefill.answers[good].error is None
-    assert [request.context for request, _ in prefill.core.take_computed()] == [good]
+    assert [request.context for request, _ in prefill.handed_over] == [good]
 
 
 @dataclass

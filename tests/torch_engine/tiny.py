@@ -12,7 +12,7 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from enginewire import v1 as pb
-from enginewire.server.engines.interface import GenerateContext, StepOutputs
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
 from enginewire.server.validation.generate import check_preprocessed
 from enginewire.torch_engine.capabilities import engine_config
@@ -22,6 +22,8 @@ from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.adapter import Adapter
 from enginewire.torch_engine.requests.limits import RequestLimits
 from enginewire.torch_engine.requests.reader import RequestReader
+from enginewire.torch_engine.requests.sequence import Request
+from enginewire.torch_engine.work.outbox import CoreOutputs
 
 VOCAB = 199
 SHAPE = {
@@ -94,6 +96,7 @@ class CoreUnderTest:
         # Guides are compiled before a request reaches a core, so that these tests have no grammar library.
         self.config.capabilities.guided_modes[:] = pb.GuidedMode.values()
         self.answers: dict[GenerateContext, Answer] = {}
+        self.handed_over: list[tuple[Request, memoryview]] = []
         self.adapters: dict[str, Adapter] = {}
         self._serial = 0
 
@@ -127,14 +130,14 @@ class CoreUnderTest:
         while self.core.has_work:
             self.step()
         assert self.core.scheduler.pool.num_used == 0
-        assert not self.core.live_contexts()
+        assert not self.core.live.contexts
 
     def answer(self, request: pb.PreprocessedRequest, adapter: str | None = None) -> Answer:
         context = self.add(request, adapter=adapter)
         self.run()
         return self.answers[context]
 
-    def _collect(self, step: StepOutputs) -> None:
+    def _collect(self, step: CoreOutputs) -> None:
         columns = zip(step.contexts, step.indexes, step.positions, step.token_ids, strict=True)
         for context, index, position, token in columns:
             tokens = self.answers[context].tokens[index]
@@ -147,6 +150,7 @@ class CoreUnderTest:
             answer.outputs.append(output)
         for context, error in step.failures:
             self.answers[context].error = error
+        self.handed_over += step.handed_over
 
     def _num_known(self, context: GenerateContext, index: int) -> int:
         answer = self.answers[context]

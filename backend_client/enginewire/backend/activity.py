@@ -15,7 +15,7 @@ from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.engine_check import FINISH_REASON, TEXT
 from enginewire.backend.decoding.request_decoder import MAX_CHOICES
 from enginewire.backend.engines.failure import Failure
-from enginewire.backend.pace import Pace, TokenGaps
+from enginewire.backend.inter_token_latency import InterTokenLatency, TokenClock
 from enginewire.backend.replay.attempts import Attempts
 from enginewire.histogram import (
     BETWEEN_TOKENS_SECONDS,
@@ -34,7 +34,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN_SECONDS)
-        self.gaps = TokenGaps(Histogram(BETWEEN_TOKENS_SECONDS))
+        self.gaps = InterTokenLatency(Histogram(BETWEEN_TOKENS_SECONDS))
         self.whole = Histogram(REQUEST_SECONDS)
         self.prompt_lengths = Histogram(TOKENS)
         self.answer_lengths = Histogram(TOKENS)
@@ -68,12 +68,12 @@ class LiveRequest:
         "_num_tokens_before",
         "_totals",
         "began_at",
+        "clocks",
         "failure",
         "first_token_at",
         "max_tokens",
         "num_choices",
         "num_prompt_tokens",
-        "paces",
     )
 
     def __init__(self, attempts: Attempts, request: pb.PreprocessedRequest, totals: Totals) -> None:
@@ -87,7 +87,7 @@ class LiveRequest:
         self._attempts = attempts
         self._totals = totals
         # By choice.
-        self.paces = [Pace(totals.gaps) for _ in range(self.num_choices)]
+        self.clocks = [TokenClock(totals.gaps) for _ in range(self.num_choices)]
         # A caller that goes on with an answer may have seen choices end, but not all that there are.
         resumed = request.resume.choices
         self._num_open = max(1, self.num_choices - sum(choice.finished for choice in resumed))
@@ -136,7 +136,7 @@ class LiveRequest:
         now = time.monotonic()
         for output in outputs:
             num_tokens = len(output.token_ids)
-            if num_tokens and not self.paces[output.index].take(num_tokens, now):
+            if num_tokens and not self.clocks[output.index].take(num_tokens, now):
                 self.take_first(now)
             if output.finish_reason:
                 self._end_choice(output)

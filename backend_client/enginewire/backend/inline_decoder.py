@@ -36,7 +36,7 @@ class RequestTracker:
 class InlineDecoder:
     """Stands in for a consumer while it waits."""
 
-    __slots__ = ("_decoder", "_first", "_inline", "_live", "_pace", "_tracker", "error")
+    __slots__ = ("_clock", "_decoder", "_first", "_inline", "_live", "_tracker", "error")
 
     def __init__(
         self, decoder: RequestDecoder, live: LiveRequest, tracker: RequestTracker, inline: Inline
@@ -45,7 +45,7 @@ class InlineDecoder:
         self.error: Exception | None = None
         self._decoder = decoder
         # Most requests have no other choice.
-        self._first, self._pace = decoder.choices[0].decoder, live.paces[0]
+        self._first, self._clock = decoder.choices[0].decoder, live.clocks[0]
         self._live = live
         self._tracker = tracker
         self._inline = inline
@@ -64,7 +64,7 @@ class InlineDecoder:
             if len(token_ids) == 1 and not index:
                 text = self._first.take_known(position, token_ids[0])
                 if text is not None:
-                    if not self._pace.take(1, arrived_at):
+                    if not self._clock.take(1, arrived_at):
                         self._live.take_first(arrived_at)
                     self._inline(Annotated(BackendOutput(token_ids, None, text, index, position)))
                     return True

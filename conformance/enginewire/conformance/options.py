@@ -12,7 +12,7 @@ from enginewire.conformance.levels import NO_LEVEL, Level
 from enginewire.conformance.running.gates import OUTSIDE
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import PAIR, add_options, adopt
+from enginewire.conformance.session.given import PAIR, add_options, adopt, drawn
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.v1.revision import CONTRACT_REVISION
@@ -101,7 +101,7 @@ def invocation(options: argparse.Namespace) -> str:
         words += ["--declare", gate]
     if options.time_scale != 1:
         words += ["--time-scale", f"{options.time_scale:g}"]
-    return shlex.join(words)
+    return shlex.join([*words, *drawn(options)])
 
 
 def selection(options: argparse.Namespace) -> Selection:

@@ -44,7 +44,7 @@ def _take_over(
         arrive(request, None, compiled, post)
         return
     failure = _failure_of(error, "the hand-off could not be read")
-    post(lambda core: core.reject(request, failure))
+    post(lambda core: core.live.reject(request, failure))
 
 
 def _guide(request: Request, compiled: Future[CompiledGuide], post: Post) -> None:
@@ -54,7 +54,7 @@ def _guide(request: Request, compiled: Future[CompiledGuide], post: Post) -> Non
         post(lambda core: core.add(request))
         return
     failure = _failure_of(error, "the grammar was not compiled")
-    post(lambda core: core.reject(request, failure))
+    post(lambda core: core.live.reject(request, failure))
 
 
 def _failure_of(error: BaseException, what: str) -> EngineError:

@@ -8,22 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from enginewire.server.engines.interface import GenerateContext, StepListener, StepOutputs
+from enginewire.server.engines.interface import GenerateContext, StepListener
 from enginewire.server.failures import Cancelled, EngineError
-
-
-@dataclass(slots=True)
-class CoreOutputs(StepOutputs):
-    """What a step produced, and the vectors of inputs whose last token it computed."""
-
-    vectors: list[tuple[GenerateContext, list[float]]] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """True when there is nothing to deliver."""
-        return not (self.contexts or self.outputs or self.failures or self.vectors)
+from enginewire.torch_engine.work.outbox import CoreOutputs
 
 
 class EmbeddingWaits:

@@ -181,7 +181,7 @@ class TorchEngine:
                 return _answer(inputs, await asyncio.gather(*waits))
             finally:
                 if not all(wait.done() and not wait.cancelled() for wait in waits):
-                    thread.post(lambda core: core.abort_each(inputs))
+                    thread.post(lambda core: core.live.abort_each(each.context for each in inputs))
 
     async def generate(
         self, request: pb.PreprocessedRequest, context: GenerateContext
@@ -195,12 +195,13 @@ class TorchEngine:
     async def abort(self, context: GenerateContext) -> None:
         """End a request within a step; its choices end as cancelled. Idempotent."""
         if self._thread:
-            self._thread.post(lambda core: core.abort(context))
+            self._thread.post(lambda core: core.live.abort(context))
 
     async def drain(self) -> None:
         """Hand requests that have produced nothing yet back as Draining failures."""
         if self._thread:
-            self._thread.post(lambda core: core.hand_back_waiting(Draining("the engine is draining")))
+            draining = Draining("the engine is draining")
+            self._thread.post(lambda core: core.live.hand_back_waiting(draining))
 
     async def cleanup(self) -> None:
         """Cancel what is live, end the step thread, forget the model."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.server.failures import EngineDead, EngineError
-from enginewire.torch_engine.embedding_waits import CoreOutputs
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.sequence import Request
 from enginewire.torch_engine.scheduling.prefix_cache import CacheChange
+from enginewire.torch_engine.work.outbox import CoreOutputs
 
 if TYPE_CHECKING:
     from enginewire.torch_engine.core import EngineCore
@@ -35,7 +35,7 @@ counts as stalled: a swapping machine is slow, not dead."""
 
 Command = Callable[["EngineCore"], None]
 CacheListener = Callable[[Seq[CacheChange]], None]
-ComputedListener = Callable[[Request, memoryview], None]
+HandedOverListener = Callable[[Request, memoryview], None]
 Answer = TypeVar("Answer")
 
 
@@ -63,7 +63,7 @@ class StepThread:
         loop: asyncio.AbstractEventLoop,
         listener: Callable[[CoreOutputs], None],
         cache_listener: CacheListener,
-        computed_listener: ComputedListener,
+        handed_over_listener: HandedOverListener,
         progress: Callable[[str, float], None],
     ) -> None:
         """The listeners are called on `loop`, `progress` on the step thread."""
@@ -74,7 +74,7 @@ class StepThread:
         self._loop = loop
         self._listener = listener
         self._cache_listener = cache_listener
-        self._computed_listener = computed_listener
+        self._handed_over_listener = handed_over_listener
         self._progress = progress
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._answers: list[Callable[[], None]] = []
@@ -128,7 +128,7 @@ class StepThread:
 
         def end(core: EngineCore) -> None:
             self._stopping = True
-            core.abort_all()
+            core.live.abort_each(core.live.contexts)
 
         if self.snapshot.load.kv_blocks_total == 0:  # still loading: there is no core to run commands
             self._stopping = True
@@ -179,8 +179,6 @@ class StepThread:
             core.step()
             self._step_started = None
             self._publish(core)
-            for request, payload in core.take_computed():
-                self._on_loop(self._computed_listener, request, payload)
             self._deliver_changes(core)
             self._deliver(core.take_outputs())
             self._answer()
@@ -205,7 +203,7 @@ class StepThread:
         self.snapshot = self.snapshot._replace(
             load=load, max_total_tokens=0, requests_added=core.counters.requests_added
         )
-        failures = [(context, EngineDead("the engine died")) for context in core.live_contexts()]
+        failures = [(context, EngineDead("the engine died")) for context in core.live.contexts]
         self._deliver(CoreOutputs(core.counters.steps, failures=list(failures)))
 
     def _publish(self, core: EngineCore) -> None:
@@ -234,6 +232,8 @@ class StepThread:
         )
 
     def _deliver(self, outputs: CoreOutputs) -> None:
+        for request, payload in outputs.handed_over:
+            self._on_loop(self._handed_over_listener, request, payload)
         if not outputs.is_empty:
             self._on_loop(self._listener, outputs)
 

@@ -19,8 +19,8 @@ from enginewire.server.handoff.folder import KvFolder
 from enginewire.server.handoff.offers import Offers
 from enginewire.server.handoff.options import TransferOptions
 from enginewire.torch_engine.requests.adapter import Adapter
-from enginewire.torch_engine.requests.outputs import handed_over_output
 from enginewire.torch_engine.requests.sequence import HandedOver, Request
+from enginewire.torch_engine.work.outbox import handed_over_output
 
 NUM_THREADS = 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -20,19 +19,9 @@ from enginewire.backend.replay.prefill import prompt_part, result_of
 from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import ask, hear
 from tests.backend.our_processes import run
-from tests.server.conftest import StartServer
 from tests.server.serving import Serving, ask as ask_engine, seconds
 
 PROMPT = b"abcdefgh"
-Start = Callable[..., Awaitable[Serving]]
-
-
-@pytest.fixture
-def start(engine_server: StartServer, socket_folder: Path) -> Start:
-    async def make(role: str, **options: object) -> Serving:
-        return await engine_server(role=role, kv_transfer_folder=socket_folder / "kv", **options)
-
-    return make
 
 
 @asynccontextmanager
@@ -65,9 +54,9 @@ async def claimed(*all_prefill: Serving) -> None:
 
 @pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
 async def test_the_answer_and_its_usage_are_those_of_one_engine(
-    start, vocabulary, socket_folder, multiplexed
+    role_server, vocabulary, socket_folder, multiplexed
 ):
-    whole, prefill, decode = [await start(role) for role in ("aggregated", "prefill", "decode")]
+    whole, prefill, decode = [await role_server(role) for role in ("aggregated", "prefill", "decode")]
     request = ask(PROMPT, 30, sampling_options=pb.SamplingOptions(n=3, temperature=1.5, seed=9))
     request.stop_conditions.stop.append("zzz")
     async with backend_of(vocabulary, [decode], [prefill], multiplexed=multiplexed) as backend:
@@ -83,23 +72,23 @@ async def test_the_answer_and_its_usage_are_those_of_one_engine(
     assert hand_offs(socket_folder) == []
 
 
-async def test_an_aggregated_target_needs_no_other_engine(start, vocabulary):
-    whole, prefill = await start("aggregated"), await start("prefill")
+async def test_an_aggregated_target_needs_no_other_engine(role_server, vocabulary):
+    whole, prefill = await role_server("aggregated"), await role_server("prefill")
     async with backend_of(vocabulary, [whole], [prefill]) as backend:
         assert (await hear(backend, ask(PROMPT))).failure is None
     assert (await prefill.load()).requests_finished == 0
 
 
-async def test_a_probe_goes_to_the_target_alone(start, vocabulary):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_a_probe_goes_to_the_target_alone(role_server, vocabulary):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         heard = await hear(backend, pb.PreprocessedRequest(token_ids=PROMPT, is_probe=True))
     assert (heard.failure, len(heard.token_ids())) == (None, 1)
     assert (await prefill.load()).step == 0
 
 
-async def test_a_prefill_target_of_another_role_is_a_typed_error(start, vocabulary):
-    whole, decode = await start("aggregated"), await start("decode")
+async def test_a_prefill_target_of_another_role_is_a_typed_error(role_server, vocabulary):
+    whole, decode = await role_server("aggregated"), await role_server("decode")
     async with backend_of(vocabulary, [decode], [whole]) as backend:
         failure = (await hear(backend, ask(PROMPT))).failure
     assert failure is not None
@@ -107,9 +96,9 @@ async def test_a_prefill_target_of_another_role_is_a_typed_error(start, vocabula
 
 
 async def test_engines_that_share_no_folder_are_a_typed_error_and_leave_nothing(
-    start, engine_server, vocabulary, tmp_path
+    role_server, engine_server, vocabulary, tmp_path
 ):
-    prefill = await start("prefill")
+    prefill = await role_server("prefill")
     decode = await engine_server(role="decode", kv_transfer_folder=tmp_path / "other")
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         failure = (await hear(backend, ask(PROMPT))).failure
@@ -119,17 +108,17 @@ async def test_engines_that_share_no_folder_are_a_typed_error_and_leave_nothing(
     assert (await prefill.load()).requests_finished == 2, "a hand-off that is gone is renewed once"
 
 
-async def test_without_a_prefill_engine_the_request_fails_in_time(start, vocabulary):
-    prefill, decode = await start("prefill", is_started=False), await start("decode")
+async def test_without_a_prefill_engine_the_request_fails_in_time(role_server, vocabulary):
+    prefill, decode = await role_server("prefill", is_started=False), await role_server("decode")
     async with backend_of(vocabulary, [decode], [prefill], policy=RetryPolicy(recovery=0.1)) as backend:
         failure = (await hear(backend, ask(PROMPT))).failure
     assert failure is not None
     assert (failure.reason, failure.retryable) == (pb.ERROR_REASON_NOT_STARTED, True)
 
 
-async def test_a_prefill_engine_that_refuses_is_left_for_another(start, vocabulary):
-    refuses = await start("prefill", max_num_queued_tokens=1, max_num_seqs=1, mocker_ttft_ms=60_000.0)
-    other, decode = await start("prefill"), await start("decode")
+async def test_a_prefill_engine_that_refuses_is_left_for_another(role_server, vocabulary):
+    refuses = await role_server("prefill", max_num_queued_tokens=1, max_num_seqs=1, mocker_ttft_ms=60_000.0)
+    other, decode = await role_server("prefill"), await role_server("decode")
     blocks = asyncio.create_task(refuses.generate(ask_engine("blocks")))
     await refuses.until(lambda load: load.running == 1)
     async with backend_of(vocabulary, [decode], [refuses, other]) as backend:
@@ -139,9 +128,9 @@ async def test_a_prefill_engine_that_refuses_is_left_for_another(start, vocabula
     await blocks
 
 
-async def test_a_prefill_engine_that_shuts_down_hands_its_requests_to_another(start, vocabulary):
-    leaves = await start("prefill", mocker_ttft_ms=60_000.0)
-    other, decode = await start("prefill"), await start("decode")
+async def test_a_prefill_engine_that_shuts_down_hands_its_requests_to_another(role_server, vocabulary):
+    leaves = await role_server("prefill", mocker_ttft_ms=60_000.0)
+    other, decode = await role_server("prefill"), await role_server("decode")
     async with backend_of(vocabulary, [decode], [leaves, other]) as backend:
         asking = [asyncio.create_task(hear(backend, ask(PROMPT))) for _ in range(2)]
         await leaves.until(lambda load: load.running > 0)
@@ -151,8 +140,8 @@ async def test_a_prefill_engine_that_shuts_down_hands_its_requests_to_another(st
     assert [heard.failure for heard in found] == [None] * 2
 
 
-async def test_a_caller_that_leaves_during_the_prefill_ends_it(start, vocabulary, socket_folder):
-    prefill, decode = await start("prefill", mocker_ttft_ms=60_000.0), await start("decode")
+async def test_a_caller_that_leaves_during_the_prefill_ends_it(role_server, vocabulary, socket_folder):
+    prefill, decode = await role_server("prefill", mocker_ttft_ms=60_000.0), await role_server("decode")
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         asking = asyncio.create_task(hear(backend, ask(PROMPT)))
         await prefill.until(lambda load: load.running == 1)
@@ -164,13 +153,13 @@ async def test_a_caller_that_leaves_during_the_prefill_ends_it(start, vocabulary
 
 
 async def test_a_caller_that_leaves_while_the_hand_off_is_on_its_way_frees_it(
-    start, vocabulary, socket_folder, monkeypatch
+    role_server, vocabulary, socket_folder, monkeypatch
 ):
     async def never(stream: EngineStream, take: Take | None = None) -> list[Chunk]:
         return await asyncio.get_running_loop().create_future()
 
     monkeypatch.setattr(EngineStream, "read", never)
-    prefill, decode = await start("prefill"), await start("decode")
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         asking = asyncio.create_task(hear(backend, ask(PROMPT)))
         await prefill.until(lambda load: load.pending_transfers == 1)
@@ -197,8 +186,8 @@ async def busy(serving: Serving, prefill: Serving):
 FULL = {"max_num_seqs": 1, "max_num_queued_tokens": 1, "mocker_itl_ms": 20.0}
 
 
-async def test_a_hand_off_is_kept_while_the_decode_engine_only_refuses(start, vocabulary):
-    prefill, decode = await start("prefill"), await start("decode", **FULL)
+async def test_a_hand_off_is_kept_while_the_decode_engine_only_refuses(role_server, vocabulary):
+    prefill, decode = await role_server("prefill"), await role_server("decode", **FULL)
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         async with busy(decode, prefill):
             asking = asyncio.create_task(hear(backend, ask(PROMPT)))
@@ -208,8 +197,10 @@ async def test_a_hand_off_is_kept_while_the_decode_engine_only_refuses(start, vo
     assert (await prefill.load()).requests_finished == 2, "the prompt was computed once"
 
 
-async def test_a_caller_that_leaves_between_the_halves_frees_the_hand_off(start, vocabulary, socket_folder):
-    prefill, decode = await start("prefill"), await start("decode", **FULL)
+async def test_a_caller_that_leaves_between_the_halves_frees_the_hand_off(
+    role_server, vocabulary, socket_folder
+):
+    prefill, decode = await role_server("prefill"), await role_server("decode", **FULL)
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         async with busy(decode, prefill):
             asking = asyncio.create_task(hear(backend, ask(PROMPT)))
@@ -220,8 +211,8 @@ async def test_a_caller_that_leaves_between_the_halves_frees_the_hand_off(start,
         assert hand_offs(socket_folder) == []
 
 
-async def test_a_hand_off_that_expired_in_the_queue_is_made_again(start, vocabulary):
-    prefill, decode = await start("prefill", kv_transfer_ttl=0.3), await start("decode", **FULL)
+async def test_a_hand_off_that_expired_in_the_queue_is_made_again(role_server, vocabulary):
+    prefill, decode = await role_server("prefill", kv_transfer_ttl=0.3), await role_server("decode", **FULL)
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         async with busy(decode, prefill):
             asking = asyncio.create_task(hear(backend, ask(PROMPT)))
@@ -232,10 +223,10 @@ async def test_a_hand_off_that_expired_in_the_queue_is_made_again(start, vocabul
 
 
 async def test_a_prompt_that_an_unheard_drain_has_cancelled_is_computed_elsewhere(
-    start, vocabulary, monkeypatch
+    role_server, vocabulary, monkeypatch
 ):
-    leaves = await start("prefill", mocker_ttft_ms=60_000.0)
-    stays, decode = await start("prefill"), await start("decode")
+    leaves = await role_server("prefill", mocker_ttft_ms=60_000.0)
+    stays, decode = await role_server("prefill"), await role_server("decode")
     # Its watched load never says that it drains.
     monkeypatch.setattr(Endpoint, "heard", lambda endpoint, load: None)
     async with backend_of(vocabulary, [decode], [leaves, stays]) as backend:
@@ -247,12 +238,12 @@ async def test_a_prompt_that_an_unheard_drain_has_cancelled_is_computed_elsewher
     assert (await stays.load()).requests_finished == 1
 
 
-async def test_an_answer_goes_on_elsewhere_after_the_prompt_was_computed_again(start, vocabulary):
-    prefill, leaves = await start("prefill"), await start("decode", mocker_itl_ms=5.0)
-    whole = await start("aggregated")
+async def test_an_answer_goes_on_elsewhere_after_the_prompt_was_computed_again(role_server, vocabulary):
+    prefill, leaves = await role_server("prefill"), await role_server("decode", mocker_itl_ms=5.0)
+    whole = await role_server("aggregated")
     request = ask(PROMPT, 200, sampling_options=pb.SamplingOptions(temperature=1.5, seed=3))
     request.stop_conditions.ignore_eos = True
-    stays = await start("decode", mocker_itl_ms=5.0)
+    stays = await role_server("decode", mocker_itl_ms=5.0)
     async with backend_of(vocabulary, [leaves, stays], [prefill]) as backend:
         heard_some = asyncio.Event()
         events: list[str] = []
@@ -281,8 +272,8 @@ async def test_an_answer_goes_on_elsewhere_after_the_prompt_was_computed_again(s
     assert (await prefill.load()).requests_finished == 2
 
 
-async def test_the_command_takes_targets_of_both_kinds(start):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_the_command_takes_targets_of_both_kinds(role_server):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     targets = ("--target", decode.server.target, "--prefill-target", prefill.server.target)
     arguments = ("generate", *targets, "--no-chat", "--max-tokens", "5", "--ignore-eos", "hello")
     done = await asyncio.to_thread(run, *arguments)

@@ -50,9 +50,9 @@ def test_a_proof_counts_exact_kills_by_area() -> None:
     )
     assert "Checks that no mutant fails: STR-99." in table
     assert "Mutants that live: not_broken." in table
-    assert "| LIM Limits | 8 | 1 | 1 |" in table
-    assert "| USE Usage | 6 | 1 | 0 |" in table
-    assert re.search(r"\| STR Stream \| \d+ \| 1 \| 0 \|", table)
+    for area, counts in {"LIM Limits": "1 | 1", "USE Usage": "1 | 0", "STR Stream": "1 | 0"}.items():
+        number = sum(identifier.startswith(area[:3]) for identifier in requirements())
+        assert f"| {area} | {number} | {counts} |" in table
 
 
 def test_a_page_without_the_section_is_refused() -> None:
@@ -85,8 +85,8 @@ async def test_the_example_of_the_page_runs() -> None:
 
 
 def test_the_page_says_the_exit_codes() -> None:
-    codes = re.findall(r"^\| (\d) \|", PAGE.read_text(), re.MULTILINE)
-    assert [int(code) for code in codes] == sorted(ExitCode)
+    rows = re.findall(r"^\| (\d+(?:, \d+)*) \|", PAGE.read_text(), re.MULTILINE)
+    assert [int(code) for row in rows for code in row.split(", ")] == sorted(ExitCode)
 
 
 def test_the_commands_of_the_page_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

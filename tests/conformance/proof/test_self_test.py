@@ -10,7 +10,7 @@ from enginewire.conformance.client_side.reference.backend import ReferenceBacken
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
 from enginewire.conformance.proof import self_test
-from enginewire.conformance.proof.self_test import Kill, judge, kill
+from enginewire.conformance.proof.self_test import Kill, is_in_passing, judge, kill
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Report
@@ -32,6 +32,18 @@ async def test_a_mutant_killed_by_another_check_is_not_exact() -> None:
     done = await kill(Mutant("min_gt_max_ok", ("LIM-01",), MinGtMaxOk), quick=True)
     assert (done.is_killed, done.is_exact) == (False, False)
     assert done.surprises[0].startswith("LIM-07: the request was not refused as it must be, seen: OK after ")
+
+
+def test_what_the_monitor_sees_of_a_mutants_own_ids_or_of_those_it_names_is_no_surprise() -> None:
+    one = Mutant("one_too_many", ("LIM-01", "USE-03/seen"), OneTooMany, also=("STR-06/seen",))
+    for key, expected in {
+        "LIM-01/seen": True,
+        "STR-06/seen": True,
+        "LIM-02/seen": False,
+        "LIM-01": False,
+        "USE-03/seen": False,
+    }.items():
+        assert is_in_passing(key, one) is expected, key
 
 
 @pytest.fixture

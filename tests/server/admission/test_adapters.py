@@ -19,6 +19,7 @@ from enginewire.server.failures import InvalidRequest, ModelNotFound
 from enginewire.server.load_engine import EngineUnavailable, make_engine
 from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.mocker.options import MockerOptions
+from tests.server.admin_calls import admin, load, unload
 from tests.server.serving import Serving, abort_frame, ask, detail_of, submit
 
 NO_SOURCE = "source: no such folder below the adapter folder"
@@ -40,18 +41,6 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 async def serving(engine_server, folder) -> Serving:
     return await engine_server(adapter_folder=folder, max_loras=2)
-
-
-def admin(serving: Serving) -> pb.AdminServiceStub:
-    return pb.AdminServiceStub(serving.channel)
-
-
-async def load(serving: Serving, name: str, source: str) -> pb.Adapter:
-    return (await admin(serving).LoadAdapter(pb.LoadAdapterRequest(name=name, source=source))).adapter
-
-
-async def unload(serving: Serving, name: str) -> None:
-    await admin(serving).UnloadAdapter(pb.UnloadAdapterRequest(name=name))
 
 
 async def listed(serving: Serving) -> list[str]:

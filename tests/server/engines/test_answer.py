@@ -1,4 +1,4 @@
-"""What an `Answer` makes of any tokens passes the full check; turns are taken in order."""
+"""What an `Answer` makes of any tokens passes the full check; slots are given in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enginewire.server.admission.request_check import RequestCheck
 from enginewire.server.engines.answer import MAX_UINT32, Answer, usage
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.engines.iterator_driver import IteratorDriver
-from enginewire.server.engines.turns import Turns
+from enginewire.server.engines.slots import Slots
 from tests.server.engines.test_documented_engine import documented_engine
 from tests.server.serving import ask
 
@@ -107,13 +107,13 @@ async def test_no_more_run_than_there_are_places_and_all_get_their_turn(engine_s
 
 
 async def test_who_leaves_while_waiting_leaves_the_others_their_turn():
-    turns = Turns()
-    turns.num_places = 1
+    slots = Slots()
+    slots.num_slots = 1
     may_end = asyncio.Event()
     order: list[str] = []
 
     async def work(name: str) -> None:
-        async with turns.take(1):
+        async with slots.take(1):
             order.append(name)
             await may_end.wait()
 
@@ -121,10 +121,10 @@ async def test_who_leaves_while_waiting_leaves_the_others_their_turn():
     await asyncio.sleep(0)
     tasks[1].cancel()
     await asyncio.sleep(0)
-    assert (order, turns.num_running, turns.num_waiting) == (["a"], 1, 1)
+    assert (order, slots.num_running, slots.num_waiting) == (["a"], 1, 1)
     may_end.set()
     await asyncio.gather(tasks[0], tasks[2])
-    assert (order, turns.num_running, turns.num_waiting) == (["a", "c"], 0, 0)
+    assert (order, slots.num_running, slots.num_waiting) == (["a", "c"], 0, 0)
 
 
 def test_the_first_token_is_noted_once():

@@ -7,26 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from enginewire import v1 as pb
-from tests.server.conftest import StartServer
 from tests.server.serving import Answer, Serving, ask, seconds, submit
-
-Start = Callable[..., Awaitable[Serving]]
-
-
-@pytest.fixture
-def start(engine_server: StartServer, socket_folder: Path) -> Start:
-    """`await start(role, **options)` is a server that shares one transfer folder with the others."""
-
-    async def make(role: str, **options: object) -> Serving:
-        return await engine_server(role=role, kv_transfer_folder=socket_folder / "kv", **options)
-
-    return make
 
 
 def hand_offs(folder: Path) -> list[str]:
@@ -45,8 +31,8 @@ async def until_claimed(serving: Serving) -> None:
     await serving.until(lambda load: load.pending_transfers == 0)
 
 
-async def test_both_halves_together_are_the_answer_of_an_aggregated_engine(start, socket_folder):
-    whole, prefill, decode = [await start(role) for role in ("aggregated", "prefill", "decode")]
+async def test_both_halves_together_are_the_answer_of_an_aggregated_engine(role_server, socket_folder):
+    whole, prefill, decode = [await role_server(role) for role in ("aggregated", "prefill", "decode")]
     options = pb.SamplingOptions(n=3, temperature=1, seed=4)
     request = ask("r", sampling_options=options, output_options=pb.OutputOptions(logprobs=2))
     first = await prefill.generate(request)
@@ -63,8 +49,8 @@ async def test_both_halves_together_are_the_answer_of_an_aggregated_engine(start
     assert hand_offs(socket_folder) == []
 
 
-async def test_both_halves_go_over_one_stream_each(start):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_both_halves_go_over_one_stream_each(role_server):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     requests = {i: ask(f"r{i}", sampling_options=pb.SamplingOptions(n=2)) for i in range(20)}
     first = await prefill.multiplexed([submit(i, request) for i, request in requests.items()])
     halves = [submit(i, handed_over(request, first[i])) for i, request in requests.items()]
@@ -75,13 +61,13 @@ async def test_both_halves_go_over_one_stream_each(start):
     await until_claimed(prefill)
 
 
-async def test_an_adapter_is_the_same_when_its_files_are(start, tmp_path):
+async def test_an_adapter_is_the_same_when_its_files_are(role_server, tmp_path):
     servers = []
     for role, rank in (("prefill", 4), ("decode", 4), ("decode", 8)):
         adapter = tmp_path / f"{role}{rank}" / "one"
         adapter.mkdir(parents=True)
         (adapter / "adapter_config.json").write_text(f'{{"r": {rank}}}')
-        serving = await start(role, adapter_folder=adapter.parent)
+        serving = await role_server(role, adapter_folder=adapter.parent)
         await pb.AdminServiceStub(serving.channel).LoadAdapter(pb.LoadAdapterRequest(name="a", source="one"))
         servers.append(serving)
     prefill, same, other = servers
@@ -93,8 +79,8 @@ async def test_an_adapter_is_the_same_when_its_files_are(start, tmp_path):
     await until_claimed(prefill)
 
 
-async def test_the_usage_of_the_second_half_has_the_details_of_the_first(start):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_the_usage_of_the_second_half_has_the_details_of_the_first(role_server):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     half = handed_over(ask(), await prefill.generate(ask()))
     half.request.prefill_result.prompt_tokens_details.cached_tokens = 3
     answer = await decode.generate(half)
@@ -106,8 +92,12 @@ async def test_the_usage_of_the_second_half_has_the_details_of_the_first(start):
     )
 
 
-async def test_a_hand_off_is_good_for_one_of_many_takers(start):
-    prefill, decode, other = await start("prefill"), await start("decode"), await start("decode")
+async def test_a_hand_off_is_good_for_one_of_many_takers(role_server):
+    prefill, decode, other = (
+        await role_server("prefill"),
+        await role_server("decode"),
+        await role_server("decode"),
+    )
     first = await prefill.generate(ask("r"))
     takers = [
         serving.generate(handed_over(ask(f"t{i}"), first)) for i in range(8) for serving in (decode, other)
@@ -130,8 +120,8 @@ async def test_a_hand_off_is_good_for_one_of_many_takers(start):
         (None, {"room": 7}),
     ],
 )
-async def test_a_forged_hand_off_is_refused_and_the_real_one_stays(start, params, fields):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_a_forged_hand_off_is_refused_and_the_real_one_stays(role_server, params, fields):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     first = await prefill.generate(ask())
     half = handed_over(ask("forged"), first)
     half.request.prefill_result.handoff.MergeFrom(pb.PrefillHandoff(params=params, **fields))
@@ -146,8 +136,8 @@ async def test_a_forged_hand_off_is_refused_and_the_real_one_stays(start, params
 
 
 @pytest.mark.parametrize("position", [20, 70, 100])
-async def test_a_hand_off_with_one_changed_byte_is_refused(start, position):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_a_hand_off_with_one_changed_byte_is_refused(role_server, position):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     half = handed_over(ask(), await prefill.generate(ask()))
     params = bytearray(half.request.prefill_result.handoff.params)
     params[position] = ord("0") if params[position] != ord("0") else ord("1")
@@ -158,8 +148,8 @@ async def test_a_hand_off_with_one_changed_byte_is_refused(start, position):
 
 
 @pytest.mark.parametrize("changed", [{"prompt": b"hellp"}, {"prompt": b"hell"}, {"cache_salt": "tenant"}])
-async def test_a_hand_off_of_another_prompt_or_tenant_is_refused(start, changed):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_a_hand_off_of_another_prompt_or_tenant_is_refused(role_server, changed):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     first = await prefill.generate(ask())
     answer = await decode.generate(handed_over(ask("other", **changed), first))
     assert answer.failure is not None
@@ -167,8 +157,8 @@ async def test_a_hand_off_of_another_prompt_or_tenant_is_refused(start, changed)
     assert (await decode.generate(handed_over(ask(), first))).failure is None
 
 
-async def test_requests_of_another_role_are_refused(start):
-    whole, prefill, decode = [await start(role) for role in ("aggregated", "prefill", "decode")]
+async def test_requests_of_another_role_are_refused(role_server):
+    whole, prefill, decode = [await role_server(role) for role in ("aggregated", "prefill", "decode")]
     half = handed_over(ask(), await prefill.generate(ask("first")))
     refused = [await whole.generate(half), await prefill.generate(half), await decode.generate(ask())]
     assert [answer.failure and answer.failure.reason for answer in refused] == [
@@ -183,8 +173,8 @@ async def test_requests_of_another_role_are_refused(start):
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_probe_is_generated_in_every_role_and_leaves_nothing(start, socket_folder, role):
-    serving = await start(role)
+async def test_a_probe_is_generated_in_every_role_and_leaves_nothing(role_server, socket_folder, role):
+    serving = await role_server(role)
     probe = pb.GenerateRequest(
         request_id="p", request=pb.PreprocessedRequest(token_ids=[1, 2, 3], is_probe=True)
     )
@@ -195,8 +185,8 @@ async def test_a_probe_is_generated_in_every_role_and_leaves_nothing(start, sock
     assert hand_offs(socket_folder) == []
 
 
-async def test_an_unclaimed_hand_off_is_freed_when_its_time_is_over(start, socket_folder):
-    prefill, decode = await start("prefill", kv_transfer_ttl=0.2), await start("decode")
+async def test_an_unclaimed_hand_off_is_freed_when_its_time_is_over(role_server, socket_folder):
+    prefill, decode = await role_server("prefill", kv_transfer_ttl=0.2), await role_server("decode")
     first = await prefill.generate(ask())
     assert first.outputs[-1].prefill_handoff.ttl_seconds == 0.2
     await until_claimed(prefill)
@@ -206,8 +196,8 @@ async def test_an_unclaimed_hand_off_is_freed_when_its_time_is_over(start, socke
     assert late.failure.reason == pb.ERROR_REASON_HANDOFF_INVALID
 
 
-async def test_abort_frees_the_hand_off_of_a_request_that_has_ended(start, socket_folder):
-    prefill = await start("prefill")
+async def test_abort_frees_the_hand_off_of_a_request_that_has_ended(role_server, socket_folder):
+    prefill = await role_server("prefill")
     await prefill.generate(ask("kept"))
     await prefill.generate(ask("given-up"))
     response = await prefill.engine.Abort(pb.AbortRequest(request_ids=["given-up"]))
@@ -215,8 +205,8 @@ async def test_abort_frees_the_hand_off_of_a_request_that_has_ended(start, socke
     assert (await prefill.load()).pending_transfers == len(hand_offs(socket_folder)) == 1
 
 
-async def test_a_prefill_that_fails_or_is_aborted_hands_nothing_over(start, socket_folder):
-    prefill = await start("prefill", mocker_ttft_ms=10_000.0, mocker_fault="forward:fails")
+async def test_a_prefill_that_fails_or_is_aborted_hands_nothing_over(role_server, socket_folder):
+    prefill = await role_server("prefill", mocker_ttft_ms=10_000.0, mocker_fault="forward:fails")
     failed = await prefill.generate(ask("fails"))
     assert failed.failure is not None
     running = asyncio.create_task(prefill.generate(ask("r", sampling_options=pb.SamplingOptions(n=2))))
@@ -229,8 +219,8 @@ async def test_a_prefill_that_fails_or_is_aborted_hands_nothing_over(start, sock
     assert hand_offs(socket_folder) == []
 
 
-async def test_a_drain_waits_until_the_hand_offs_are_claimed(start):
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_a_drain_waits_until_the_hand_offs_are_claimed(role_server):
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     first = await prefill.generate(ask())
     drain = prefill.engine.Drain(pb.DrainRequest(deadline=seconds(10)))
     async for progress in drain:
@@ -241,8 +231,10 @@ async def test_a_drain_waits_until_the_hand_offs_are_claimed(start):
     assert states[-1] == pb.DRAIN_STATE_DRAINED
 
 
-async def test_a_drain_whose_hand_offs_nobody_claims_times_out_and_cleanup_frees_them(start, socket_folder):
-    prefill = await start("prefill")
+async def test_a_drain_whose_hand_offs_nobody_claims_times_out_and_cleanup_frees_them(
+    role_server, socket_folder
+):
+    prefill = await role_server("prefill")
     await prefill.generate(ask())
     drain = prefill.engine.Drain(pb.DrainRequest(deadline=seconds(0.2)))
     states = [progress.state async for progress in drain]

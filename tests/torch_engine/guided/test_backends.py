@@ -5,35 +5,21 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import AsyncIterator
 from concurrent.futures import Future
 
 import pytest
-import pytest_asyncio
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineDead, InvalidRequest, QueueFull, StepFailed, Unsupported
-from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.guided import backends as guided_backends
 from enginewire.torch_engine.guided.backends import GuidedBackends
 from enginewire.torch_engine.guided.matcher import CompiledGuide
 from enginewire.torch_engine.requests.params import Guide
-from tests.torch_engine.guided.engines import BACKENDS, ask, engine_of, guided_folder, serving, text_of
+from tests.torch_engine.guided.engines import BACKENDS, ask, engine_of, serving, text_of
 
 TAG = json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "hi"}})
-
-
-@pytest.fixture(scope="module")
-def folder(model_folder):
-    return guided_folder(model_folder)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
-async def engine(folder, request) -> AsyncIterator[TorchEngine]:
-    async with serving(folder, request.param) as made:
-        yield made
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from hypothesis import given, settings, strategies as st
 from jsonschema import Draft202012Validator
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineDead, EngineError, InvalidRequest
-from enginewire.torch_engine.engine import TorchEngine
 from tests.torch_engine.guided.byte_level import BOS, EOS, TOKENIZER
 from tests.torch_engine.guided.engines import (
-    BACKENDS,
     ask,
     engine_of,
-    guided_folder,
     outputs_of,
     reason_of,
-    serving,
     text_of,
     tokens_of,
 )
@@ -34,17 +28,6 @@ SCHEMA = {
     "properties": {"ok": {"type": "boolean"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
     "required": ["ok", "tags"],
 }
-
-
-@pytest.fixture(scope="module")
-def folder(model_folder):
-    return guided_folder(model_folder)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
-async def engine(folder, request) -> AsyncIterator[TorchEngine]:
-    async with serving(folder, request.param) as made:
-        yield made
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -17,6 +17,7 @@ from transformers import AutoModel
 from enginewire import v1 as pb
 from enginewire.server.config import ServerOptions
 from enginewire.server.load_engine import make_engine
+from tests.server.admin_calls import admin, load, unload
 from tests.server.serving import Serving, ask, detail_of, rest_of
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.lora.folders import edit_config, make_adapter, peft_body, peft_greedy
@@ -50,18 +51,6 @@ async def serving(engine_server, model_folder, folder) -> Serving:
         max_num_seqs=8,
     )
     return await engine_server(make_engine(options), adapter_folder=folder)
-
-
-def admin(serving: Serving) -> pb.AdminServiceStub:
-    return pb.AdminServiceStub(serving.channel)
-
-
-async def load(serving: Serving, name: str, source: str) -> pb.Adapter:
-    return (await admin(serving).LoadAdapter(pb.LoadAdapterRequest(name=name, source=source))).adapter
-
-
-async def unload(serving: Serving, name: str) -> None:
-    await admin(serving).UnloadAdapter(pb.UnloadAdapterRequest(name=name))
 
 
 async def code_of(call: Any) -> grpc.StatusCode:

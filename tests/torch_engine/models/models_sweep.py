@@ -28,6 +28,7 @@ from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.models.huggingface.configs import REFUSED, SERVED, Fields, tiny_config
 from tests.torch_engine.models.huggingface.test_exactness import MAX_TOKENS, assert_same, generate, reference
+from tests.torch_engine.models.huggingface.wide_models import widen
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
 CONTEXT = 512
@@ -97,8 +98,7 @@ def save(config: PreTrainedConfig, folder: Path) -> None:
         raise ValueError(f"{size:,} parameters")
     torch.manual_seed(5)
     network = AutoModelForCausalLM.from_config(config)
-    for name, parameter in network.named_parameters():
-        torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.25)
+    widen(network)
     network.save_pretrained(folder)
 
 

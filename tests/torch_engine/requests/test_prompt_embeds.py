@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from enginewire import v1 as pb
 from enginewire.server.failures import EngineError, InvalidRequest, Unsupported
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
-from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
+from tests.torch_engine.models.huggingface.wide_models import save_wide
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.tiny import FAMILIES, CoreUnderTest, greedy
 
@@ -183,12 +183,7 @@ def generic(tmp_path: Path) -> Callable[[str], tuple[CoreUnderTest, PreTrainedMo
     """A family that transformers runs: the engine and the oracle."""
 
     def make(model_type: str) -> tuple[CoreUnderTest, PreTrainedModel]:
-        torch.manual_seed(5)
-        network = AutoModelForCausalLM.from_config(tiny_config(model_type, SERVED[model_type]))
-        for name, parameter in network.named_parameters():
-            centre = float("norm" in name and name.endswith("weight"))
-            torch.nn.init.normal_(parameter, mean=centre, std=0.25)
-        network.save_pretrained(tmp_path)
+        network = save_wide(tmp_path, model_type)
         options = TorchEngineOptions(
             model=str(tmp_path), device="cpu", dtype="float32", num_threads=1, max_num_batched_tokens=9,
             max_num_seqs=4, block_size=4, max_model_len=40,

@@ -197,7 +197,7 @@ def test_without_the_question_there_are_no_log_probabilities(load):
 
 
 def test_a_long_hypothesis_comes_in_several_outputs(load, monkeypatch):
-    monkeypatch.setattr("enginewire.torch_engine.sampling.beam_search.OUTPUT_TOKENS", 5)
+    monkeypatch.setattr("enginewire.torch_engine.work.outbox.OUTPUT_TOKENS", 5)
     whole = load("llama").answer(ask(stops=(), max_tokens=12, logprobs=0))
     assert [len(output.token_ids) for output in whole.outputs] == [5, 5, 2] * 2
     assert all(len(output.logprobs.token_logprobs) == len(output.token_ids) for output in whole.outputs)
@@ -218,7 +218,7 @@ def test_an_abort_ends_every_choice_as_cancelled_and_frees_the_beams(load):
     for _ in range(6):
         engine.step()
     assert engine.core.scheduler.pool.num_used > 0
-    engine.core.abort(context)
+    engine.core.live.abort(context)
     engine.run()
     answer = engine.answers[context]
     assert [output.finish_reason for output in answer.outputs] == [pb.FINISH_REASON_CANCELLED] * 2

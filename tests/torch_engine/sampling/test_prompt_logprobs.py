@@ -125,7 +125,7 @@ def test_a_cancelled_prompt_has_none(load):
     engine = load("llama", max_num_batched_tokens=8)
     context = engine.add(ask())
     engine.step()
-    engine.core.abort(context)
+    engine.core.live.abort(context)
     engine.run()
     assert not engine.answers[context].outputs[0].HasField("prompt_logprobs")
 

@@ -44,8 +44,8 @@ def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> torch.Tensor:
 
 def pick(logits: torch.Tensor, *rows: Sequence) -> list[int]:
     sampled = sample(logits.clone(), rows).read()
-    assert all(sampled.valid)
-    return sampled.token_ids
+    assert all(row.is_sound and not row.is_ruled_out for row in sampled)
+    return [row.token_id for row in sampled]
 
 
 def test_zero_temperature_and_top_k_one_are_greedy():
@@ -197,14 +197,17 @@ def test_a_poisoned_row_fails_alone(poison, temperature):
     logits[1, 4] = poison
     rows = [sequence(temperature=temperature, seed=row, top_p=0.9) for row in range(3)]
     sampled = sample(logits.clone(), rows).read()
-    assert sampled.valid == [True, False, True]
+    assert [row.is_sound for row in sampled] == [True, False, True]
+    assert not any(row.is_ruled_out for row in sampled)
     others = pick(logits[[0, 2]], rows[0], rows[2])
-    assert [sampled.token_ids[0], sampled.token_ids[2]] == others
+    assert [sampled[0].token_id, sampled[2].token_id] == others
 
 
 def test_a_row_with_no_token_left_fails():
     row = sequence(temperature=0.0, allowed_token_ids=(4,), bad_words=((4,),))
-    assert sample(random_logits(1), [row]).read().valid == [False]
+    (found,) = sample(random_logits(1), [row]).read()
+    assert found.is_ruled_out
+    assert found.is_sound
 
 
 def test_logprobs_are_those_of_the_raw_distribution():
@@ -212,10 +215,10 @@ def test_logprobs_are_those_of_the_raw_distribution():
     raw = logits.log_softmax(-1)
     want = LogprobsWanted(3, token_ids=(8, 2))
     row = sequence(logprobs=want, temperature=0.3, seed=3, logit_bias=((11, 50.0),), top_k=5)
-    sampled = sample(logits.clone(), [sequence(), row]).read()
-    found = sampled.logprobs[1]
-    assert sampled.logprobs[0] is None
-    assert sampled.token_ids[1] == 11
+    other, chosen = sample(logits.clone(), [sequence(), row]).read()
+    found = chosen.logprobs
+    assert other.logprobs is None
+    assert chosen.token_id == 11
     assert found.token == pytest.approx(raw[1, 11].item())
     assert found.rank == 1 + int((raw[1] > raw[1, 11]).sum())
     assert found.top_ids == raw[1].topk(3).indices.tolist()
@@ -227,7 +230,7 @@ def test_an_impossible_token_has_a_finite_logprob():
     logits = torch.zeros(1, VOCAB)
     logits[0, 5:] = -math.inf
     want = LogprobsWanted(0, token_ids=(9,))
-    found = sample(logits, [sequence(temperature=0.0, logprobs=want)]).read().logprobs[0]
+    found = sample(logits, [sequence(temperature=0.0, logprobs=want)]).read()[0].logprobs
     assert found.selected == [pytest.approx(-1e30)]
     assert found.top == []
 

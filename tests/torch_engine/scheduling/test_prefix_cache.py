@@ -153,7 +153,7 @@ def test_replayed_changes_are_the_cache_after_random_traffic(load):
         context = engine.add(greedy(start, random.randrange(1, 20), n=random.randrange(1, 4)))
         engine.step()
         if random.random() < 0.25:
-            engine.core.abort(context)
+            engine.core.live.abort(context)
         if random.random() < 0.1:
             engine.core.scheduler.prefix_cache.reset()
         replica.apply(engine.core.scheduler.prefix_cache.take_changes())

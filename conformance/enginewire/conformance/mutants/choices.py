@@ -14,7 +14,7 @@ from enginewire.conformance.reference.settings import without
 Outputs = AsyncIterator[pb.LLMEngineOutput]
 
 
-@each_changed(Reference.outputs, "missing_index", kills="SEQ-01")
+@each_changed(Reference.outputs, "missing_index", kills="SEQ-01", also=("STR-02/seen", "STR-06/seen"))
 def missing_index(output: pb.LLMEngineOutput) -> None:
     output.index = 0
 
@@ -78,7 +78,7 @@ class LaterChoicesUnseeded(Reference):
         return secrets.randbits(53) / 2**53 if choice.index else super().draw(choice)
 
 
-@mutant("abort_forgets_later_choices", kills="SEQ-05")
+@mutant("abort_forgets_later_choices", kills="SEQ-05", also="STR-02/seen")
 class AbortForgetsLaterChoices(Reference):
     """Of more than two choices, the first two have their terminals."""
 

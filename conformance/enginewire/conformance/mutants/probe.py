@@ -51,7 +51,11 @@ class SyntheticProbe(Reference):
         yield pb.GenerateResponse(output=output, request_id=request.request_id)
 
 
-@mutant("probe_swallow_error", kills="PRB-03")
+@mutant(
+    "probe_swallow_error",
+    kills="PRB-03",
+    also=("INF-04/seen", "PRB-02/seen", "STR-07/seen", "USE-04/seen", "LIM-03/seen"),
+)
 class ProbeSwallowError(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
         try:

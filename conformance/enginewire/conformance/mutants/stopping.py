@@ -64,7 +64,7 @@ class StopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 
 
-@mutant("eos_dropped", kills="STP-02")
+@mutant("eos_dropped", kills="STP-02", also="USE-01/seen")
 class EosDropped(_Dropped):
     dropped = (pb.FINISH_REASON_EOS,)
 
@@ -101,13 +101,13 @@ class IgnoreEosIgnored(Reference):
         return (pb.FINISH_REASON_EOS, None) if token in own else super().stopped(choice, token)
 
 
-@mutant("eos_ids_added_up", kills="STP-04/config")
+@mutant("eos_ids_added_up", kills="STP-04/config", also="STP-02/seen")
 class EosIdsAddedUp(Reference):
     def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         return [*super().system_stops(request), *self.config.eos_token_ids]
 
 
-@mutant("last_stop_wins", kills="STP-05")
+@mutant("last_stop_wins", kills="STP-05", also="STP-01/seen")
 class LastStopWins(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         return super().caller_stops(request)[-1:]

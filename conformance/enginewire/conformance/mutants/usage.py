@@ -38,7 +38,7 @@ class UsageEveryChunk(Reference):
             yield output
 
 
-@each_changed(Reference.outputs, "no_usage", kills="USE-04")
+@each_changed(Reference.outputs, "no_usage", kills="USE-04", also="USE-05/seen")
 def no_usage(output: pb.LLMEngineOutput) -> None:
     output.ClearField("completion_usage")
 

@@ -26,6 +26,13 @@ GATES: Final = {rule.path: rule for rule in RULES if rule.capability}
 LIMITS: Final = {rule.path: rule for rule in RULES if rule.limit}
 ID_LISTS: Final = [rule.path for rule in RULES if rule.token_ids]
 
+TEXTS: Final[dict[str, tuple[int, int]]] = {
+    "annotations": (64, 1024),
+    "stop_conditions.stop": (32, 1024),
+    "extra_args": (1, 65536),
+}
+"""Field, how many there may be, and how many bytes each of them may have."""
+
 
 class Validation:
     """Checks requests against `self.config`."""
@@ -58,6 +65,7 @@ class Validation:
         self.check_ids(inner)
         self.check_lists(inner)
         self.check_lengths(inner)
+        self.check_sizes(inner)
 
     def check_revision(self, revision: int) -> None:
         """Refuse clients of another range."""
@@ -182,6 +190,14 @@ class Validation:
             raise invalid(
                 field, "is above max_tokens", conditions.min_tokens, f"at most {conditions.max_tokens}"
             )
+
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        """The table of texts: how many there may be, and how many bytes each of them may have."""
+        for path, (most, longest) in TEXTS.items():
+            value = value_of(request, path) or ()
+            texts = [value] if isinstance(value, bytes) else [text.encode() for text in value]  # type: ignore[attr-defined]  # strings
+            if len(texts) > most or any(len(text) > longest for text in texts):
+                raise invalid(path, "is too large", len(texts), f"at most {most} of {longest} bytes each")
 
 
 def value_of(request: Message, path: str) -> object | None:

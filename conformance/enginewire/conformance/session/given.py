@@ -1,4 +1,4 @@
-"""What a run is given besides its target: a second engine, adapters to load, where the metrics are.
+"""What a run is given besides its target: a second engine, adapters to load, the seed of what is drawn.
 
 None of it can be asked of the target. Opens nothing.
 """
@@ -11,6 +11,11 @@ from typing import Final
 
 from enginewire.conformance.wire.violation import NotApplicable
 
+SEED: Final = 240
+"""Of the first 400 seeds one whose cases have the most pairs of options."""
+CASES: Final = 64
+"""Drawn by default: few enough to add little to a run."""
+
 PAIR: Final = frozenset({"prefill", "disaggregation"})
 """The gates that hold when there are a prefill and a decode engine; that of `decode` is the target's role."""
 
@@ -20,11 +25,13 @@ PAIR_RUN: Final = ("DIS-*", "DRN-09", "PRB-01/*", "INF-01", "INF-02", "INF-06", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Empty where the user gave nothing. `adapters`: sources as LoadAdapter takes them."""
+    """Empty where the user gave nothing. `adapters`: as LoadAdapter takes them; `cases`: how many to draw."""
 
     prefill: str = ""
     adapters: tuple[str, ...] = ()
     metrics_url: str = ""
+    seed: int = SEED
+    cases: int = CASES
 
     def sources(self, count: int) -> tuple[str, ...]:
         """That many different adapters; NotApplicable with fewer."""
@@ -52,6 +59,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metrics-url", default="", metavar="URL", help="where the target exports metrics as Prometheus text"
     )
+    group.add_argument(
+        "--seed", type=int, default=SEED, metavar="N", help=f"draws the mixed cases (default {SEED})"
+    )
+    group.add_argument(
+        "--cases", type=_count, default=CASES, metavar="N", help=f"cases that are drawn (default {CASES})"
+    )
 
 
 def adopt(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -68,4 +81,23 @@ def adopt(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 def given(options: argparse.Namespace) -> Given:
     """The options as one value."""
-    return Given(prefill=options.prefill, adapters=tuple(options.adapter), metrics_url=options.metrics_url)
+    return Given(
+        prefill=options.prefill,
+        adapters=tuple(options.adapter),
+        metrics_url=options.metrics_url,
+        seed=options.seed,
+        cases=options.cases,
+    )
+
+
+def drawn(options: argparse.Namespace) -> list[str]:
+    """The words that draw the same cases again; none for those of every run."""
+    words = ["--seed", str(options.seed)] if options.seed != SEED else []
+    return [*words, "--cases", str(options.cases)] if options.cases != CASES else words
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("at least 0")
+    return number

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import Answer
 from enginewire.server.engines.interface import GenerateContext, MetricsBindings, MetricsContext, Tokenizer
+from enginewire.server.engines.slots import Slots
 from enginewire.server.engines.step_streams import open_choices
-from enginewire.server.engines.turns import Turns
 
 
 class BaseEngine(ABC):
@@ -27,7 +27,7 @@ class BaseEngine(ABC):
     def __init__(self, options: object = None) -> None:
         """`options` are the server's, a `ServerOptions`."""
         self.config = pb.EngineConfig()
-        self._turns = Turns()
+        self._slots = Slots()
 
     @abstractmethod
     async def start(self, worker_id: int) -> pb.EngineConfig:
@@ -45,8 +45,8 @@ class BaseEngine(ABC):
     ) -> AsyncIterator[Answer]:
         """The answer to a request, once it is its turn: `max_num_seqs` of the config run, the others wait."""
         config = self.config
-        self._turns.num_places = config.max_num_seqs if config.HasField("max_num_seqs") else None
-        async with self._turns.take(open_choices(request, config.role)):
+        self._slots.num_slots = config.max_num_seqs if config.HasField("max_num_seqs") else None
+        async with self._slots.take(open_choices(request, config.role)):
             yield Answer(request, context, config)
 
     async def abort(self, context: GenerateContext) -> None:  # noqa: B027  # a default, not to be written
@@ -69,8 +69,8 @@ class BaseEngine(ABC):
     def load(self) -> pb.Load:
         """Those that are being answered, and those that wait for it."""
         return pb.Load(
-            running=self._turns.num_running,
-            waiting=self._turns.num_waiting,
+            running=self._slots.num_running,
+            waiting=self._slots.num_waiting,
             kv_blocks_total=self.config.total_kv_blocks * max(self.config.data_parallel_size, 1),
         )
 

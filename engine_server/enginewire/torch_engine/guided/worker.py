@@ -18,8 +18,8 @@ from contextlib import suppress
 
 from enginewire.torch_engine.guided.library import InvalidGuide, Library, Vocabulary
 from enginewire.torch_engine.guided.open_library import open_library
-from enginewire.torch_engine.guided.pace import check_pace
 from enginewire.torch_engine.guided.size import check_size
+from enginewire.torch_engine.guided.speed import check_speed
 
 CPU_SECONDS = 0.7
 """For one grammar; then its fork is killed."""
@@ -83,7 +83,7 @@ def answer(library: Library, kind: str, text: str) -> bytes:
         compiled = library.compile(kind, text)
         if len(compiled) > MAX_COMPILED_BYTES:
             raise InvalidGuide("too large")
-        check_pace(library, compiled)
+        check_speed(library, compiled)
     except InvalidGuide as error:
         return REFUSED + str(error)[:200].encode(errors="replace")
     return COMPILED + compiled

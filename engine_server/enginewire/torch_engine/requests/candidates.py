@@ -5,11 +5,24 @@ Reads their rules from a message. Knows nothing about how they are searched or c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from enginewire import v1 as pb
 from enginewire.server.failures import Unsupported
 from enginewire.torch_engine.requests.limits import check
 from enginewire.torch_engine.requests.params import BeamRules
-from enginewire.torch_engine.requests.sequence import BestOf
+from enginewire.torch_engine.requests.scores import RowLogprobs
+from enginewire.torch_engine.requests.sequence import BestOf, Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A choice that ended; its `score` decides whether it is returned. `finish` None: it was cancelled."""
+
+    score: float
+    token_ids: list[int]
+    finish: Finish | None
+    logprobs: tuple[RowLogprobs, ...] = ()
 
 
 def read_beams(message: pb.PreprocessedRequest) -> BeamRules | None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.torch_engine.requests.adapter import Adapter
@@ -18,6 +18,9 @@ from enginewire.torch_engine.requests.pooling import Pooling
 from enginewire.torch_engine.requests.prompt_embeds import PromptEmbeds
 from enginewire.torch_engine.requests.scores import Beam, Continuation, LogprobsWanted, PromptScores
 from enginewire.torch_engine.requests.thinking import ThinkingBudget, ThinkingRules
+
+if TYPE_CHECKING:
+    from enginewire.torch_engine.work.kinds import Work
 
 
 class Finish(Enum):
@@ -98,7 +101,8 @@ class Request:
     `beams` the sequences are beams: they come and go, and none of them is a choice of the caller. With
     `prompt_embeds` the ids of the prompt only hold its places. With `pooling` the prompt is embedded:
     nothing is sampled, and it ends when the last token is computed. A request with `hands_over` ends when
-    its prompt is computed; one with `handed_over` begins there.
+    its prompt is computed; one with `handed_over` begins there. The kind of `work` that it is by all that is
+    known once it is alive.
     """
 
     context: GenerateContext
@@ -122,6 +126,7 @@ class Request:
     thinking: ThinkingRules | None = None
     prompt_embeds: PromptEmbeds | None = None
     sequences: list[Sequence] = field(default_factory=list)
+    work: Work = field(init=False, repr=False)
     unique_prompt_ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,8 +152,7 @@ class Request:
     @property
     def output_token_ids(self) -> list[list[int]]:
         """The output of each choice, resumed tokens included."""
-        start = len(self.prompt_token_ids)
-        return [sequence.token_ids[start:] for sequence in self.sequences]
+        return [sequence.output_token_ids for sequence in self.sequences]
 
 
 @dataclass(eq=False, slots=True)
@@ -202,8 +206,13 @@ class Sequence:
         return self.request.urgency, self.index
 
     @property
-    def num_output_tokens(self) -> int:
+    def output_token_ids(self) -> list[int]:
         """Output tokens so far, resumed ones included."""
+        return self.token_ids[len(self.request.prompt_token_ids) :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many those are."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property

@@ -15,7 +15,7 @@ from enginewire.torch_engine.runner.statistics import BatchStatistics, Stopwatch
 from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
 from enginewire.torch_engine.runner.vectors import Computed
 from enginewire.torch_engine.sampling.logprobs import PromptRows, read_prompts
-from enginewire.torch_engine.sampling.sampler import Choice, sample
+from enginewire.torch_engine.sampling.sampler import Choice, Row, sample
 
 
 class Runner(Protocol):
@@ -39,9 +39,9 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the model made of a batch. Sequences in `rows` get a token, grants in `pooled` are embedded."""
+    """What the model made of a batch: a choice for each of `sampled`, a sum for each of `pooled`."""
 
-    rows: list[Sequence]
+    sampled: list[Scheduled]
     pooled: list[Scheduled]
     computed: Computed
     scored: list[tuple[PromptScores, PromptRows]]
@@ -50,7 +50,16 @@ class Results:
     @property
     def unread(self) -> UnreadTokens:
         """The tokens where they are."""
-        return UnreadTokens(self.rows, self.choice.token_ids)
+        return UnreadTokens([grant.sequence for grant in self.sampled], self.choice.token_ids)
+
+    def read(self) -> list[tuple[Scheduled, Row]]:
+        """Wait for the device; one row per grant. The scores of prompts go to where they are gathered."""
+        rows = list(zip(self.sampled, self.choice.read(), strict=True))
+        shares = zip(self.pooled, self.computed.sums, strict=True)
+        rows += [(grant, Row(share=share)) for grant, share in shares]
+        for scores, prompt_rows in self.scored:
+            prompt_rows.add_to(scores)
+        return rows
 
 
 @dataclass(slots=True)
@@ -79,14 +88,14 @@ def launch(
     """Forward and sample. What the model raises is in the result: torch raises anything."""
     batch = sorted(granted, key=batch_order)
     launched = LaunchedBatch(batch, statistics.begin(batch))
-    rows = [grant.sequence for grant in batch if grant.samples]
+    sampled = [grant for grant in batch if grant.samples]
     try:
         computed = runner.forward(batch, unread)
         launched.stopwatch.forwarded()
-        scored = read_prompts(computed.logits[len(rows) :], batch)
-        choice = sample(computed.logits[: len(rows)], rows)
+        scored = read_prompts(computed.logits[len(sampled) :], batch)
+        choice = sample(computed.logits[: len(sampled)], [grant.sequence for grant in sampled])
         pooled = [grant for grant in batch if grant.sequence.request.pooling]
-        launched.results = Results(rows, pooled, computed, scored, choice)
+        launched.results = Results(sampled, pooled, computed, scored, choice)
     except Exception as error:  # noqa: BLE001  # it must stay in this batch
         launched.stopwatch.failed()
         launched.error = error

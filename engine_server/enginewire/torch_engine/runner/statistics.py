@@ -90,3 +90,7 @@ class Counters:
     requests_added: int = 0
     requests_finished: int = 0
     tokens_generated: int = 0
+
+    def reset(self) -> None:
+        """Begin again."""
+        self.steps = self.requests_added = self.requests_finished = self.tokens_generated = 0

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from enginewire.torch_engine.requests.pooling import Pooling, Shares
-from enginewire.torch_engine.requests.scheduled import Scheduled
-from enginewire.torch_engine.requests.sequence import Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +24,6 @@ class Computed:
 
 
 NO_SUMS = torch.empty(0, 0)
-
-
-class PartialSums:
-    """What the steps so far have computed of the vectors of live inputs."""
-
-    def __init__(self) -> None:
-        self._sums: dict[Sequence, Tensor] = {}
-
-    def add(self, grant: Scheduled, part: Tensor) -> Tensor:
-        """The sum [width] with `part`; a sequence that begins again begins at zero."""
-        sequence = grant.sequence
-        is_first = sequence.num_computed_tokens == grant.num_tokens
-        self._sums[sequence] = total = part if is_first else self._sums[sequence] + part
-        return total
-
-    def forget(self, request: Request) -> None:
-        """Drop what a request that has ended left."""
-        for sequence in request.sequences:
-            self._sums.pop(sequence, None)
 
 
 def add_up(states: Tensor, shares: Shares) -> Tensor:

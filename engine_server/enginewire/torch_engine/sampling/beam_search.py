@@ -1,9 +1,9 @@
-"""Beam search: which beams of a request go on, which are done, and what the caller gets of them.
+"""Beam search: which beams of a request go on, and which are done.
 
 The rules are those of `generate` in transformers with its defaults: of the best continuations of all
 beams the `width` best that do not end go on; one that ends is a hypothesis if it is among the `width`
 best of all; the search is over when no beam, at its present length, could beat the worst of `width`
-hypotheses. Knows sequences and outputs; nothing about torch, queues or threads.
+hypotheses. Knows sequences; nothing about torch, queues, messages or threads.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from dataclasses import dataclass, field
 from heapq import merge
 from math import exp, log
 
-from enginewire import v1 as pb
-from enginewire.torch_engine.requests.outputs import FINISH_REASONS, logprob_rows, usage_of
+from enginewire.torch_engine.requests.candidates import Candidate
 from enginewire.torch_engine.requests.params import BeamRules
-from enginewire.torch_engine.requests.scores import Continuation, RowLogprobs
-from enginewire.torch_engine.requests.sequence import Finish, Request, Sequence
-
-OUTPUT_TOKENS = 256
-"""Tokens per output, so that none is too large a message, whatever is reported of each token."""
+from enginewire.torch_engine.requests.scores import Continuation
+from enginewire.torch_engine.requests.sequence import Finish, Sequence
 
 MAX_EXPONENT = 500.0
 """Keeps scores within what a float can hold, whatever the length penalty."""
@@ -35,22 +31,12 @@ class Successor:
     continuation: Continuation
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """A beam that ended."""
-
-    score: float
-    token_ids: list[int]
-    finish: Finish
-    logprobs: tuple[RowLogprobs, ...]
-
-
 @dataclass(slots=True)
 class BeamSearch:
     """The search of one request. `hypotheses` are the best so far, best first."""
 
     rules: BeamRules
-    hypotheses: list[Hypothesis] = field(default_factory=list)
+    hypotheses: list[Candidate] = field(default_factory=list)
 
     def advance(self, beams: Seq[Sequence]) -> list[Successor]:
         """The beams that go on, best first, once all know their continuations; none when it is over."""
@@ -68,13 +54,12 @@ class BeamSearch:
         del self.hypotheses[self.rules.width :]
         return going if going and self._may_improve(going[0]) else []
 
-    def _hypothesis(self, ended: Successor, finish: Finish) -> Hypothesis:
+    def _hypothesis(self, ended: Successor, finish: Finish) -> Candidate:
         parent, continuation = ended.parent, ended.continuation
         assert parent.beam is not None, "only beams have successors"
-        start = len(parent.request.prompt_token_ids)
         rows = (continuation.logprobs,) if continuation.logprobs else ()
-        tokens = [*parent.token_ids[start:], continuation.token_id]
-        return Hypothesis(self._normalised(ended), tokens, finish, parent.beam.logprobs + rows)
+        tokens = [*parent.output_token_ids, continuation.token_id]
+        return Candidate(self._normalised(ended), tokens, finish, parent.beam.logprobs + rows)
 
     def _may_improve(self, best: Successor) -> bool:
         is_full = len(self.hypotheses) == self.rules.width
@@ -85,19 +70,10 @@ class BeamSearch:
         exponent = self.rules.length_penalty * log(length)
         return successor.score / exp(min(max(exponent, -MAX_EXPONENT), MAX_EXPONENT))
 
-    def outputs(self, request: Request) -> list[pb.LLMEngineOutput]:
-        """Everything the caller gets: choice by choice, best first. There may be fewer than `n`."""
-        chosen = self.hypotheses[: self.rules.n]
-        made = [output for index, each in enumerate(chosen) for output in _outputs(each, index)]
-        made[-1].completion_usage.CopyFrom(usage_of(request, [each.token_ids for each in chosen]))
-        return made
-
-    def cancelled(self, request: Request) -> list[pb.LLMEngineOutput]:
-        """The same for a search that was cut short."""
-        reason = pb.FINISH_REASON_CANCELLED
-        made = [pb.LLMEngineOutput(index=index, finish_reason=reason) for index in range(self.rules.n)]
-        made[-1].completion_usage.CopyFrom(usage_of(request, []))
-        return made
+    @property
+    def is_short(self) -> bool:
+        """True when there are fewer hypotheses than the caller wants."""
+        return len(self.hypotheses) < self.rules.n
 
 
 def share_out(successors: Seq[Successor], beams: Seq[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -131,19 +107,3 @@ def _successors(beam: Sequence) -> Iterator[Successor]:
     assert beam.beam is not None, "every sequence of a search is a beam"
     for continuation in beam.beam.continuations:
         yield Successor(beam.beam.score + continuation.score, beam, continuation)
-
-
-def _outputs(hypothesis: Hypothesis, index: int) -> list[pb.LLMEngineOutput]:
-    token_ids, rows = hypothesis.token_ids, hypothesis.logprobs
-    made: list[pb.LLMEngineOutput] = []
-    for start in range(0, len(token_ids), OUTPUT_TOKENS):
-        end = start + OUTPUT_TOKENS
-        output = pb.LLMEngineOutput(token_ids=token_ids[start:end], first_output_position=start, index=index)
-        if rows:
-            output.cum_log_probs = sum(row.token for row in rows[:end])
-            output.logprobs.CopyFrom(logprob_rows(rows[start:end]))
-        made.append(output)
-    made[-1].finish_reason = FINISH_REASONS[hypothesis.finish]
-    if hypothesis.finish is Finish.STOP:
-        made[-1].stop_match.token_id = token_ids[-1]
-    return made

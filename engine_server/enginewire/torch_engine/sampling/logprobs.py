@@ -13,7 +13,7 @@ from torch import Tensor
 
 from enginewire.torch_engine.requests.scheduled import Scheduled
 from enginewire.torch_engine.requests.scores import Continuation, LogprobsWanted, PromptScores, RowLogprobs
-from enginewire.torch_engine.requests.sequence import Request, Sequence
+from enginewire.torch_engine.requests.sequence import Request
 
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: the wire carries finite numbers only."""
@@ -118,8 +118,3 @@ def read_prompts(logits: Tensor, batch: list[Scheduled]) -> list[tuple[PromptSco
 def is_prompt_usable(request: Request) -> bool:
     """False once a row of the prompt was no distribution."""
     return request.prompt_scores is None or request.prompt_scores.is_finite
-
-
-def owes_prompt_scores(sequence: Sequence) -> bool:
-    """True for the choice whose next output carries them."""
-    return sequence.index == 0 and sequence.request.prompt_scores is not None

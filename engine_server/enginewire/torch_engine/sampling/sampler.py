@@ -10,7 +10,7 @@ Knows nothing about queues, blocks or protobuf.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,25 +33,24 @@ from enginewire.torch_engine.sampling.random_numbers import uniforms
 
 NUCLEUS_WIDTH = 1024
 """Candidates looked at first for top-p; only a distribution flatter than that is sorted whole."""
-RULED_OUT = 2
-"""What `usable` is for a row to which rules have left no token."""
+UNSOUND, RULED_OUT = 0, 2
+"""What `usable` is for a row that the model has spoilt, and for one to which rules have left no token."""
 SUMMED_ROWS = 32
 """A GPU chooses the order of its sums by the number of rows, so it gets this many at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One entry per row. A row that is not `valid` has no usable token id.
+class Row(NamedTuple):
+    """What a step computed for one sequence: a token, how a beam may go on, or a share [width] of a vector.
 
-    Those in `ruled_out` have none because of rules: the model's own logits are sound. Rows of beams have no
-    token id and no log-probabilities either, but `continuations`.
+    Not `is_sound` when the model's own logits are unusable; `is_ruled_out` when rules have left no token.
     """
 
-    token_ids: list[int]
-    valid: list[bool]
-    logprobs: list[RowLogprobs | None]
-    continuations: dict[int, tuple[Continuation, ...]] = field(default_factory=dict)
-    ruled_out: frozenset[int] = frozenset()
+    token_id: int = -1
+    is_sound: bool = True
+    is_ruled_out: bool = False
+    logprobs: RowLogprobs | None = None
+    continuations: tuple[Continuation, ...] = ()
+    share: Tensor | None = None
 
 
 class Choice:
@@ -62,20 +61,22 @@ class Choice:
         token_ids: Tensor,
         usable: Tensor,
         logprobs: list[RowLogprobs | None],
-        continuations: dict[int, tuple[Continuation, ...]],
+        continuations: list[tuple[Continuation, ...]],
     ) -> None:
-        """`token_ids` and `usable` are [rows]. Of the latter 0 is a row of unsound logits, 1 a good one."""
+        """One entry per row. `usable` is UNSOUND, RULED_OUT, or 1 for a good row."""
         self.token_ids = token_ids
         self._copy = HostCopy(token_ids, usable)
         self._logprobs = logprobs
         self._continuations = continuations
 
-    def read(self) -> Sampled:
+    def read(self) -> list[Row]:
         """Wait for the device."""
-        chosen, usable = self._copy.read()
-        ruled_out = frozenset(row for row, value in enumerate(usable) if value == RULED_OUT)
-        valid = [value == 1 for value in usable]
-        return Sampled(chosen, valid, self._logprobs, self._continuations, ruled_out)
+        return [
+            Row(token_id, usable != UNSOUND, usable == RULED_OUT, logprobs, continuations)
+            for token_id, usable, logprobs, continuations in zip(
+                *self._copy.read(), self._logprobs, self._continuations, strict=True
+            )
+        ]
 
 
 @torch.inference_mode()
@@ -103,10 +104,9 @@ def sample(logits: Tensor, sequences: Seq[Sequence]) -> Choice:
         found = read_logprobs(raw, token_ids[list(wants)], list(wants.values()))
         for row, values in zip(wants, found, strict=True):
             logprobs[row] = values
-    continuations = {
-        row: _continuations(logits[row], own, sequences[row])
-        for row, own in zip(beams, model_scores, strict=True)
-    }
+    continuations: list[tuple[Continuation, ...]] = [()] * len(sequences)
+    for row, own in zip(beams, model_scores, strict=True):
+        continuations[row] = _continuations(logits[row], own, sequences[row])
     return Choice(token_ids, usable, logprobs, continuations)
 
 

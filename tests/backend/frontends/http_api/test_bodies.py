@@ -14,11 +14,11 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
-from enginewire.backend.frontends.http_api.openai.asked import MAX_CHOICES, Asked
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.generation_fields import SCALARS, UNSUPPORTED
+from enginewire.backend.frontends.http_api.openai.generation_request import MAX_CHOICES, GenerationRequest
 
 ENDPOINTS = [ChatEndpoint(), CompletionEndpoint()]
 OTHER_KEYS = [
@@ -61,11 +61,11 @@ PROMPT_IDS = {0: [120, 121], 1: [121]}
 ENOUGH = {"messages": [{"role": "user", "content": "x"}], "prompt": ["x", "y"]}
 
 
-def asked_for(endpoint: Endpoint, **fields: object) -> Asked:
+def asked_for(endpoint: Endpoint, **fields: object) -> GenerationRequest:
     return endpoint.read(Body(ENOUGH | fields))
 
 
-def answer_to(asked: Asked, vocabulary: Vocabulary) -> Answer:
+def answer_to(asked: GenerationRequest, vocabulary: Vocabulary) -> Answer:
     return Answer(CompletionEndpoint(), asked, Head("id", 1, "m"), vocabulary, PROMPT_IDS)
 
 

@@ -9,9 +9,9 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.embeddings.fields import read_asked
-from enginewire.backend.frontends.http_api.openai.asked import Asked
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
+from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
 from tests.backend.frontends.http_api.published_fields import FIELDS
 from tests.repository import ROOT
@@ -254,7 +254,7 @@ def test_a_grammar_comes_through_whatever_its_key(fields, expected) -> None:
     ],
 )
 def test_what_an_engine_refuses_of_a_grammar_has_the_key_it_came_with(fields, path, param) -> None:
-    asked: Asked = ChatEndpoint().read(Body(ENOUGH | fields))
+    asked: GenerationRequest = ChatEndpoint().read(Body(ENOUGH | fields))
     assert asked.param_of(f"sampling_options.{path}") == param
 
 

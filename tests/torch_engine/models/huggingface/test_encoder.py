@@ -23,6 +23,7 @@ from enginewire.torch_engine.runner.encoder import MOST_PADDING, groups_of
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.minilm import MINILM
 from tests.torch_engine.models.huggingface.configs import tiny_config
+from tests.torch_engine.models.huggingface.wide_models import widen
 from tests.torch_engine.test_embedding import INPUTS, assert_close, embedded, running
 from tests.torch_engine.tiny import greedy
 
@@ -38,9 +39,7 @@ def save(model_type: str, folder: Path, *, masked_lm: bool = False) -> Path:
     torch.manual_seed(5)
     kind = AutoModelForMaskedLM if masked_lm else AutoModel
     network = kind.from_config(tiny_config(model_type, {"max_position_embeddings": 96}))
-    for name, parameter in network.named_parameters():
-        centre = float("norm" in name.lower() and name.endswith("weight"))
-        torch.nn.init.normal_(parameter, mean=centre, std=0.25)
+    widen(network)
     network.save_pretrained(folder)
     return folder
 

@@ -10,11 +10,12 @@ from random import Random
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
-from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
+from tests.torch_engine.models.huggingface.configs import SERVED
+from tests.torch_engine.models.huggingface.wide_models import save_wide
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
 LENGTHS = (1, 21, 9, 14)
@@ -25,15 +26,10 @@ TIE = 1e-3
 
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[[str], Path]:
-    """The folder of a random model with weights wide enough to keep the best two logits apart."""
+    """The folder of a random model."""
 
     def make(model_type: str) -> Path:
-        torch.manual_seed(5)
-        network = AutoModelForCausalLM.from_config(tiny_config(model_type, SERVED[model_type]))
-        for name, parameter in network.named_parameters():
-            centre = float("norm" in name and name.endswith("weight"))
-            torch.nn.init.normal_(parameter, mean=centre, std=0.25)
-        network.save_pretrained(tmp_path)
+        save_wide(tmp_path, model_type)
         return tmp_path
 
     return make

@@ -6,15 +6,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from enginewire.server.failures import InvalidRequest
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.lora.folders import ATTENTION, make_adapter, peft_greedy, read_adapter
-from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
+from tests.torch_engine.models.huggingface.wide_models import save_wide
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
 TARGETS = {
@@ -31,12 +29,7 @@ MAX_TOKENS = 10
 
 
 def build(model_type: str, folder: Path) -> Path:
-    torch.manual_seed(5)
-    network = AutoModelForCausalLM.from_config(tiny_config(model_type, SERVED[model_type]))
-    for name, parameter in network.named_parameters():
-        centre = float("norm" in name and name.endswith("weight"))
-        torch.nn.init.normal_(parameter, mean=centre, std=0.25)
-    network.save_pretrained(folder)
+    save_wide(folder, model_type)
     return folder
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Llama4ForCausalLM
+from transformers import Llama4ForCausalLM
 from transformers.models.gpt2 import modeling_gpt2
 
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
-from tests.torch_engine.models.huggingface.configs import HYBRID, SERVED, tiny_config
+from tests.torch_engine.models.huggingface.configs import HYBRID
+from tests.torch_engine.models.huggingface.wide_models import save_wide
 from tests.torch_engine.tiny import CoreUnderTest, greedy
 
 MAX_TOKENS = 12
@@ -32,16 +33,10 @@ Save = Callable[..., Path]
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    """The folder of a random model with wide weights, so that whatever differs shows."""
+    """The folder of a random model."""
 
     def make(model_type: str, **changes: object) -> Path:
-        torch.manual_seed(5)
-        config = tiny_config(model_type, {**SERVED[model_type], **changes})
-        network = AutoModelForCausalLM.from_config(config)
-        for name, parameter in network.named_parameters():
-            centre = float("norm" in name and name.endswith("weight"))
-            torch.nn.init.normal_(parameter, mean=centre, std=0.25)
-        network.save_pretrained(tmp_path)
+        save_wide(tmp_path, model_type, **changes)
         return tmp_path
 
     return make

@@ -14,9 +14,9 @@ import orjson
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.frontends.http_api.openai.asked import Asked
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
+from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
 from enginewire.backend.frontends.http_api.openai.shown_prompts import ShownPrompt, ShownPrompts
 
@@ -42,7 +42,7 @@ class Answer:
     def __init__(
         self,
         endpoint: Endpoint,
-        asked: Asked,
+        asked: GenerationRequest,
         head: Head,
         vocabulary: Vocabulary,
         prompt_ids: Mapping[int, Sequence[int]],

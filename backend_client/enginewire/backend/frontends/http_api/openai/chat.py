@@ -11,13 +11,17 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
-from enginewire.backend.frontends.http_api.openai.asked import Asked, asked_of, with_prompt_logprobs
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.generation_fields import (
     Neutral,
     assign,
     fill_request,
     refuse_unsupported,
+)
+from enginewire.backend.frontends.http_api.openai.generation_request import (
+    GenerationRequest,
+    request_of,
+    with_prompt_logprobs,
 )
 from enginewire.backend.frontends.http_api.openai.logprobs import ChatRows, LogprobRows
 from enginewire.backend.prompting.prompts import MAX_MESSAGES
@@ -33,7 +37,7 @@ class ChatEndpoint:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def read(self, body: Body) -> Asked:
+    def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
         refuse_echo(body)
         refuse_unsupported(body, WRITTEN_BY_TEMPLATE)
@@ -50,9 +54,9 @@ class ChatEndpoint:
             assign(asked.request.output_options, "logprobs", top or 0, "top_logprobs")
         elif top:
             raise InvalidBody("top_logprobs", "only allowed when logprobs is true")
-        return with_prompt_logprobs(asked_of(body, [asked], params), body)
+        return with_prompt_logprobs(request_of(body, [asked], params), body)
 
-    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
+    def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
         return ChatRows(vocabulary) if asked.with_logprobs else None
 

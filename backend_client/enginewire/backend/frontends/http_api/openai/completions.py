@@ -12,7 +12,6 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
-from enginewire.backend.frontends.http_api.openai.asked import Asked, asked_of, with_prompt_logprobs
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.generation_fields import (
     Neutral,
@@ -20,6 +19,11 @@ from enginewire.backend.frontends.http_api.openai.generation_fields import (
     extend,
     fill_request,
     refuse_unsupported,
+)
+from enginewire.backend.frontends.http_api.openai.generation_request import (
+    GenerationRequest,
+    request_of,
+    with_prompt_logprobs,
 )
 from enginewire.backend.frontends.http_api.openai.logprobs import CompletionRows, LogprobRows
 
@@ -37,7 +41,7 @@ class CompletionEndpoint:
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def read(self, body: Body) -> Asked:
+    def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
         refuse_unsupported(body, ADDED_TO_TEXT)
         prompts = read_prompts(body)
@@ -59,10 +63,10 @@ class CompletionEndpoint:
         for prompt in prompts:
             prompt.request.MergeFrom(common)
         params = {"output_options.prompt_logprobs": "echo"} if echo else {}
-        asked = with_prompt_logprobs(asked_of(body, prompts, params), body)
+        asked = with_prompt_logprobs(request_of(body, prompts, params), body)
         return replace(asked, echo=echo, is_prompt_only=is_prompt_only)
 
-    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
+    def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
         return CompletionRows(vocabulary) if asked.with_logprobs else None
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body
-from enginewire.backend.frontends.http_api.openai.asked import Asked
 from enginewire.backend.frontends.http_api.openai.choice import Choice
+from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows
 
 
@@ -19,11 +19,11 @@ class Endpoint(Protocol):
     whole_object: str
     chunk_object: str
 
-    def read(self, body: Body) -> Asked:
+    def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
         ...
 
-    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows | None:
+    def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows | None:
         """Where a choice's log-probabilities go, in this endpoint's form; None when nobody wants them."""
         ...
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
-from enginewire.backend.frontends.http_api.openai.asked import Asked
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
+from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed, PromptStreams
 from enginewire.backend.frontends.http_api.openai.reply import Reply
@@ -82,7 +82,7 @@ class GenerateRoute(PostRoute):
         finally:
             self._served.live.discard(streams)
 
-    async def _begun(self, asked: Asked, answer_id: str, streams: PromptStreams) -> Answer:
+    async def _begun(self, asked: GenerationRequest, answer_id: str, streams: PromptStreams) -> Answer:
         model = asked.model or await self._served.model_name()
         head = Head(answer_id, int(time.time()), model)
         vocabulary = self._served.backend.backend.vocabulary

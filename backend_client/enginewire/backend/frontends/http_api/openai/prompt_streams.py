@@ -18,7 +18,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.engines.failure import Failure, internal_failure
-from enginewire.backend.frontends.http_api.openai.asked import Asked
+from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.annotations import PROMPT_IDS
@@ -40,7 +40,7 @@ class PromptStreams:
     def __init__(
         self,
         backend: TextBackend,
-        asked: Asked,
+        asked: GenerationRequest,
         timeout: float | None,
         answer_id: str,
         trace: Mapping[str, str],

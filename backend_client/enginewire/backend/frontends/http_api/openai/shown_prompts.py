@@ -16,7 +16,7 @@ from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.detokenizer import DecodeError
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.failure import failed, violation
-from enginewire.backend.frontends.http_api.openai.asked import Asked
+from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.logprobs import PromptScore, Row, rows_of, scores_of
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
 
@@ -35,7 +35,7 @@ class ShownPrompts:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: GenerationRequest,
         prompt_ids: Mapping[int, Sequence[int]],
         vocabulary: Vocabulary,
         show: Callable[[int, ShownPrompt], None],

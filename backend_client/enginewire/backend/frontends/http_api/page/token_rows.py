@@ -13,7 +13,6 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
-from enginewire.backend.frontends.http_api.openai.asked import Asked, asked_of
 from enginewire.backend.frontends.http_api.openai.chat import (
     WRITTEN_BY_TEMPLATE,
     read_messages,
@@ -26,6 +25,7 @@ from enginewire.backend.frontends.http_api.openai.generation_fields import (
     fill_request,
     refuse_unsupported,
 )
+from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest, request_of
 from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows, Row, rows_of
 
 
@@ -36,7 +36,7 @@ class TokenEndpoint:
     whole_object = "enginewire.tokens"
     chunk_object = "enginewire.tokens"
 
-    def read(self, body: Body) -> Asked:
+    def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
         refuse_echo(body)
         if body.get("prompt_logprobs") is not None:
@@ -51,9 +51,9 @@ class TokenEndpoint:
         fill_request(asked.request, body)
         if (logprobs := body.integer("logprobs")) is not None:
             assign(asked.request.output_options, "logprobs", logprobs, "logprobs")
-        return replace(asked_of(body, [asked], {"chat": "messages"}), with_tokens=True)
+        return replace(request_of(body, [asked], {"chat": "messages"}), with_tokens=True)
 
-    def rows(self, asked: Asked, vocabulary: Vocabulary) -> LogprobRows:
+    def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows:
         """Every token, with log-probabilities or without."""
         return TokenRows(vocabulary)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enginewire.histogram import Histogram
 
 
-class TokenGaps:
+class InterTokenLatency:
     """Times between two tokens of a choice.
 
     Choices that get their tokens in the same frames share their gaps, so one look-up is for all of them.
@@ -44,12 +44,12 @@ class TokenGaps:
             self._times = 0
 
 
-class Pace:
+class TokenClock:
     """When one choice had its last token. Times of time.monotonic."""
 
     __slots__ = ("_gaps", "_last_at")
 
-    def __init__(self, gaps: TokenGaps) -> None:
+    def __init__(self, gaps: InterTokenLatency) -> None:
         self._gaps = gaps
         # 0 before its first token.
         self._last_at = 0.0

@@ -35,7 +35,7 @@ PARAMS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerationRequest:
     """One HTTP request. Each prompt has `n` choices; `params` overrides PARAMS.
 
     `include_usage` is about streams; a whole answer always has usage. `with_tokens` wants to know the text of
@@ -82,9 +82,9 @@ class Asked:
         return field.rpartition(".")[2] or None
 
 
-def asked_of(
+def request_of(
     body: Body, prompts: Sequence[pb.BackendServiceGenerateRequest], params: Mapping[str, str]
-) -> Asked:
+) -> GenerationRequest:
     """Add how to answer. Raises InvalidBody."""
     if max(1, prompts[0].request.sampling_options.n) * len(prompts) > MAX_CHOICES:
         raise InvalidBody("n", f"at most {MAX_CHOICES} choices over all prompts")
@@ -96,7 +96,7 @@ def asked_of(
         raise InvalidBody("stream_options.continuous_usage_stats", "not supported")
     include_usage = options is not None and options.flag("include_usage")
     named = {**params, **guide_params(body)}
-    return Asked(prompts, is_stream, include_usage, named, request_id_of(body))
+    return GenerationRequest(prompts, is_stream, include_usage, named, request_id_of(body))
 
 
 def request_id_of(body: Body) -> str:
@@ -107,7 +107,7 @@ def request_id_of(body: Body) -> str:
     return request_id or ""
 
 
-def with_prompt_logprobs(asked: Asked, body: Body) -> Asked:
+def with_prompt_logprobs(asked: GenerationRequest, body: Body) -> GenerationRequest:
     """Add what vLLM calls `prompt_logprobs`. Raises InvalidBody."""
     if (number := body.integer("prompt_logprobs")) is None:
         return asked

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from enginewire.torch_engine.guided import pace
+from enginewire.torch_engine.guided import speed
 from enginewire.torch_engine.guided.library import InvalidGuide, Library, Vocabulary
 from enginewire.torch_engine.guided.matcher import GuidedMatcher
 from enginewire.torch_engine.guided.open_library import open_library
-from enginewire.torch_engine.guided.pace import check_pace
+from enginewire.torch_engine.guided.speed import check_speed
 from enginewire.torch_engine.guided.worker import COMPILED, REFUSED, answer
 
 RUNS = [letter * length for letter in (b"a", b"b", b" ") for length in range(2, 40)]
@@ -54,9 +54,9 @@ def test_groups_of_any_length_in_any_number_are_refused():
 
 
 def test_a_library_that_gives_up_on_the_way_has_refused():
-    check_pace(Stuck(pace.TOKENS), b"")
+    check_speed(Stuck(speed.TOKENS), b"")
     with pytest.raises(InvalidGuide, match="too slow"):
-        check_pace(Stuck(pace.TOKENS - 1), b"")
+        check_speed(Stuck(speed.TOKENS - 1), b"")
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_a_match_that_may_be_empty_is_walked_all_the_same(monkeypatch):
     library = open_library("xgrammar", VOCABULARY)
     compiled = library.compile("regex", "((a{1,30}){30})?")
     with pytest.raises(InvalidGuide, match="too slow"):
-        check_pace(library, compiled)
-    monkeypatch.setattr(pace, "SECONDS_AT_START", 100.0)
-    check_pace(library, compiled)
+        check_speed(library, compiled)
+    monkeypatch.setattr(speed, "SECONDS_AT_START", 100.0)
+    check_speed(library, compiled)
 
 
 class Quick:

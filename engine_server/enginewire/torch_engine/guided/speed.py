@@ -20,7 +20,7 @@ SECONDS_AT_START = 0.1
 """Less than the engine grants: what the walk takes up would be missing there."""
 
 
-def check_pace(library: Library, compiled: bytes) -> None:
+def check_speed(library: Library, compiled: bytes) -> None:
     """Raise InvalidGuide for a grammar that is too slow to follow at random tokens that it allows."""
     grammar, random = library.load(compiled), Random(0)
     # Some token has to end a match, or one that may be empty would be over before it begins.

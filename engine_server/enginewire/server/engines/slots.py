@@ -1,4 +1,4 @@
-"""Whose turn it is, of a bounded number of sequences: first come, first served.
+"""The slots of an engine for sequences that run at once: first come, first served.
 
 Lives on one event loop. Knows nothing about requests.
 """
@@ -11,24 +11,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
-    """Places for sequences; None: as many as come."""
+class Slots:
+    """As many as `num_slots`; None: as many as come."""
 
     def __init__(self) -> None:
-        self.num_places: int | None = None
+        self.num_slots: int | None = None
         self.num_running = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
     def num_waiting(self) -> int:
-        """Those whose turn is still to come."""
+        """Those that have no slot yet."""
         return len(self._waiting)
 
     @asynccontextmanager
-    async def take(self, places: int) -> AsyncIterator[None]:
-        """Wait for so many places and hold them. More than there are is granted once nobody else runs."""
+    async def take(self, count: int) -> AsyncIterator[None]:
+        """Wait for so many slots and hold them. More than there are is granted once nobody else runs."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = turn, places
+        entry = turn, count
         self._waiting.append(entry)
         self._grant()
         try:
@@ -38,15 +38,15 @@ class Turns:
             if entry in self._waiting:
                 self._waiting.remove(entry)
             else:
-                self.num_running -= places
+                self.num_running -= count
             self._grant()
 
     def _grant(self) -> None:
         while self._waiting and self._fits(self._waiting[0][1]):
-            turn, places = self._waiting.popleft()
-            self.num_running += places
-            if not turn.done():  # else it is being cancelled, and gives its places back
+            turn, count = self._waiting.popleft()
+            self.num_running += count
+            if not turn.done():  # else it is being cancelled, and gives its slots back
                 turn.set_result(None)
 
-    def _fits(self, places: int) -> bool:
-        return self.num_places is None or not self.num_running or self.num_running + places <= self.num_places
+    def _fits(self, count: int) -> bool:
+        return self.num_slots is None or not self.num_running or self.num_running + count <= self.num_slots

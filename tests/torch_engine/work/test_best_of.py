@@ -58,7 +58,7 @@ def test_log_probabilities_are_left_out_unless_they_were_asked_for(engine):
 
 def test_nothing_is_delivered_before_the_last_candidate_has_ended(engine):
     context = engine.add(ask(1, 3))
-    while engine.core.live_contexts():
+    while engine.core.live.contexts:
         assert not engine.answers[context].outputs
         engine.step()
     assert len(engine.answers[context].terminals) == 1
@@ -68,7 +68,7 @@ def test_an_abort_ends_every_choice_as_cancelled_without_tokens(engine):
     context = engine.add(ask(2, 4, max_tokens=200))
     for _ in range(5):
         engine.step()
-    engine.core.abort(context)
+    engine.core.live.abort(context)
     engine.run()
     answer = engine.answers[context]
     assert [(out.index, out.finish_reason) for out in answer.outputs] == [

@@ -1,0 +1,49 @@
+"""Drawn cases: what the greedy run tells of any mix of options, as one more check of many ids.
+
+All cases are asked once and shared; each check reports what breaks its id. An id is judged only where its
+own simple check holds, which says the same in fewer words.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from enginewire.conformance.oracle.findings import findings
+from enginewire.conformance.running.registry import WHOLE, CheckFunction, Phase, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.violation import NotApplicable
+
+ENDS: Final = ("STP-01", "STP-02", "STP-04", "STP-05", "STP-07", "STP-08", "LIM-03", "LIM-06")
+"""Simple checks of when and how choices end: a fault that one of them sees would show in each of these."""
+
+BY_ENDS: Final = (
+    *("STP-01", "STP-02", "STP-03", "STP-04", "STP-07", "LIM-01", "LIM-02", "LIM-06", "STR-06"),
+    *("RES-04", "RES-05", "MUX-01"),
+)
+CHOICES: Final = {"MUX-01": ("MUX-01/choices",), "MUX-10": ("MUX-01/choices",)}
+"""What else an id relies on."""
+
+BY_THE_REST: Final = (
+    *("INF-09", "STR-02", "STR-03", "USE-01", "USE-02", "USE-03", "USE-04", "SAM-01"),
+    *("SEQ-01", "SEQ-02", "SEQ-03", "RES-01", "RES-06", "MUX-10"),
+)
+"""The ids that a drawn case can break."""
+
+
+def _drawn(identifier: str) -> CheckFunction:
+    async def holds(ctx: Context) -> None:
+        """Whatever options are mixed."""
+        if not ctx.session.given.cases:
+            raise NotApplicable("--cases 0 draws none")
+        for finding in await findings(ctx):
+            if finding.id == identifier:
+                ctx.show(finding.exchange)
+                raise finding.violation
+
+    holds.__name__ = "whatever_is_mixed"
+    return holds
+
+
+for _id in (*BY_ENDS, *BY_THE_REST):
+    _needs = (*WHOLE, _id, *CHOICES.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
+    check(_id, variant="drawn", needs=_needs, phase=Phase.LOAD, alone=True)(_drawn(_id))

@@ -1,0 +1,120 @@
+"""Sends cases to the target, alone or together, and gathers what came. Judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.oracle.case import Case
+from enginewire.conformance.oracle.draw import Offer
+from enginewire.conformance.session.context import Context, Greedy
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
+from enginewire.conformance.wire.stream import Choice, Stream, choices_of
+from enginewire.conformance.wire.violation import Violation
+
+BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came for one case. `status` says OK, or how the request failed."""
+
+    outputs: Sequence[pb.LLMEngineOutput]
+    status: str
+    exchange: Exchange
+    is_busy: bool = False
+    """Refused because there was no room beside the others, as CON-03 allows."""
+    late: Sequence[object] = ()
+    """What came on a multiplexed stream after the end of its handle."""
+
+    @property
+    def choices(self) -> dict[int, Choice]:
+        """The outputs of each choice."""
+        return choices_of(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where cases go: one client, so that they are evidence of those checks alone that show them."""
+
+    ctx: Context
+    client: Client
+    runs: Sequence[Greedy]
+    offer: Offer
+
+    def run_of(self, case: Case) -> Greedy:
+        """The greedy run that a case repeats."""
+        return self.runs[case.prompt]
+
+    async def ask(self, cases: Sequence[Case]) -> list[Answer]:
+        """All at the same time, those that are multiplexed over one stream; in their order."""
+        requests = [self._request(case) for case in cases]
+        plain = [number for number, case in enumerate(cases) if not case.multiplexed]
+        multiplexed = [number for number, case in enumerate(cases) if case.multiplexed]
+        found = await asyncio.gather(
+            asyncio.gather(*(self._generate(requests[number]) for number in plain)),
+            self._over_one_stream([requests[number] for number in multiplexed]),
+        )
+        answers = dict(zip((*plain, *multiplexed), (*found[0], *found[1]), strict=True))
+        return [answers[number] for number in range(len(cases))]
+
+    def _request(self, case: Case) -> pb.GenerateRequest:
+        request = self.ctx.request()
+        return self.ctx.request(**case.changes(self.run_of(case), salt=request.request_id))
+
+    async def _generate(self, request: pb.GenerateRequest) -> Answer:
+        stream = self.ctx.start(request, client=self.client)
+        try:
+            await stream.end()
+        except Violation as violation:
+            return Answer(stream.outputs, str(violation), stream.exchange)
+        return _answer(stream)
+
+    async def _over_one_stream(self, requests: Sequence[pb.GenerateRequest]) -> list[Answer]:
+        if not requests:
+            return []
+        longest = self.ctx.bounds.generation(max(map(_tokens_of, requests)))
+        stream = Multiplexed(self.client, 2 * longest)
+        submits = [stream.submitted(number, request) for number, request in enumerate(requests)]
+        # What a reader needs to send it again: there is nothing else on the stream.
+        stream.exchange.request = pb.GenerateMultiplexedRequest(submits=submits)
+        stream.send(*submits)
+        # What ended too early, or not at all, shows in the handles.
+        with suppress(Violation):
+            await stream.until_ended(*range(len(requests)), within=longest)
+            stream.half_close()
+            await stream.finish()
+        status = stream.exchange.status if stream.exchange.code else "OK"
+        live = stream.live
+        await stream.close()
+        await self.ctx.end(live)
+        return [_answer_of(stream.handle(number), stream, status) for number in range(len(requests))]
+
+
+def _answer(stream: Stream) -> Answer:
+    status = "OK" if stream.exchange.is_ok else stream.exchange.status
+    return Answer(stream.outputs, status, stream.exchange, is_busy=stream.exchange.code is BUSY)
+
+
+def _tokens_of(request: pb.GenerateRequest) -> int:
+    return request.request.stop_conditions.max_tokens * max(request.request.sampling_options.n, 1)
+
+
+def _answer_of(handle: Handle, stream: Multiplexed, stream_status: str) -> Answer:
+    """Of one handle; the status of the stream is that of all that had no end."""
+    status = "OK" if handle.has_ended else stream_status
+    code = handle.status.code if handle.status else 0
+    if handle.status:
+        status = f"{_name(code)}: {handle.status.message}"
+    return Answer(handle.outputs, status, stream.exchange, code == BUSY.value[0], handle.late)
+
+
+def _name(number: int) -> str:
+    return next((code.name for code in grpc.StatusCode if code.value[0] == number), str(number))

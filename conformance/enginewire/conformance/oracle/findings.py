@@ -1,0 +1,169 @@
+"""Draws, asks and judges all cases of a run once, and says which requirement each kind of failure breaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from enginewire.conformance.oracle.ask import Answer, Target
+from enginewire.conformance.oracle.case import Case
+from enginewire.conformance.oracle.draw import Offer, draw
+from enginewire.conformance.oracle.judge import Fault, judge, requirement
+from enginewire.conformance.oracle.predict import is_possible
+from enginewire.conformance.oracle.shrink import Patience, shrink
+from enginewire.conformance.session.context import Context, Greedy
+from enginewire.conformance.session.requests import PROMPT_TOKENS
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+
+VALID: Final = "INF-09"
+"""What a valid request breaks that fails."""
+
+LATE: Final = (VALID, "STR-02")
+"""What an answer looks like that this machine held up: judged when it comes again."""
+
+TOGETHER: Final = 16
+TOKENS: Final = 24
+BLOCKS: Final = 2
+SALTS: Final = 7000
+STEPS: Final = 120
+"""Cases asked to make one failure small."""
+
+PER_KIND: Final = 3
+"""Failures of one kind that are looked into, where the smallest form of one does not explain the others."""
+
+SHARE: Final = 0.3
+"""Of the time of a check for asking all cases; as much again for making failures small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A failure in its smallest form: what it breaks, how, and the call that shows it."""
+
+    id: str
+    violation: Violation
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A case that failed, with its number and those that were sent with it."""
+
+    number: int
+    case: Case
+    fault: Fault
+    answer: Answer
+    beside: Sequence[Case]
+
+
+async def findings(ctx: Context) -> list[Finding]:
+    """All there is wrong, made once per session; the session is told what was drawn."""
+    return await ctx.session.once("drawn", lambda: _findings(ctx))
+
+
+async def _findings(ctx: Context) -> list[Finding]:
+    client = ctx.session.client()
+    try:
+        target = await _target(ctx, client)
+    except Violation as violation:
+        # Of one check, not of all: what a greedy run needs has been judged before.
+        return [Finding(VALID, violation, client.exchanges[-1])]
+    seed, wanted = ctx.session.given.seed, ctx.session.given.cases
+    cases = {number: draw(seed, number, target.runs, target.offer) for number in range(1, wanted + 1)}
+    deadline, failed, asked = time.monotonic() + SHARE * ctx.bounds.check, list[Failed](), 0
+    for numbers in _batches(cases):
+        if time.monotonic() > deadline:
+            break
+        asked += len(numbers)
+        failed += await _ask(target, {number: cases[number] for number in numbers})
+    many = f"{asked}" if asked == wanted else f"{asked} of {wanted}, for want of time"
+    ctx.session.drawn = f"drawn cases: {many}, seed {seed}"
+    deadline = time.monotonic() + SHARE * ctx.bounds.check
+    return [each async for each in _explained(target, failed, deadline, seed)]
+
+
+async def _target(ctx: Context, client: Client) -> Target:
+    """The greedy runs. The client is not the check's own: they are no evidence of whichever comes first."""
+    size = ctx.config.kv_cache_block_size or 16
+    lengths = [length for length in (PROMPT_TOKENS, BLOCKS * size + 1, 1) if _fits(ctx, length)]
+    if not lengths:
+        raise NotApplicable("the window has no room for the greedy runs")
+    runs = []
+    for number, length in enumerate(lengths):
+        request = ctx.request(token_ids=ctx.prompt(length, salt=SALTS + number), max_tokens=TOKENS)
+        stream = await ctx.start(request, client=client).ok()
+        message = "a greedy run past every end of sequence has another length"
+        expect(len(stream.tokens) == TOKENS, message, expected=TOKENS, seen=len(stream.tokens))
+        runs.append(Greedy(list(request.request.token_ids), stream.tokens))
+    return Target(ctx, client, runs, Offer.of(ctx.config))
+
+
+def _fits(ctx: Context, prompt_tokens: int) -> bool:
+    bounded = ctx.config.HasField("context_length")
+    return not bounded or prompt_tokens + TOKENS <= ctx.config.context_length
+
+
+def _batches(cases: dict[int, Case]) -> Iterator[list[int]]:
+    """The numbers of cases that are sent together, then of each that is sent alone."""
+    together = [number for number, case in cases.items() if case.together]
+    yield from (together[start : start + TOGETHER] for start in range(0, len(together), TOGETHER))
+    yield from ([number] for number, case in cases.items() if not case.together)
+
+
+async def _ask(target: Target, cases: dict[int, Case]) -> list[Failed]:
+    """Those of a batch that fail. What found no room beside the others is asked again alone."""
+    answers = dict(zip(cases, await target.ask(list(cases.values())), strict=True))
+    failed = []
+    for number, case in cases.items():
+        answer = answers[number]
+        if answer.is_busy:
+            [answer] = await target.ask([case])
+        if fault := judge(case, answer, target.run_of(case), target.offer):
+            beside = [other for other in cases.values() if other is not case]
+            failed.append(Failed(number, case, fault, answer, beside))
+    return failed
+
+
+async def _explained(
+    target: Target, failed: list[Failed], deadline: float, seed: int
+) -> AsyncIterator[Finding]:
+    """The failures of each kind in their smallest form, as long as it does not explain the others."""
+    for rule in sorted({each.fault.rule for each in failed}):
+        rest = sorted((each for each in failed if each.fault.rule == rule), key=_size)
+        for _ in range(PER_KIND):
+            if not rest:
+                break
+            first, small = rest[0], await _smallest(target, rest[0], Patience(STEPS, deadline))
+            if small is not first or rule not in LATE:
+                yield _finding(small, first, seed)
+            needed = set(small.case.options) - {"prompt"}
+            rest = [each for each in rest[1:] if not needed <= set(each.case.options)]
+
+
+async def _smallest(target: Target, failed: Failed, patience: Patience) -> Failed:
+    async def fails(case: Case) -> Failed | None:
+        beside = failed.beside if case.together else ()
+        answer, *_ = await target.ask([case, *beside])
+        fault = judge(case, answer, target.run_of(case), target.offer)
+        same = fault and fault.rule == failed.fault.rule
+        return Failed(failed.number, case, fault, answer, beside) if fault and same else None
+
+    def possible(case: Case) -> bool:
+        return is_possible(case, target.run_of(case).tokens, target.offer.eos_token_ids)
+
+    return (await shrink(failed.case, possible, fails, patience)).fault or failed
+
+
+def _finding(small: Failed, first: Failed, seed: int) -> Finding:
+    again = "" if small is not first else ", once and not again"
+    message = f"{small.fault.message} ({small.case.described}; case {first.number} of seed {seed}{again})"
+    violation = Violation(message, expected=small.fault.expected, seen=small.fault.seen)
+    return Finding(requirement(small.fault, small.case), violation, small.answer.exchange)
+
+
+def _size(failed: Failed) -> tuple[bool, int, int]:
+    """A multiplexed request that never ends takes long: those come last."""
+    return failed.case.multiplexed, len(failed.case.options), failed.number

@@ -1,0 +1,68 @@
+"""When a choice has to end: the contract's table of stop conditions on known tokens. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from enginewire import v1 as pb
+from enginewire.conformance.oracle.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """`count`: output tokens, the last one and those handed in included. `token`: what stop_match names."""
+
+    count: int
+    reason: pb.FinishReason.ValueType
+    token: int | None = None
+
+    @property
+    def stop_match(self) -> pb.StopMatch:
+        """As the terminal output has it; empty where nothing is to be named."""
+        return pb.StopMatch() if self.token is None else pb.StopMatch(token_id=self.token)
+
+
+def system_ids(case: Case, of_engine: Iterable[int]) -> set[int]:
+    """Ids that end a choice with EOS; those `of_engine` hold where the request has none."""
+    if case.ignore_eos:
+        return set()
+    return {*(case.eos_token_ids or of_engine), *case.stop_token_ids_hidden}
+
+
+def caller_ids(case: Case) -> set[int]:
+    """Ids that end a choice with STOP, whatever is ignored."""
+    return {*case.stop_token_ids, *case.stop_token_ids_visible}
+
+
+def ending(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> Ending | None:
+    """How a choice with these output tokens ends; None when none of them ends it.
+
+    | the token                                         | ends with | stop_match |
+    | in an EOS list, and no fewer than min_tokens      | EOS       | none       |
+    | in a list of the caller, and no fewer than that   | STOP      | the token  |
+    | otherwise the one that makes max_tokens           | LENGTH    | none       |
+    """
+    system, caller = system_ids(case, of_engine), caller_ids(case)
+    for count, token in enumerate(tokens, 1):
+        if count >= case.min_tokens and token in system:
+            return Ending(count, pb.FINISH_REASON_EOS)
+        if count >= case.min_tokens and token in caller:
+            return Ending(count, pb.FINISH_REASON_STOP, token)
+        if count == case.max_tokens:
+            return Ending(count, pb.FINISH_REASON_LENGTH)
+    return None
+
+
+def certain(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> int:
+    """How many tokens of a greedy run come anyway: below min_tokens an engine may leave stop ids out."""
+    stops = system_ids(case, of_engine) | caller_ids(case)
+    early = [place for place, token in enumerate(tokens[: max(case.min_tokens - 1, 0)]) if token in stops]
+    return min(early, default=len(tokens))
+
+
+def is_possible(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> bool:
+    """False for a request that would be refused, or whose outcome nothing tells."""
+    due = ending(case, tokens, of_engine)
+    lengths_fit = 1 <= case.max_tokens <= len(tokens) and case.min_tokens <= case.max_tokens
+    return lengths_fit and due is not None and all(0 < cut < due.count for cut in case.resumed)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.mutants.limits import OneTooMany
+from enginewire.conformance.mutants.mixed_endings import LastEosIsLength
+from enginewire.conformance.reference.choices import Ending
+from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.report.human import render
+from enginewire.conformance.report.reproduction import grpcurl_lines
+from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.outcome import Report, Status
+from enginewire.conformance.running.runner import Runner
+from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.given import Given
+from enginewire.conformance.session.session import Session
+from enginewire.conformance.wire.connection import Connection
+
+
+async def judged(make: type[Reference], *, seed: int = 1, cases: int = 64) -> Report:
+    """By the drawn checks alone."""
+    server = await InProcess(make()).start()
+    try:
+        given = Given(seed=seed, cases=cases)
+        session = Session(connection=Connection(target=server.target), given=given)
+        return await Runner(session, all_checks(), Selection(run=("*/drawn",))).run()
+    finally:
+        await server.stop()
+
+
+class Bare(Reference):
+    settings = replace(Settings(), capabilities=())
+
+
+class OneToken(Reference):
+    """A model that knows one token."""
+
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> list[float]:
+        return [20.0 * (token == 7) for token in range(self.config.vocab_size)]
+
+
+class LeavesStopsOut(Reference):
+    """Keeps stop ids from being chosen below min_tokens, as engines may."""
+
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_masks(choice, logits)
+        request = choice.job.request
+        if len(choice.tokens) + 1 < request.stop_conditions.min_tokens:
+            for token in (*self.caller_stops(request), *self.system_stops(request)):
+                logits[token] = float("-inf")
+
+
+class Rounds(Reference):
+    """Gives other tokens when the batch is large, and says that it may."""
+
+    settings = replace(
+        Settings(), capabilities=tuple(set(Settings().capabilities) - {"batch_invariant", "seed"})
+    )
+
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> list[float]:
+        return super().logits([*tokens, len(self.running) // 4], adapter)
+
+
+class NoQueue(Reference):
+    """Refuses what has to wait behind another one."""
+
+    settings = replace(Settings(), max_queued=1)
+
+
+@pytest.mark.parametrize("server", [Reference, Bare, OneToken, LeavesStopsOut, Rounds, NoQueue])
+async def test_a_correct_server_has_no_findings(server: type[Reference]) -> None:
+    report = await judged(server)
+    assert [f"{each.key}: {each.message}" for each in report.unexpected] == []
+
+
+async def test_another_seed_finds_nothing_either() -> None:
+    assert (await judged(Reference, seed=1234)).unexpected == []
+
+
+async def test_a_failure_is_told_in_its_smallest_form_with_its_seed_and_its_call() -> None:
+    report = await judged(LastEosIsLength)
+    [failed] = report.unexpected
+    assert failed.key == "STP-04/drawn"
+    assert (failed.expected.endswith("EOS"), failed.seen.endswith("LENGTH")) == (True, True)
+    assert re.fullmatch(
+        r"choice 0 .* \(max_tokens \d+, prompt 2, \w+ids(_hidden)? \[\d+\]; case \d+ of seed 1\)",
+        failed.message,
+    )
+    assert "ids" in grpcurl_lines(report, failed)[0]
+
+
+class WrongOnce(Reference):
+    """Forgets the name of the first stop of its life."""
+
+    is_right = False
+
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        reason, match = super().stopped(choice, token)
+        was_right, self.is_right = self.is_right, self.is_right or match is not None
+        return reason, match if was_right else None
+
+
+async def test_a_failure_that_does_not_come_again_says_so() -> None:
+    [failed] = (await judged(WrongOnce)).unexpected
+    assert failed.key.startswith(("STP-03", "MUX-01", "RES-04"))
+    assert "seed 1, once and not again)" in failed.message
+
+
+async def test_greedy_runs_that_go_wrong_fail_one_check_and_not_all() -> None:
+    assert [each.key for each in (await judged(OneTooMany)).unexpected] == ["INF-09/drawn"]
+
+
+async def test_the_head_of_the_report_says_what_was_drawn() -> None:
+    head = render(await judged(Reference, seed=5, cases=3)).splitlines()[1]
+    assert head.endswith("drawn cases: 3, seed 5")
+
+
+async def test_without_cases_the_drawn_checks_say_nothing() -> None:
+    report = await judged(Reference, cases=0)
+    found = {each.status for each in report.outcomes if each.key.endswith("/drawn")}
+    assert found == {Status.NOT_APPLICABLE}

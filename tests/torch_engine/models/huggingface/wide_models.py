@@ -1,0 +1,26 @@
+"""Random models of transformers in folders, with weights wide enough to keep the best two logits apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
+
+
+def save_wide(folder: Path, model_type: str, **changes: object) -> PreTrainedModel:
+    """The model of this type, saved in the folder; `changes` are to its tiny configuration."""
+    torch.manual_seed(5)
+    network = AutoModelForCausalLM.from_config(tiny_config(model_type, {**SERVED[model_type], **changes}))
+    widen(network)
+    network.save_pretrained(folder)
+    return network
+
+
+def widen(network: torch.nn.Module) -> None:
+    """Draw all weights again; those of norms stay around 1."""
+    for name, parameter in network.named_parameters():
+        centre = float("norm" in name.lower() and name.endswith("weight"))
+        torch.nn.init.normal_(parameter, mean=centre, std=0.25)
