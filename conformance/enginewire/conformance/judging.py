@@ -123,7 +123,16 @@ async def _run(
     )
     selection, invocation = command_line.selection(options), command_line.invocation(options)
     async with Progress() as progress:
-        return await Runner(session, all_checks(), selection, invocation, progress, interruption, life).run()
+        return await Runner(
+            session,
+            all_checks(),
+            selection,
+            invocation,
+            watch=progress,
+            say=progress.say,
+            interruption=interruption,
+            life=life,
+        ).run()
 
 
 async def _report(

@@ -4,6 +4,8 @@ import asyncio
 import io
 import re
 
+import pytest
+
 from enginewire.conformance.report.progress import ERASE, Progress
 from enginewire.conformance.running.outcome import Status
 from tests.conformance.report.reports import outcome
@@ -62,3 +64,9 @@ async def test_what_is_over_soon_leaves_nothing_in_a_log() -> None:
 async def test_a_run_goes_on_when_nobody_reads_how_far_it_is() -> None:
     async with Progress(NobodyReads()) as progress:
         progress(outcome(Status.PASS), 0)
+
+
+@pytest.mark.parametrize(("output", "erased"), [(Terminal(), ERASE), (io.StringIO(), "")])
+def test_what_a_watcher_should_know_has_a_line_of_its_own(output: io.StringIO, erased: str) -> None:
+    Progress(output).say("beware")
+    assert output.getvalue() == f"{erased}enginewire-conformance: beware\n"

@@ -13,6 +13,7 @@ from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
@@ -63,6 +64,34 @@ async def test_the_reference_conforms_as_an_address_alone_and_with_all_that_a_ru
     assert [outcome.key for outcome in given.unexpected] == []
     assert given.counts[Status.PASS] > 30
     assert Status.NOT_RUN not in {statuses(given)[key] for key in rest}
+
+
+async def test_requests_of_somebody_else_are_noticed_before_anything_is_judged() -> None:
+    server = await InProcess(Reference()).start()
+    said: list[str] = []
+
+    async def is_said(ctx: Context) -> None:
+        expect(said, "nothing was said before the first check")
+
+    other = Session(connection=Connection(target=server.target))
+    ctx = Context(other, "another-kit")
+    await ctx.start(ctx.request(max_tokens=2000)).first_token()
+    session = Session(connection=Connection(target=server.target))
+    report = await Runner(session, [made_up("STR-01", is_said)], Selection(), say=said.append).run()
+    await ctx.close()
+    await other.close()
+    await server.stop()
+    assert statuses(report)["STR-01"] is Status.PASS
+    assert said[0].startswith("the server has 1 requests of somebody else")
+
+
+async def test_a_quiet_server_is_judged_without_a_word() -> None:
+    server = await InProcess(Reference()).start()
+    said: list[str] = []
+    session = Session(connection=Connection(target=server.target))
+    await Runner(session, [made_up("STR-01", passes)], Selection(), say=said.append).run()
+    await server.stop()
+    assert said == []
 
 
 async def test_a_violation_of_a_must_fails_and_shows_its_evidence() -> None:

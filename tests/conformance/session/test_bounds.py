@@ -1,6 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.session import bounds
 from enginewire.conformance.session.bounds import Bounds
+from enginewire.conformance.session.session import Session
+from enginewire.conformance.wire.connection import Connection
 
 
 def test_a_request_lasts_however_fast_the_target_turns_out_to_be() -> None:
@@ -18,3 +28,41 @@ def test_a_stall_while_measuring_only_widens_the_bounds() -> None:
 def test_a_target_that_was_not_measured_counts_as_a_fast_one() -> None:
     assert Bounds().tokens_in(0.3) == 15_000
     assert Bounds(least_itl=2.0).tokens_in(0.3) == 1
+
+
+class Slow(Reference):
+    settings = replace(Settings(), first_token_seconds=0.2, step_seconds=0.2)
+
+
+class RefusesAll(Reference):
+    settings = replace(Settings(), max_request_bytes=4)
+
+
+async def bounds_of(server: Reference) -> Bounds:
+    running = await InProcess(server).start()
+    session = Session(connection=Connection(target=running.target))
+    await session.open()
+    await session.close()
+    await running.stop()
+    return session.bounds
+
+
+async def test_a_slow_target_is_measured_by_what_it_sends_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its tokens would take longer than anybody waits."""
+    monkeypatch.setattr(bounds, "ENOUGH_SECONDS", 0.5)
+    found = await bounds_of(Slow())
+    assert (found.ttft >= 0.2, found.least_itl >= 0.2) == (True, True)
+    assert "measured first token" in found.describe()
+
+
+async def test_a_target_that_serves_nothing_gets_the_floors_and_it_is_said() -> None:
+    found = await bounds_of(RefusesAll())
+    assert (found.ttft, found.itl, found.reaction) == (0.0, 0.0, 2.0)
+    assert "not measured" in found.describe()
+
+
+async def test_a_target_whose_first_token_never_comes_gets_the_floors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "FIRST_TOKEN_SECONDS", 0.05)
+    assert (await bounds_of(Slow())).ttft == 0.0

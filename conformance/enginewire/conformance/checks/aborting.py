@@ -28,7 +28,7 @@ OVER: Final = (pb.ABORT_OUTCOME_FINISHED, pb.ABORT_OUTCOME_UNKNOWN)
 @check("ABO-01", alone=True, needs=(*SHAPE, "STR-04", "STR-09", "SEQ-01", "SEQ-02"))
 async def choices_end_as_cancelled(ctx: Context) -> None:
     """After the first token, with two choices where the engine has several."""
-    count = 2 if ctx.capabilities.multiple_choices else 1
+    count = ctx.choices(2)
     stream = await ctx.start(ctx.long_request(n=count)).first_token()
     await _abort(ctx, stream)
     await _ends_as_cancelled(stream, count)

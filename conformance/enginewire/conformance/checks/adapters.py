@@ -117,8 +117,7 @@ async def the_limit_holds(ctx: Context) -> None:
 @check("LOR-07", needs=(*SHAPE, "LOR-01", "USE-06"), alone=True, gate="prefix_cache")
 async def blocks_are_not_shared(ctx: Context) -> None:
     """One prompt with an adapter, then with another and with the model."""
-    block = ctx.config.kv_cache_block_size or 16
-    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
     async with loaded(ctx, ctx.session.given.sources(2)) as names:
         await _cached(ctx, prompt, names[0])
         again = await _cached(ctx, prompt, names[0])

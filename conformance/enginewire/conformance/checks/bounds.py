@@ -22,7 +22,17 @@ SAME: Final = 1e-3
 LENGTHS: Final = (1, 17)
 """Of lists, beside the most that there may be."""
 
-LISTS: Final = (*SHAPE, "STP-01", "STP-04", "SAM-09", "SAM-13", "SAM-14", "SAM-17", "LOG-02/selected")
+LISTS: Final = (
+    *SHAPE,
+    "STP-01",
+    "STP-04",
+    "LIM-03",
+    "SAM-09",
+    "SAM-13",
+    "SAM-14",
+    "SAM-17",
+    "LOG-02/selected",
+)
 """What the end of a list decides has to work with a short one."""
 
 ENDS: Final = {
@@ -33,13 +43,13 @@ ENDS: Final = {
 }
 
 
-@check("LIM-10", needs=(*SHAPE, "INF-05", "INF-09/limits"))
+@check("LIM-10", needs=(*SHAPE, "INF-05", "INF-09/limits", "ERR-05"))
 async def bounds_hold_on_both_sides(ctx: Context) -> None:
     """As much of each thing as there may be is served, one more is refused."""
 
     async def both_sides(bound: Bound) -> None:
         most = _most(ctx, bound)
-        if bound.unique and most >= ctx.config.vocab_size:
+        if bound.is_of_different_ids and most >= ctx.config.vocab_size:
             return
         good = ctx.request(max_tokens=1, **{bound.field: bound.make(most)})
         await ctx.rejects({bound.field: bound.make(most + 1)}, good=good)
@@ -65,7 +75,7 @@ async def lists_count_to_their_last_entry(ctx: Context) -> None:
     await _some_at_a_time(checks)
 
 
-@check("ERR-04", variant="longest", needs=(*SHAPE, "INF-04"))
+@check("ERR-04", variant="longest", needs=(*SHAPE, "INF-04", "LIM-03"))
 async def the_longest_prompt_is_served(ctx: Context) -> None:
     """One token less than the window has, or as many as there may be."""
     most = ctx.context_length() - 1

@@ -39,6 +39,8 @@ LIMITED: Final = (
 )
 """What is limited, the limit, and the contract's own where Limits is silent."""
 
+MOST_WAITING: Final = 32
+"""Requests beside those that run. A thousand streams would keep the kit itself from looking at the load."""
 LOOKS: Final = 20
 
 
@@ -124,7 +126,7 @@ async def blocks_are_bounded(ctx: Context) -> None:
 
 @check("INF-08", phase=Phase.LOAD, alone=True, needs=SHAPE)
 async def running_is_bounded(ctx: Context) -> None:
-    """Four times as many requests as slots."""
+    """More requests than slots: four times as many where the slots are few."""
     await _stays_bounded(ctx, ctx.long_request)
 
 
@@ -149,7 +151,9 @@ async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]
     slots = ctx.config.max_num_seqs
     if slots > MOST_SLOTS:
         raise NotApplicable(f"{slots} slots are more than the kit fills")
-    streams = [ctx.start(request()) for _ in range(4 * slots)]
+    # How soon a busy server answers is for others to judge.
+    ctx.client.timeout = ctx.bounds.check / 2
+    streams = [ctx.start(request()) for _ in range(slots + min(3 * slots, MOST_WAITING))]
     await streams[0].first_token()
     for _ in range(LOOKS):
         load = await ctx.client.load()
@@ -162,7 +166,9 @@ async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]
 async def what_is_advertised_works(ctx: Context) -> None:
     """The simplest request of each capability."""
     for name in sorted(SERVED_ALONE):
-        if getattr(ctx.capabilities, name):
+        # With one choice at most, several are advertised in name only; SEQ-06 looks at the limit.
+        is_one = name == "multiple_choices" and ctx.choices(2) < 2
+        if getattr(ctx.capabilities, name) and not is_one:
             stream: Stream = await ctx.start(ctx.request(**FEATURES[name])).end()
             message = f"Capabilities.{name} is advertised, but a request that uses it fails"
             expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)

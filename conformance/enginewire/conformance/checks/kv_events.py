@@ -127,13 +127,15 @@ async def slow_subscribers_slow_nobody(ctx: Context) -> None:
 @check("KVE-08", needs=("KVE-03", "KVE-04"), alone=True)
 async def hashes_name_prefixes(ctx: Context) -> None:
     """One prompt, again, with another end, and under a salt."""
-    size, subscription = _block_size(ctx), await _watching(ctx)
-    prompt = ctx.prompt(BLOCKS * size + 1, salt=ctx.session.next_number())
+    size, subscription = ctx.block_size, await _watching(ctx)
+    prompt = ctx.fresh_prompt(BLOCKS, least=2)
+    count = len(prompt) // size
     first = await _stored_for(ctx, subscription, prompt)
-    expect_equal(len(first), BLOCKS, "the full blocks of a prompt are not stored")
-    other = [*prompt[: 2 * size], *ctx.prompt(2 * size + 1, salt=ctx.session.next_number())]
+    expect_equal(len(first), count, "the full blocks of a prompt are not stored")
+    shared = count // 2
+    other = [*prompt[: shared * size], *ctx.fresh_prompt(count - shared)]
     branch = await _stored_for(ctx, subscription, other)
-    expect_equal(list(branch)[:2], list(first)[:2], "a shared prefix has other block hashes")
+    expect_equal(list(branch)[:shared], list(first)[:shared], "a shared prefix has other block hashes")
     salted = await _stored_for(ctx, subscription, prompt, cache_salt="kit")
     expect(not set(first) & set(salted), "another cache_salt has the same block hashes")
     reset = await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
@@ -155,7 +157,7 @@ async def hashes_name_adapters(ctx: Context) -> None:
     """One prompt for the model and for an adapter."""
     async with loaded(ctx, ctx.session.given.sources(1)) as (name,):
         subscription = await _watching(ctx)
-        prompt = ctx.prompt(BLOCKS * _block_size(ctx) + 1, salt=ctx.session.next_number())
+        prompt = ctx.fresh_prompt(BLOCKS)
         own = await _stored_for(ctx, subscription, prompt)
         adapted = await _stored_for(ctx, subscription, prompt, lora_name=name)
         expect(not set(own) & set(adapted), "an adapter has the block hashes of the model")
@@ -182,9 +184,9 @@ async def _observed(ctx: Context) -> Observed:
 
 async def _observe(ctx: Context) -> Observed:
     """Prompts of some blocks, repeated, branched, and as many as fill a small cache."""
-    subscription, size = await _watching(ctx), _block_size(ctx)
-    prompt = ctx.prompt(BLOCKS * size + 1, salt=ctx.session.next_number())
-    branch = [*prompt[:size], *ctx.prompt(size + 1, salt=ctx.session.next_number())]
+    subscription = await _watching(ctx)
+    prompt = ctx.fresh_prompt(BLOCKS, least=2)
+    branch = [*prompt[: ctx.block_size], *ctx.fresh_prompt(1)]
     for tokens in (prompt, prompt, branch, *_pressure(ctx)):
         await ctx.generate(await _asking(ctx, token_ids=tokens))
     await ctx.idle()
@@ -196,7 +198,7 @@ async def _observe(ctx: Context) -> Observed:
 
 def _pressure(ctx: Context) -> list[list[int]]:
     """Prompts that fill the cache, if it is small enough."""
-    room = ctx.config.total_kv_blocks * _block_size(ctx)
+    room = ctx.config.total_kv_blocks * ctx.block_size
     if not room or room > PRESSURE_TOKENS:
         return []
     longest = len(_long_prompt(ctx))
@@ -208,13 +210,9 @@ def _long_prompt(ctx: Context) -> list[int]:
     return ctx.prompt(max(length - 8, 1), salt=ctx.session.next_number())
 
 
-def _block_size(ctx: Context) -> int:
-    return ctx.config.kv_cache_block_size or 16
-
-
 def _is_whole(ctx: Context, stored: pb.KvBlocksStored, picture: Picture) -> None:
     expect(stored.block_hashes, "a stored event names no block")
-    expect_equal(stored.block_size, _block_size(ctx), "block_size is not that of the config")
+    expect_equal(stored.block_size, ctx.block_size, "block_size is not that of the config")
     wanted = len(stored.block_hashes) * stored.block_size
     expect_equal(len(stored.token_ids), wanted, "a stored event has not block_size token ids per block")
     if stored.HasField("parent_block_hash"):

@@ -158,7 +158,7 @@ async def the_sum_runs(ctx: Context) -> None:
             expect(close, message, expected=f"{total:.4f}", seen=f"{output.cum_log_probs:.4f}")
 
 
-@check("LOG-11", needs=(*NEEDS, "LOG-01", "LOG-02", "LOG-03", "LOG-04"))
+@check("LOG-11", needs=(*NEEDS, "LIM-03", "LOG-01", "LOG-02", "LOG-03", "LOG-04"))
 async def values_are_the_models_own(ctx: Context) -> None:
     """The first row of one prompt, whatever chooses its token."""
     plain = await _first_row(ctx)

@@ -58,8 +58,7 @@ async def a_failed_probe_says_so(ctx: Context) -> None:
 async def nothing_is_left(ctx: Context) -> None:
     """No block of a prompt that was never seen before, neither held nor cached."""
     before = await ctx.idle()
-    block = ctx.config.kv_cache_block_size or 16
-    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    prompt = ctx.fresh_prompt(BLOCKS)
     await ctx.generate(_probe(ctx, token_ids=prompt))
     cached = (await ctx.idle()).kv_blocks_cached
     expected = f"at most {before.kv_blocks_cached}"

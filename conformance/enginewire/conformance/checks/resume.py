@@ -105,6 +105,8 @@ async def logprobs_go_on(ctx: Context) -> None:
 @check("RES-08", needs=(*WHOLE, "SEQ-01", "SEQ-02", RESUMED), gate="multiple_choices")
 async def finished_choices_stay_finished(ctx: Context) -> None:
     """One of two choices is finished, and sends nothing."""
+    if ctx.choices(2) < 2:
+        raise NotApplicable("Limits.max_n is 1")
     greedy = await ctx.greedy(TOKENS)
     request = _resumed(ctx.request(max_tokens=TOKENS, n=2), greedy.tokens[:4])
     request.request.resume.choices[0].finished = True

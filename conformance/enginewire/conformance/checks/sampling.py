@@ -114,9 +114,9 @@ async def first_tokens_are_their_own_in_a_full_batch(ctx: Context) -> None:
 @check("SAM-05", needs=(*SHAPE, "SAM-01", "CON-01"), alone=True)
 async def greedy_is_its_own(ctx: Context) -> None:
     """A few prompts alone and beside others; rounding may turn one of them."""
+    length = min(LONG_PROMPT, ctx.room(SHORT))
     requests = [
-        {"token_ids": ctx.prompt(LONG_PROMPT, salt=100 + salt), "max_tokens": SHORT}
-        for salt in range(PROMPTS)
+        {"token_ids": ctx.prompt(length, salt=100 + salt), "max_tokens": SHORT} for salt in range(PROMPTS)
     ]
     alone = [(await ctx.generate(ctx.request(**request))).tokens for request in requests]
     async with _neighbours(ctx):

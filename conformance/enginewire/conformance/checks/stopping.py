@@ -103,8 +103,7 @@ async def the_first_stop_ends(ctx: Context) -> None:
 @check("STP-07", needs=(*NEEDS, "STP-01"))
 async def stops_are_not_shared(ctx: Context) -> None:
     """One prompt of some blocks twice at the same time, and only one of the requests has a stop."""
-    block = ctx.config.kv_cache_block_size or 16
-    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    prompt = ctx.fresh_prompt(BLOCKS, room=16)
     alone = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=16))
     greedy = Greedy(prompt, alone.tokens)
     stop = [greedy.tokens[_place(greedy)]]

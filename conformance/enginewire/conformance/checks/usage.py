@@ -64,8 +64,7 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
 @check("USE-06", needs=(*SHAPE, "USE-02"), alone=True)
 async def cached_tokens_are_told(ctx: Context) -> None:
     """A prompt of some blocks, again, and once more past the cache."""
-    block = ctx.config.kv_cache_block_size or 16
-    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
     await _cached(ctx, prompt)
     again = await _cached(ctx, prompt)
     expect(again >= block, "a repeated prompt has no cached block", expected=f"at least {block}", seen=again)

@@ -134,7 +134,7 @@ class IdUsedUp(Reference):
         super().admit(job)
 
 
-@mutant("tokens_after_cancel", kills="ABO-07")
+@mutant("tokens_after_cancel", kills="ABO-07", also="STR-03/seen")
 class TokensAfterCancel(Reference):
     async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
         async for output in super().outputs(job):

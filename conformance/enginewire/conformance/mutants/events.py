@@ -96,7 +96,7 @@ class UnknownAnnotationRefused(Reference):
             raise invalid("annotations", "is not known", "", "what is advertised")
 
 
-@mutant("unknown_annotation_changes_the_answer", kills="EVT-04")
+@mutant("unknown_annotation_changes_the_answer", kills="EVT-04", also="INF-04/seen")
 class UnknownAnnotationChangesTheAnswer(Reference):
     def validate(self, request: pb.GenerateRequest) -> None:
         super().validate(request)

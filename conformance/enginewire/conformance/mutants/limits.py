@@ -54,7 +54,7 @@ class Max0Unbounded(Reference):
         super().validate(request)
 
 
-@mutant("unbounded_default", kills="LIM-05")
+@mutant("unbounded_default", kills="LIM-05", also="INF-04/seen")
 class UnboundedDefault(Reference):
     def room(self, choice: Choice) -> int:
         request = choice.job.request

@@ -36,7 +36,7 @@ class ProbeFillsTheWindow(Reference):
         return super().room(choice) if limited else window
 
 
-@mutant("synthetic_probe", kills="PRB-02")
+@mutant("synthetic_probe", kills="PRB-02", also="STR-07/seen")
 class SyntheticProbe(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
         if not request.request.is_probe:

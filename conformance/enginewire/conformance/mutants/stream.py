@@ -75,7 +75,7 @@ class CumulativeTokens(Reference):
             yield output
 
 
-@mutant("swap_chunks", kills="STR-06")
+@mutant("swap_chunks", kills="STR-06", also="STR-03/seen")
 class SwapChunks(Reference):
     async def outputs(self, job: Job) -> Outputs:
         held: list[pb.LLMEngineOutput] = []

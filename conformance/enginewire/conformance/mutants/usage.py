@@ -12,7 +12,7 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
 
 
-@changed(Reference.usage, "usage_off_by_one", kills="USE-01")
+@changed(Reference.usage, "usage_off_by_one", kills="USE-01", also="USE-05/seen")
 def usage_off_by_one(usage: pb.CompletionUsage) -> None:
     missing = min(usage.completion_tokens, 1)
     usage.completion_tokens -= missing

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from enginewire import v1 as pb
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.settings import Settings
-from enginewire.field_rules import FIELD_RULES, Rule
+from enginewire.field_rules import FIELD_RULES, UNBOUNDED, Rule
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 FLOATS: Final = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
@@ -26,12 +26,7 @@ GATES: Final = {rule.path: rule for rule in RULES if rule.capability}
 LIMITS: Final = {rule.path: rule for rule in RULES if rule.limit}
 ID_LISTS: Final = [rule.path for rule in RULES if rule.token_ids]
 
-TEXTS: Final[dict[str, tuple[int, int]]] = {
-    "annotations": (64, 1024),
-    "stop_conditions.stop": (32, 1024),
-    "extra_args": (1, 65536),
-}
-"""Field, how many there may be, and how many bytes each of them may have."""
+TEXTS: Final = [rule for rule in RULES if rule.json or rule.max_entry_bytes < UNBOUNDED]
 
 
 class Validation:
@@ -192,12 +187,13 @@ class Validation:
             )
 
     def check_sizes(self, request: pb.PreprocessedRequest) -> None:
-        """The table of texts: how many there may be, and how many bytes each of them may have."""
-        for path, (most, longest) in TEXTS.items():
-            value = value_of(request, path) or ()
-            texts = [value] if isinstance(value, bytes) else [text.encode() for text in value]  # type: ignore[attr-defined]  # strings
-            if len(texts) > most or any(len(text) > longest for text in texts):
-                raise invalid(path, "is too large", len(texts), f"at most {most} of {longest} bytes each")
+        """Texts: how many there may be, or how many bytes, and how many bytes in each of several."""
+        for rule in TEXTS:
+            value = value_of(request, rule.path) or ()
+            entries = value if rule.field.is_repeated else ()
+            longest = max((len(text.encode()) for text in entries), default=0)  # type: ignore[attr-defined]  # texts
+            if len(value) > rule.bound or longest > rule.max_entry_bytes:  # type: ignore[arg-type]  # texts
+                raise invalid(rule.path, "is too large", len(value), f"at most {rule.bound}")  # type: ignore[arg-type]
 
 
 def value_of(request: Message, path: str) -> object | None:

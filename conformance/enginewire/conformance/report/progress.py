@@ -45,6 +45,10 @@ class Progress:
         if self._output.isatty():
             self._write(f"{ERASE}{self._line()}")
 
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._write(f"{ERASE if self._output.isatty() else ''}enginewire-conformance: {text}\n")
+
     async def _log(self) -> None:
         while True:
             await asyncio.sleep(self._log_seconds)

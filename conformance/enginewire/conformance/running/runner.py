@@ -28,6 +28,10 @@ from enginewire.conformance.wire.violation import Violation
 
 ROOT: Final = "INF-01"
 CONCURRENCY: Final = 8
+NOT_ALONE: Final = (
+    "the server has {number} requests of somebody else: what reads its load, fills its slots or measures "
+    "time may fail because of them"
+)
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Runner:
     invocation: str = ""
     watch: Callable[[Outcome, int], None] = lambda outcome, left: None
     """Told of each outcome when it is there, and how many are still to come."""
+    say: Callable[[str], None] = lambda text: None
+    """Told what somebody who watches should know before anything is judged."""
     interruption: Interruption = field(default_factory=Interruption)
     life: Life | None = None
     """Of the shared server; its end ends the run."""
@@ -66,6 +72,8 @@ class Runner:
 
     async def _run_all(self) -> None:
         await self.session.open()
+        if self.session.others:
+            self.say(NOT_ALONE.format(number=self.session.others))
         await self._run_root()
         self._left = sum(check.key != ROOT and self._decided(check) is None for check in self.checks)
         for phase in Phase:

@@ -7,11 +7,25 @@ A bound is a floor or a multiple of what was measured, whichever is larger, time
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from enginewire import v1 as pb
+from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import Violation
+
 MEASURED_REQUESTS: Final = 3
 MEASURED_TOKENS: Final = 16
+
+FIRST_TOKEN_SECONDS: Final = 60.0
+"""For the first token. Whoever needs longer counts as one that does not answer."""
+
+ENOUGH_SECONDS: Final = 4.0
+"""After the first token: those that come in this time say how fast tokens are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +65,61 @@ class Bounds:
 
     def describe(self) -> str:
         """One line for reports."""
-        measured = f"measured first token {self.ttft * 1e3:.1f} ms, token {self.itl * 1e3:.2f} ms"
+        measured = "not measured, for no small request was served"
+        if self.ttft:
+            measured = f"measured first token {self.ttft * 1e3:.1f} ms, token {self.itl * 1e3:.2f} ms"
         return f"{measured}; bounds: reaction {self.reaction:.1f} s, answer {self.answer:.1f} s"
 
 
 async def pause(seconds: float = 0.005) -> None:
     """Between two looks at something that is polled."""
     await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of one request, in seconds: to the first token, and from one to the next."""
+
+    ttft: float
+    itl: float
+
+
+async def measured(client: Client, requests: Iterable[pb.GenerateRequest], scale: float = 1.0) -> Bounds:
+    """Bounds from the slowest of these requests; a target that serves none of them gets the floors.
+
+    `scale` multiplies the patience as it does the bounds.
+    """
+    speeds: list[Speed] = []
+    for request in requests:
+        if not (speed := await _speed(client, request, scale)):
+            break
+        speeds.append(speed)
+    return Bounds(
+        ttft=max((speed.ttft for speed in speeds), default=0.0),
+        itl=max((speed.itl for speed in speeds), default=0.0),
+        least_itl=min((speed.itl for speed in speeds), default=0.0),
+        scale=scale,
+    )
+
+
+async def _speed(client: Client, request: pb.GenerateRequest, scale: float) -> Speed | None:
+    """None for a request that is not served."""
+    patience, enough = FIRST_TOKEN_SECONDS * scale, ENOUGH_SECONDS * scale
+    stream = Stream(request, client.generate(request, timeout=patience + 2 * enough))
+    until = 0.0
+    with suppress(TimeoutError, Violation):
+        async with asyncio.timeout(patience):
+            await stream.first_token()
+        async with asyncio.timeout(enough):
+            await stream.more(MEASURED_TOKENS)
+            until = stream.exchange.arrived[-1].at
+            await stream.end()
+    if stream.exchange.code is None:
+        stream.cancel()
+    is_refused = stream.exchange.code is not None and not stream.exchange.is_ok
+    if is_refused or not stream.tokens:
+        return None
+    first, count = stream.exchange.arrived[0].at, len(stream.tokens)
+    return Speed(
+        first - stream.exchange.started_at, ((until or time.monotonic()) - first) / max(count - 1, 1)
+    )

@@ -25,6 +25,10 @@ from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 
+USUAL_WINDOW = 8192
+"""Tokens, where the target does not say."""
+USUAL_BLOCK = 16
+
 LASTING_SECONDS = 0.3
 """Long enough to be still running after a few calls."""
 
@@ -113,6 +117,34 @@ class Context:
         """Valid token ids, none of which ends a choice; another `salt`, other ids."""
         return requests.prompt(length, self.config.vocab_size, self.config.eos_token_ids, salt)
 
+    def room(self, prompt_tokens: int) -> int:
+        """Tokens that the window has beside so many others; at least 1."""
+        window = self.config.context_length if self.config.HasField("context_length") else USUAL_WINDOW
+        return max(window - prompt_tokens, 1)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the KV cache."""
+        return self.config.kv_cache_block_size or USUAL_BLOCK
+
+    def fresh_prompt(self, most: int, *, least: int = 1, room: int = requests.OUTPUT_TOKENS) -> list[int]:
+        """A prompt that no check had before: up to `most` full blocks and one token, with `room` for output.
+
+        NotApplicable where the window has not even `least` blocks.
+        """
+        blocks = min(most, (self.room(room) - 1) // self.block_size)
+        if blocks < least:
+            raise NotApplicable(
+                f"the context window has no room for {least} blocks of {self.block_size} tokens"
+            )
+        return self.prompt(blocks * self.block_size + 1, salt=self.session.next_number())
+
+    def choices(self, most: int) -> int:
+        """As many choices as a request may have here, at most so many."""
+        if not self.capabilities.multiple_choices:
+            return 1
+        return min(most, self.limits.max_n) if self.limits.HasField("max_n") else most
+
     def request(self, **changes: requests.Value) -> pb.GenerateRequest:
         """A good request with an id of its own and some fields changed, as in `requests.change`."""
         request_id = f"{self.session.run_id}-{self._name}-{self.session.next_number()}"
@@ -123,7 +155,7 @@ class Context:
     ) -> Stream:
         """Start a Generate. Without a `timeout`, what its size allows at this target."""
         conditions, prompt = request.request.stop_conditions, len(request.request.token_ids)
-        tokens = self._room(prompt)
+        tokens = self.room(prompt)
         if conditions.HasField("max_tokens"):
             tokens = min(conditions.max_tokens, tokens)
         choices = max(request.request.sampling_options.n, 1)
@@ -170,7 +202,7 @@ class Context:
         """A request that runs 20 reaction bounds if nothing ends it, or until the window is full."""
         tokens = self.bounds.tokens_in(20 * self.bounds.reaction)
         request = self.request(**changes)
-        room = self._room(len(request.request.token_ids))
+        room = self.room(len(request.request.token_ids))
         return requests.change(request, max_tokens=min(tokens, room))
 
     def lasting_request(
@@ -249,10 +281,6 @@ class Context:
         await asyncio.gather(*(proxy.close() for proxy in self._proxies))
         await asyncio.gather(*(channel.close() for channel in self._channels))
         await asyncio.gather(*(program.stop() for program in self._programs))
-
-    def _room(self, prompt_tokens: int) -> int:
-        window = self.config.context_length if self.config.HasField("context_length") else 8192
-        return max(window - prompt_tokens, 1)
 
     async def _greedy(self, count: int) -> Greedy:
         # Not recorded for any check: the first one to ask must not be the only one to show it.

@@ -1,4 +1,4 @@
-"""For each capability the request that uses it and nothing else; how far requests may go.
+"""For each capability the request that uses it and nothing else, and how far fields may go.
 
 One table for two sides: what is advertised must work (INF-09), what is not must be refused (ERR-17).
 Capabilities with RPCs of their own are not here: their areas say what uses them.
@@ -6,12 +6,15 @@ Capabilities with RPCs of their own are not here: their areas say what uses them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.fields import FLOATS
+from enginewire.conformance.session.requests import PARTS, Value
+from enginewire.field_rules import FIELD_RULES, UNBOUNDED, Rule
 
 FEATURES: Final[dict[str, dict[str, Value]]] = {
     "seed": {"seed": 7},
@@ -50,8 +53,11 @@ class Bound:
     make: Callable[[int], Value]
     limit: str = ""
     capability: str = ""
-    unique: bool = False
-    """Entries are ids that may come once: no more than the vocabulary has."""
+
+    @property
+    def is_of_different_ids(self) -> bool:
+        """There are no more of them than the vocabulary has."""
+        return self.field == "logit_bias"
 
 
 def _ids(count: int) -> Value:
@@ -66,43 +72,71 @@ def _words(count: int) -> Value:
     return [pb.TokenSequence(token_ids=[place % 2] * 3) for place in range(count)]
 
 
+def _texts(count: int) -> Value:
+    return ["never to be seen"] * count
+
+
+def _text(count: int) -> Value:
+    return ["x" * count]
+
+
+def _json(count: int) -> Value:
+    return b'{"": "%s"}' % (b"x" * (count - 8))
+
+
 def _number(count: int) -> Value:
     return count
 
 
-BOUNDS: Final = (
-    Bound("prompt_logprobs", 20, _number, "max_prompt_logprobs", "prompt_logprobs"),
-    Bound("eos_token_ids", 256, _ids, "max_stop_token_ids"),
-    Bound("stop_token_ids", 256, _ids, "max_stop_token_ids"),
-    Bound("stop_token_ids_visible", 256, _ids, "max_stop_token_ids"),
-    Bound("stop_token_ids_hidden", 256, _ids, "max_stop_token_ids"),
-    Bound("logprob_token_ids", 256, _ids, "max_stop_token_ids", "selected_logprobs"),
-    Bound("logit_bias", 1024, _biases, "max_logit_bias", "logit_bias", unique=True),
-    Bound("allowed_token_ids", 65536, _ids, "max_allowed_token_ids", "allowed_token_ids"),
-    Bound("bad_words_token_ids", 1024, _words, "max_bad_words", "bad_words"),
-    Bound("annotations", 64, lambda count: ["x" * 1024] * count),
-    Bound("annotations", 1024, lambda count: ["x" * count]),
-    Bound("stop", 32, lambda count: ["never to be seen"] * count, capability="stop_strings"),
-    Bound("stop", 1024, lambda count: ["x" * count], capability="stop_strings"),
-    Bound("extra_args", 65536, lambda count: b'{"": "%s"}' % (b"x" * (count - 8))),
-)
-"""What docs/contract.md bounds, but for what has an id of its own: `n`, `logprobs`, the prompt."""
+def _maker(rule: Rule) -> Callable[[int], Value]:
+    if rule.field.message_type is not None:
+        return _biases if rule.field.name == "logit_bias" else _words
+    if rule.json:
+        return _json
+    if not rule.field.is_repeated:
+        return _number
+    return _ids if rule.token_ids else _texts
+
+
+def _is_plain(rule: Rule) -> bool:
+    """A request can be changed by the name of the field."""
+    parts = rule.path.split(".")
+    return not rule.is_in_list and (len(parts) == 1 or (len(parts) == 2 and parts[0] in PARTS))
+
+
+def _bounds() -> Iterator[Bound]:
+    for rule in FIELD_RULES.values():
+        if not _is_plain(rule) or rule.field.name in JUDGED_ELSEWHERE:
+            continue
+        if rule.bound < UNBOUNDED:
+            yield Bound(rule.field.name, rule.bound, _maker(rule), rule.limit, rule.capability)
+        if rule.max_entry_bytes < UNBOUNDED:
+            yield Bound(rule.field.name, rule.max_entry_bytes, _text, capability=rule.capability)
+
+
+def _ends(rule: Rule) -> Iterator[float]:
+    kind = float if rule.field.cpp_type in FLOATS else int
+    ends = (rule.min + 0.001 if rule.above_min else rule.min, rule.max)
+    yield from (kind(end) for end in ends if math.isfinite(end))
+
+
+JUDGED_ELSEWHERE: Final = ("n", "best_of", "logprobs", "mm_processor_kwargs")
+"""Their requirements say more: SEQ-06, ERR-17, LOG-09; and what only goes with other fields."""
+
+BOUNDS: Final = tuple(_bounds())
+"""Everything that the contract bounds in number or in bytes."""
 
 RANGES: Final[tuple[tuple[str, str, tuple[Value, ...]], ...]] = (
-    ("temperature", "", (0.0, 0.001, 100.0)),
-    ("top_p", "", (1e-6, 1.0)),
-    ("top_k", "", (-1, 0, 1)),
-    ("min_p", "min_p", (0.0, 1.0)),
-    ("presence_penalty", "penalties", (-2.0, 2.0)),
-    ("frequency_penalty", "penalties", (-2.0, 2.0)),
-    ("repetition_penalty", "penalties", (0.01, 10.0)),
+    *(
+        (rule.field.name, rule.capability, tuple(_ends(rule)))
+        for rule in FIELD_RULES.values()
+        if rule.has_range and _is_plain(rule) and rule.field.name not in JUDGED_ELSEWHERE
+    ),
     (
         "logit_bias",
         "logit_bias",
         ([pb.LogitBias(token_id=0, bias=-100), pb.LogitBias(token_id=1, bias=100)],),
     ),
-    ("stream_interval", "", (1, 2**32 - 1)),
-    ("max_tokens", "", (1,)),
     ("seed", "seed", (0, 2**64 - 1)),
 )
-"""Field, the capability it needs, and the values at the ends of the range in its comment."""
+"""Field, the capability it needs, and the values at the ends of its range."""

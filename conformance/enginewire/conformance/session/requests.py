@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from google.protobuf.message import Message
@@ -54,17 +56,29 @@ def path_of(name: str) -> str:
 
 
 def prompt(length: int, vocab_size: int, avoid: Iterable[int] = (), salt: int = 0) -> list[int]:
-    """Valid token ids, the same for the same arguments, none of `avoid` among them."""
+    """Valid token ids, the same for the same arguments, none of `avoid` among them.
+
+    No id comes twice before all have come once, and another `salt` gives another order: prompts of different
+    checks must not meet in a prefix cache, however small the vocabulary is.
+    """
     usable = max(vocab_size, 1)
     avoided = set(avoid)
-    ids: list[int] = []
-    number = 1 + salt * 7919
-    while len(ids) < length:
-        # A prime step walks through the whole vocabulary, away from the special ids at its start.
-        number += 104_729
-        if number % usable not in avoided or len(avoided) >= usable:
-            ids.append(number % usable)
-    return ids
+    if len(avoided) >= usable:
+        avoided = set()
+    shuffled = (token for token in _shuffles(usable, salt) if token not in avoided)
+    return list(islice(shuffled, length))
+
+
+def _shuffles(count: int, seed: int) -> Iterator[int]:
+    """All numbers below `count` in an order drawn by `seed`, then in another one, without end."""
+    draw = random.Random(seed).randrange
+    while True:
+        # A shuffle that is begun and not finished touches only what it gives.
+        swapped: dict[int, int] = {}
+        for place in range(count):
+            other = draw(place, count)
+            yield swapped.get(other, other)
+            swapped[other] = swapped.get(place, place)
 
 
 def _owner(request: pb.GenerateRequest, name: str) -> Message:

@@ -18,12 +18,11 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
-from enginewire.conformance.session.bounds import MEASURED_REQUESTS, MEASURED_TOKENS, Bounds
+from enginewire.conformance.session.bounds import MEASURED_REQUESTS, MEASURED_TOKENS, Bounds, measured
 from enginewire.conformance.session.given import Given
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import Violation
 
 T = TypeVar("T")
@@ -90,6 +89,8 @@ class Session:
     given: Given = field(default_factory=Given)
     info: pb.GetEngineInfoResponse = field(default_factory=pb.GetEngineInfoResponse)
     bounds: Bounds = field(default_factory=Bounds)
+    others: int = 0
+    """Requests that ran or waited before the kit sent any: somebody else uses the server."""
     drawn: str = ""
     """Which cases were drawn, for the head of the report."""
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
@@ -135,7 +136,8 @@ class Session:
         # What is wrong with an answer is for the checks to say.
         with suppress(Violation):
             self.info = await self.client().info()
-            self.bounds = replace(await self._measure(), scale=self.time_scale)
+            self.others = await self._others()
+            self.bounds = await self._measure()
 
     async def close(self) -> None:
         """Close the channel and forget what was observed."""
@@ -152,17 +154,18 @@ class Session:
         # One check that gives up must not take the observation from the others.
         return cast(T, await asyncio.shield(self._observations[key]))
 
+    async def _others(self) -> int:
+        with suppress(Violation):
+            load = await self.client().load()
+            return load.running + load.waiting
+        return 0
+
     async def _measure(self) -> Bounds:
         """A target that cannot generate gets the floors; its checks will say what is wrong."""
-        client, ttfts, itls = self.client(), [0.0], [0.0]
-        for number in range(MEASURED_REQUESTS):
-            prompt = requests.prompt(requests.PROMPT_TOKENS, self.info.config.vocab_size, salt=number)
-            good = requests.good_request(f"{self.run_id}-measure-{number}", prompt)
-            request = requests.change(good, max_tokens=MEASURED_TOKENS)
-            stream = await Stream(request, client.generate(request)).end()
-            arrived = stream.exchange.arrived
-            if not stream.exchange.is_ok or not stream.tokens:
-                break
-            ttfts.append(arrived[0].at - stream.exchange.started_at)
-            itls.append((arrived[-1].at - arrived[0].at) / max(len(stream.tokens) - 1, 1))
-        return Bounds(max(ttfts), max(itls), min(itls[1:], default=0.0))
+        salts = range(MEASURED_REQUESTS)
+        return await measured(self.client(), map(self._small, salts), self.time_scale)
+
+    def _small(self, number: int) -> pb.GenerateRequest:
+        prompt = requests.prompt(requests.PROMPT_TOKENS, self.info.config.vocab_size, salt=number)
+        good = requests.good_request(f"{self.run_id}-measure-{number}", prompt)
+        return requests.change(good, max_tokens=MEASURED_TOKENS)
