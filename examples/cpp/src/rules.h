@@ -1,5 +1,5 @@
-// Which requests the engine may be given. Paths are those below GenerateRequest.request. A field that no table
-// names is a capability this engine does not have.
+// Which requests the engine may be given. Paths are those below GenerateRequest.request. The rules of the fields
+// are options of theirs in the contract, which descriptors have. This engine has none of the capabilities.
 #pragma once
 
 #include <google/protobuf/reflection.h>
@@ -17,48 +17,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Of a list, a text and bytes the length counts. Lists of numbers are token ids.
-inline const std::map<std::string, std::pair<double, double>> kRanges = {
-    {"token_ids", {0, kInfinity}},
-    {"eos_token_ids", {0, 256}},
-    {"stop_conditions.max_tokens", {1, kInfinity}},
-    {"stop_conditions.min_tokens", {0, kInfinity}},
-    {"stop_conditions.stop_token_ids", {0, 256}},
-    {"stop_conditions.stop_token_ids_visible", {0, 256}},
-    {"stop_conditions.stop_token_ids_hidden", {0, 256}},
-    {"sampling_options.n", {1, kInfinity}},
-    {"sampling_options.temperature", {0, 100}},
-    {"sampling_options.top_p", {std::numeric_limits<float>::denorm_min(), 1}},
-    {"sampling_options.top_k", {-1, kVocabSize}},
-    {"output_options.stream_interval", {1, kInfinity}},
-    {"routing.dp_rank", {0, 0}},
-    {"annotations", {0, 64}},
-    {"extra_args", {0, 65536}},
-};
-
-// Fields of other capabilities, and the value with which they ask for nothing.
-inline const std::map<std::string, double> kNeutral = {
-    {"sampling_options.n", 1},
-    {"sampling_options.best_of", 1},
-    {"sampling_options.presence_penalty", 0},
-    {"sampling_options.frequency_penalty", 0},
-    {"sampling_options.repetition_penalty", 1},
-    {"sampling_options.min_p", 0},
-    {"sampling_options.use_beam_search", 0},
-    {"sampling_options.length_penalty", 1},
-    {"routing.lora_name", 0},
-    {"routing.priority", 0},
-    {"routing.priority_jump", 0},
-};
-
-inline const std::set<std::string> kAnything = {
-    "model", "stop_conditions.ignore_eos", "is_probe", "cache_salt", "bypass_prefix_cache",
-    // For routers and callers:
-    "mm_routing_info", "mdc_sum", "router_config_override", "migration_link", "router", "agent_context",
-    "request_timestamp_ms", "routing.backend_instance_id", "routing.prefill_worker_id",
-    "routing.decode_worker_id", "routing.prefill_dp_rank", "routing.expected_output_tokens",
-    "routing.allowed_worker_ids", "routing.routing_constraints", "routing.session_control",
-    "routing.routing_key"};
 inline const std::set<std::string> kContainers = {"stop_conditions", "sampling_options", "output_options",
                                                   "routing"};
 inline const std::set<std::string> kOtherRoles = {"prefill_result", "bootstrap_info"};
@@ -109,27 +67,31 @@ inline void check_finite(const std::string& path, const Message& owner, const Fi
   }
 }
 
-inline void check_ids(const std::string& path, const Message& owner, const FieldDescriptor& field) {
-  const auto ids = owner.GetReflection()->GetRepeatedFieldRef<uint32_t>(owner, &field);
-  for (int i = 0; i < ids.size(); ++i)
-    require(ids.Get(i) < kVocabSize, join(path, "[", i, "]"),
-            join("not in the vocabulary, got ", ids.Get(i), ", allowed 0..", kVocabSize - 1));
+inline void check_entries(const ew::FieldRule& rule, const std::string& path, const Message& owner,
+                          const FieldDescriptor& field) {
+  const auto& reflection = *owner.GetReflection();
+  for (int i = 0; i < reflection.FieldSize(owner, &field); ++i) {
+    const uint32_t id = rule.token_ids() ? reflection.GetRepeatedUInt32(owner, &field, i) : 0;
+    if (id >= kVocabSize)
+      require(false, join(path, "[", i, "]"),
+              join("not in the vocabulary, got ", id, ", allowed 0..", kVocabSize - 1));
+    if (rule.has_max_entry_bytes() &&
+        reflection.GetRepeatedString(owner, &field, i).size() > rule.max_entry_bytes())
+      require(false, join(path, "[", i, "]"), join("longer than ", rule.max_entry_bytes(), " bytes"));
+  }
 }
 
-inline void check_value(const std::string& path, const Message& owner, const FieldDescriptor& field) {
+inline void check_value(const ew::FieldRule& rule, const std::string& path, const Message& owner,
+                        const FieldDescriptor& field) {
   const double size = size_of(owner, field);
-  const auto range = kRanges.find(path);
-  if (range != kRanges.end()) {
-    const auto [low, high] = range->second;
-    require(size >= low && size <= high, path, join("got ", size, ", allowed ", low, "..", high));
-    if (field.is_repeated() && field.cpp_type() == FieldDescriptor::CPPTYPE_UINT32)
-      check_ids(path, owner, field);
-  }
-  const auto neutral = kNeutral.find(path);
-  const bool is_known = neutral != kNeutral.end() ? size == neutral->second
-                                                  : range != kRanges.end() || kAnything.count(path);
-  if (!is_known)
-    throw Failure(ew::ERROR_REASON_UNSUPPORTED, path, "this engine does not advertise the capability");
+  const double low = rule.has_min() ? rule.min() : -kInfinity, high = rule.has_max() ? rule.max() : kInfinity;
+  require(size >= low && size <= high && !(rule.above_min() && size == low), path,
+          join("got ", size, ", allowed ", low, "..", high));
+  if (!rule.capability().empty() && !(rule.has_neutral() && size == rule.neutral()))
+    throw Failure(ew::ERROR_REASON_UNSUPPORTED, path, "this engine does not advertise " + rule.capability());
+  const double most = rule.token_count() ? kVocabSize : rule.has_bound() ? rule.bound() : kInfinity;
+  require(size <= most, path, join("got ", size, ", allowed at most ", most));
+  if (field.is_repeated()) check_entries(rule, path, owner, field);
 }
 
 // Looks at every field of `message` that is set.
@@ -140,7 +102,7 @@ inline void check_fields(const std::string& owner, const Message& message) {
     if (kContainers.count(path)) check_fields(path + ".", message.GetReflection()->GetMessage(message, field));
     else if (kOtherRoles.count(path))
       throw Failure(ew::ERROR_REASON_ROLE_MISMATCH, path, "this engine is AGGREGATED");
-    else check_value(path, message, *field);
+    else check_value(field->options().GetExtension(ew::rule), path, message, *field);
   }
 }
 
@@ -174,6 +136,4 @@ inline void check(const ew::GenerateRequest& generate) {
   if (stop.min_tokens() > room)
     throw Failure(ew::ERROR_REASON_CONTEXT_EXCEEDED, path,
                   join("got ", stop.min_tokens(), ", allowed 0..", room));
-  for (int i = 0; i < request.annotations_size(); ++i)
-    require(request.annotations(i).size() <= 1024, join("annotations[", i, "]"), "longer than 1024 bytes");
 }
