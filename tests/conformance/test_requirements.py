@@ -5,6 +5,7 @@ from dataclasses import asdict
 import yaml
 
 from enginewire.conformance.checks import all_checks
+from enginewire.conformance.monitor.watch import watched_ids
 from enginewire.conformance.mutants import mutants
 from enginewire.conformance.proof.requirements_writer import COMMAND, text
 from enginewire.conformance.requirements import FILE, parse, requirements
@@ -34,8 +35,10 @@ def test_a_line_survives_being_parsed() -> None:
 
 def test_every_check_and_mutant_names_a_requirement() -> None:
     assert {check.id for check in all_checks()} <= set(requirements())
-    keys = {check.key for check in all_checks()}
+    seen = {f"{identifier}/seen" for identifier in watched_ids()}
+    keys = {check.key for check in all_checks()} | seen
     assert {key for mutant in mutants() for key in mutant.kills} <= keys
+    assert {key for mutant in mutants() for key in mutant.also} <= seen
 
 
 def test_every_check_is_killed_by_a_mutant() -> None:

@@ -174,7 +174,14 @@ def test_a_sidecar_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_child_whose_parent_is_already_gone_does_not_start() -> None:
-    argv = [sys.executable, "-m", "enginewire.backend.processes.tether", "1", *FOR_EVER[:1], *FOR_EVER[1]]
+    argv = [
+        sys.executable,
+        "-m",
+        "enginewire.backend.processes.parent_death",
+        "1",
+        *FOR_EVER[:1],
+        *FOR_EVER[1],
+    ]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "process 1 is gone\n"

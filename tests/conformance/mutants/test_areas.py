@@ -88,12 +88,17 @@ async def test_stops_of_another_model(server: type[Reference]) -> None:
 
 @pytest.mark.parametrize("server", [Echo, Tied, Bare, WithoutSeeds, OneSlot])
 async def test_sampling_of_another_model(server: type[Reference]) -> None:
-    assert await unexpected(server, "SAM-0[5-9]", "SAM-10") == []
+    assert await unexpected(server, "SAM-0[5-9]*", "SAM-1*", "LOG-11") == []
 
 
 @pytest.mark.parametrize("server", [Echo, OneToken, NoAlternatives, Bare])
 async def test_log_probabilities_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "LOG-*") == []
+
+
+@pytest.mark.parametrize("server", [Echo, NoAlternatives, Bare, OneSlot])
+async def test_limits_of_another_server(server: type[Reference]) -> None:
+    assert await unexpected(server, "LIM-*", "ERR-0[45]*") == []
 
 
 @pytest.mark.parametrize("server", [WithoutSeeds, Bare])

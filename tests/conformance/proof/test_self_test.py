@@ -10,7 +10,7 @@ from enginewire.conformance.client_side.reference.backend import ReferenceBacken
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
 from enginewire.conformance.proof import self_test
-from enginewire.conformance.proof.self_test import Kill, judge, kill
+from enginewire.conformance.proof.self_test import Kill, is_in_passing, judge, kill
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Report
@@ -34,6 +34,18 @@ async def test_a_mutant_killed_by_another_check_is_not_exact() -> None:
     assert done.surprises[0].startswith("LIM-07: the request was not refused as it must be, seen: OK after ")
 
 
+def test_what_the_monitor_sees_of_a_mutants_own_ids_or_of_those_it_names_is_no_surprise() -> None:
+    one = Mutant("one_too_many", ("LIM-01", "USE-03/seen"), OneTooMany, also=("STR-06/seen",))
+    for key, expected in {
+        "LIM-01/seen": True,
+        "STR-06/seen": True,
+        "LIM-02/seen": False,
+        "LIM-01": False,
+        "USE-03/seen": False,
+    }.items():
+        assert is_in_passing(key, one) is expected, key
+
+
 @pytest.fixture
 def take_for_references(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """`take_for_references(server)`: one check against it. Elsewhere the real ones are judged by all."""
@@ -51,7 +63,7 @@ def test_the_summary_ends_the_output(
     take_for_references: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     take_for_references(Reference)
-    assert main(["self-test", "--json", "--workers", "1", "--quick", "--run", "total_*"]) == 0
+    assert main(["self-test", "--json", "--workers", "1", "--quick", "--run", "total_wrong"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["mutants"], summary["exact_kills"]) == (1, 1)
     assert summary["kills"] == {"total_wrong": ["USE-03"]}
@@ -64,7 +76,7 @@ def test_a_reference_that_fails_a_check_fails_the_proof(
     take_for_references(OneTooMany)
     assert main(["self-test", "--json", "--workers", "1", "--run", "no_such_mutant"]) == 1
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert summary["failed_by_reference"] == ["LIM-01"]
+    assert summary["failed_by_reference"] == ["LIM-01", "LIM-01/seen"]
 
 
 def test_a_kill_that_is_not_exact_fails_the_proof(

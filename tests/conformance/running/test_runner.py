@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
+from enginewire import v1 as pb
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.mutants.cancellation import LeakOnCancel
 from enginewire.conformance.mutants.discovery import InfoUnimplemented
 from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
+from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
@@ -27,6 +30,25 @@ async def passes(ctx: Context) -> None:
 
 async def fails(ctx: Context) -> None:
     raise Violation("no", expected=1, seen=2)
+
+
+async def with_logprobs(ctx: Context) -> None:
+    await ctx.generate(ctx.request(logprobs=1))
+
+
+class TotalWrong(Reference):
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        usage.total_tokens = 1
+        return usage
+
+
+class SumsOfLongAnswers(Reference):
+    async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
+        async for output in super().outputs(job):
+            if output.HasField("cum_log_probs"):
+                output.cum_log_probs = -1000.0
+            yield output
 
 
 async def test_the_reference_conforms_as_an_address_alone_and_with_all_that_a_run_can_be_given() -> None:
@@ -53,6 +75,34 @@ async def test_a_violation_of_a_must_fails_and_shows_its_evidence() -> None:
     assert (outcome.status, outcome.expected, outcome.seen) == (Status.FAIL, "1", "2")
     assert [exchange.method for exchange in outcome.exchanges] == ["EngineService.Generate"]
     assert report.exit_code() == ExitCode.VIOLATION
+
+
+async def test_what_the_monitor_sees_in_the_traffic_of_a_check_is_an_outcome_of_its_own() -> None:
+    for server in (TotalWrong, SumsOfLongAnswers):
+        report = await judged(server, [made_up("STR-01", with_logprobs), made_up("STR-03", fails)])
+        (outcome,) = [each for each in report.unexpected if each.key.endswith("/seen")]
+        is_must = outcome.requirement.is_must
+        assert outcome.status is (Status.FAIL if is_must else Status.WARN)
+        assert "in the traffic of " in outcome.message
+        assert [exchange.method for exchange in outcome.exchanges] == ["EngineService.Generate"]
+        assert report.watched >= 4
+    right = await judged(checks=[made_up("STR-01", with_logprobs)])
+    assert right.watched >= 4
+    assert not right.unexpected
+
+
+async def test_what_the_monitor_sees_can_be_left_out_and_needs_not_be_chosen() -> None:
+    checks = [made_up("STR-01", passes), made_up("STR-02", passes)]
+    chosen = await judged(TotalWrong, checks, Selection(run=["STR-01"]))
+    assert [each.key for each in chosen.unexpected] == ["USE-03/seen"]
+    for pattern in ("USE-*", "USE-03/seen"):
+        assert not (await judged(TotalWrong, checks, Selection(skip=[pattern]))).unexpected
+
+
+async def test_what_a_check_does_to_a_server_of_its_own_is_seen_as_well() -> None:
+    checks = [made_up("DRN-01", passes, phase=Phase.DESTRUCTIVE)]
+    report = await judged(checks=checks, selection=Selection(phases=frozenset({Phase.DESTRUCTIVE})))
+    assert report.watched >= 4
 
 
 async def test_a_violation_of_a_should_is_a_warning_unless_strict() -> None:

@@ -147,7 +147,7 @@ async def sidecar(
     async with _pipe() as (output, write_end):
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "enginewire.backend.processes.tether", str(os.getpid()), module, *arguments),
+            *("-m", "enginewire.backend.processes.parent_death", str(os.getpid()), module, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=write_end,
             stderr=asyncio.subprocess.STDOUT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Callable
 from typing import Final, cast
 
 from enginewire import v1 as pb
@@ -124,12 +125,31 @@ async def blocks_are_bounded(ctx: Context) -> None:
 @check("INF-08", phase=Phase.LOAD, alone=True, needs=SHAPE)
 async def running_is_bounded(ctx: Context) -> None:
     """Four times as many requests as slots."""
+    await _stays_bounded(ctx, ctx.long_request)
+
+
+@check(
+    "INF-08",
+    variant="choices",
+    phase=Phase.LOAD,
+    gate="multiple_choices",
+    alone=True,
+    needs=(*SHAPE, "INF-08", "SEQ-05/cancelled"),
+)
+async def running_choices_are_bounded(ctx: Context) -> None:
+    """Each of them is a sequence."""
+    if ctx.config.max_num_seqs == 1 or ctx.limits.max_n == 1:
+        raise NotApplicable("there is no room for two choices")
+    await _stays_bounded(ctx, lambda: ctx.long_request(n=2))
+
+
+async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]) -> None:
     if not ctx.config.HasField("max_num_seqs"):
         raise NotApplicable("EngineConfig.max_num_seqs is absent")
     slots = ctx.config.max_num_seqs
     if slots > MOST_SLOTS:
         raise NotApplicable(f"{slots} slots are more than the kit fills")
-    streams = [ctx.start(ctx.long_request()) for _ in range(4 * slots)]
+    streams = [ctx.start(request()) for _ in range(4 * slots)]
     await streams[0].first_token()
     for _ in range(LOOKS):
         load = await ctx.client.load()

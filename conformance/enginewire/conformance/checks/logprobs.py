@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.distributions.rows import Row, rows_of
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -24,6 +25,10 @@ TOKENS: Final = 16
 ALTERNATIVES: Final = 4
 USUAL_MOST: Final = 20
 PROMPT: Final = 12
+HOT: Final = 5.0
+
+FAR: Final = 0.3
+"""No rounding in low precision takes two computations of one log-probability that far apart."""
 
 IMPOSSIBLE: Final = -1e30
 ABOVE_ZERO: Final = 1e-3
@@ -31,16 +36,6 @@ ABOVE_ZERO: Final = 1e-3
 
 SAME: Final = 1e-4
 """Between two values of one table that stand for the same probability."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One token and its alternatives."""
-
-    token: int
-    value: float
-    ids: list[int]
-    values: list[float]
 
 
 @check("LOG-01", needs=NEEDS)
@@ -55,7 +50,7 @@ async def a_row_per_token(ctx: Context) -> None:
 @check("LOG-02", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))
 async def the_value_is_the_tokens(ctx: Context) -> None:
     """The same as among the alternatives."""
-    for row in _rows(await _greedy(ctx)):
+    for row in rows_of((await _greedy(ctx)).outputs):
         if row.token in row.ids:
             among = row.values[row.ids.index(row.token)]
             same = math.isclose(row.value, among, abs_tol=SAME, rel_tol=SAME)
@@ -91,7 +86,7 @@ async def alternatives_are_a_ranking(ctx: Context) -> None:
     for stream, asked in ((await _greedy(ctx), await _asked(ctx)), (await _sampled(ctx), 0)):
         for output in stream.outputs:
             _has_columns(output, asked)
-        for row in _rows(stream):
+        for row in rows_of(stream.outputs):
             expect_equal(len(set(row.ids)), len(row.ids), "an alternative is listed twice in a row")
             falling = all(first >= second - SAME for first, second in pairwise(row.values))
             expect(falling, "alternatives are not ordered", expected="most probable first", seen=row.values)
@@ -100,7 +95,7 @@ async def alternatives_are_a_ranking(ctx: Context) -> None:
 @check("LOG-05", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))
 async def greedy_is_the_first(ctx: Context) -> None:
     """Or as probable as the first."""
-    for row in _rows(await _greedy(ctx)):
+    for row in rows_of((await _greedy(ctx)).outputs):
         if not row.ids:
             raise NotApplicable("Limits.max_logprobs is 0")
         best = row.token in row.ids and row.values[row.ids.index(row.token)] >= row.values[0] - SAME
@@ -110,7 +105,7 @@ async def greedy_is_the_first(ctx: Context) -> None:
 @check("LOG-06", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))
 async def probabilities_are_shares(ctx: Context) -> None:
     """Of each row."""
-    for row in _rows(await _greedy(ctx)):
+    for row in rows_of((await _greedy(ctx)).outputs):
         total = sum(map(math.exp, row.values))
         message = "the probabilities of a row add up to more than 1"
         expect(total <= 1 + ABOVE_ZERO, message, expected="at most 1", seen=f"{total:.4f}")
@@ -163,6 +158,41 @@ async def the_sum_runs(ctx: Context) -> None:
             expect(close, message, expected=f"{total:.4f}", seen=f"{output.cum_log_probs:.4f}")
 
 
+@check("LOG-11", needs=(*NEEDS, "LIM-03", "LOG-01", "LOG-02", "LOG-03", "LOG-04"))
+async def values_are_the_models_own(ctx: Context) -> None:
+    """The first row of one prompt, whatever chooses its token."""
+    plain = await _first_row(ctx)
+    if not plain.ids:
+        raise NotApplicable("Limits.max_logprobs is 0")
+    own = dict(zip(plain.ids, plain.values, strict=True))
+    for change in _changing(ctx, plain):
+        row = await _first_row(ctx, **change)
+        for token, value in zip([*row.ids, row.token], [*row.values, row.value], strict=True):
+            close = abs(value - own.get(token, value)) <= FAR
+            message = f"token {token} has another log-probability under {next(iter(change))}"
+            expect(close, message, expected=f"{own.get(token, value):.4f}", seen=f"{value:.4f}")
+
+
+def _changing(ctx: Context, row: Row) -> Iterator[dict[str, Value]]:
+    """Options that would change the row if it were taken after them."""
+    best, capabilities = row.token, ctx.capabilities
+    yield {"temperature": HOT}
+    yield {"temperature": 1.0, "top_k": 1}
+    if capabilities.logit_bias:
+        yield {"logit_bias": [pb.LogitBias(token_id=row.ids[-1], bias=20.0)]}
+    if capabilities.bad_words:
+        yield {"bad_words_token_ids": [pb.TokenSequence(token_ids=[best])]}
+    if capabilities.allowed_token_ids and len(row.ids) > 1:
+        yield {"allowed_token_ids": row.ids[1:]}
+    if capabilities.penalties:
+        yield {"repetition_penalty": 10.0}
+
+
+async def _first_row(ctx: Context, **changes: Value) -> Row:
+    request = ctx.request(max_tokens=1, logprobs=await _asked(ctx), **changes)
+    return next(rows_of((await ctx.generate(request)).outputs))
+
+
 async def _asked(ctx: Context) -> int:
     most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else ALTERNATIVES
     return min(most, ALTERNATIVES)
@@ -211,12 +241,3 @@ def _has_columns(output: pb.LLMEngineOutput, asked: int) -> None:
     for name in ("top_token_ids", "top_logprobs"):
         size = len(getattr(table, name))
         expect_equal(size, rows * table.top_n, f"{name} has not top_n entries per row")
-
-
-def _rows(stream: Stream) -> Iterator[Row]:
-    for output in stream.outputs:
-        table = output.logprobs
-        for number, token in enumerate(output.token_ids):
-            columns = slice(number * table.top_n, (number + 1) * table.top_n)
-            ids, values = list(table.top_token_ids[columns]), list(table.top_logprobs[columns])
-            yield Row(token, table.token_logprobs[number], ids, values)

@@ -20,6 +20,7 @@ from enginewire.conformance.session.saturation import MOST_SLOTS
 from enginewire.conformance.session.watching import is_idle, until
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.secrets import SECRETS
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.tasks import stop
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
@@ -30,17 +31,6 @@ MOST_QUEUED: Final = 2048
 BURST: Final = 32
 BEYOND: Final = 32
 """Requests sent beyond all room, so that a few that end early leave the queue full."""
-
-SECRETS: Final[dict[str, re.Pattern[str]]] = {
-    "a stack trace": re.compile(
-        r"Traceback|File \"|\n\s+at |goroutine \d|thread '.*' panicked|0x[0-9a-f]{8,}"
-    ),
-    "a class name": re.compile(r"\b[A-Z]\w*(Error|Exception)\b|<class |\bstd::|\b\w+\.\w+\.[A-Z]\w+\("),
-    "a path of the host": re.compile(
-        r"(?<![\w.])/(home|usr|opt|var|tmp|root|srv|etc|mnt)/|[A-Z]:\\|\.(py|rs|go|cc|cpp)\b"
-    ),
-}
-"""What a message must not tell, and how it looks."""
 
 
 @check("ERR-11", needs=SHAPE)

@@ -33,6 +33,7 @@ KEPT: Final = 3
 HOT: Final = 100.0
 WARM: Final = 2.0
 MOST_NEIGHBOURS: Final = 3
+FULL: Final = 15
 
 ROUNDING: Final = 1e-4
 """Between two values of one table that stand for the same probability."""
@@ -88,6 +89,26 @@ async def all_tokens_are_their_own(ctx: Context) -> None:
     """The whole output."""
     alone, beside = await _alone_and_beside(ctx)
     expect_equal(beside, alone, "tokens of a seed depend on what else is in the batch")
+
+
+@check("SAM-04", variant="full-batch", needs=(*SHAPE, "CON-01", "SAM-04", "SEQ-04/seeded"), alone=True)
+async def first_tokens_are_their_own_in_a_full_batch(ctx: Context) -> None:
+    """Those of some choices each, alone and all at once beside neighbours in the other slots."""
+    slots = _slots(ctx)
+    most = ctx.limits.max_n if ctx.limits.HasField("max_n") else MOST_NEIGHBOURS
+    count = min(MOST_NEIGHBOURS, most, slots - 1) if ctx.capabilities.multiple_choices else 1
+    several: dict[str, Value] = {"n": count} if count > 1 else {}
+
+    def seeded(seed: int) -> pb.GenerateRequest:
+        return ctx.request(max_tokens=1, temperature=1.5, seed=seed, **several)
+
+    def firsts(stream: Stream) -> dict[int, list[int]]:
+        return {index: choice.tokens for index, choice in stream.choices.items()}
+
+    alone = [firsts(await ctx.generate(seeded(seed))) for seed in range(SEEDS)]
+    async with _neighbours(ctx, min(slots - count, FULL)):
+        beside = [firsts(stream) for stream in await _together(ctx, [*map(seeded, range(SEEDS))])]
+    expect_equal(beside, alone, "the first token of a choice depends on what else is in a full batch")
 
 
 @check("SAM-05", needs=(*SHAPE, "SAM-01", "CON-01"), alone=True)
@@ -244,14 +265,19 @@ async def _alone_and_beside(ctx: Context) -> tuple[list[list[int]], list[list[in
     return await ctx.session.once("alone and beside", observe)
 
 
-@asynccontextmanager
-async def _neighbours(ctx: Context) -> AsyncIterator[None]:
-    """Long requests in all slots but one, at a temperature, seeded where that works."""
-    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else MOST_NEIGHBOURS
+def _slots(ctx: Context) -> int:
+    """How many sequences run at a time, as far as that is known."""
+    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else MOST_NEIGHBOURS + 1
     if slots == 1:
         raise NotApplicable("there is one slot, so nothing runs beside a request")
+    return slots
+
+
+@asynccontextmanager
+async def _neighbours(ctx: Context, most: int = MOST_NEIGHBOURS) -> AsyncIterator[None]:
+    """Long requests in all slots but one, at a temperature, seeded where that works."""
     streams = []
-    for number in range(min(slots - 1, MOST_NEIGHBOURS)):
+    for number in range(min(_slots(ctx) - 1, most)):
         change: dict[str, Value] = {"token_ids": ctx.prompt(salt=200 + number), "temperature": 1.0}
         if number % 2 and ctx.capabilities.seed:
             change["seed"] = secrets.randbits(32)

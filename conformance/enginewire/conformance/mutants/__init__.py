@@ -25,27 +25,39 @@ Change = Callable[[A], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A broken server or backend, and the keys of exactly those checks that have to fail on it."""
+    """A broken server or backend, and the keys of exactly those checks that have to fail on it.
+
+    `also`: what the monitor may see beside `ID/seen` of the ids in `kills`. `traffic`: patterns of the checks
+    in whose calls it shows, where the areas of `kills` would not do.
+    """
 
     name: str
     kills: tuple[str, ...]
     server: type[Reference] | type[ReferenceBackend]
+    also: tuple[str, ...] = ()
+    traffic: tuple[str, ...] = ()
 
 
 MUTANTS: Final = Catalogue[Mutant](__name__)
 
 
-def mutant(name: str, *, kills: Kills) -> Callable[[R], R]:
+def mutant(name: str, *, kills: Kills, also: Kills = (), traffic: Kills = ()) -> Callable[[R], R]:
     """Register a subclass of Reference under a name that says what is wrong with it."""
 
     def register(server: R) -> R:
-        MUTANTS.add(name, Mutant(name, (kills,) if isinstance(kills, str) else kills, server))
+        MUTANTS.add(name, Mutant(name, _all(kills), server, _all(also), _all(traffic)))
         return server
 
     return register
 
 
-def changed(method: Callable[..., A], name: str, *, kills: Kills) -> Callable[[Change[A]], Change[A]]:
+def _all(keys: Kills) -> tuple[str, ...]:
+    return (keys,) if isinstance(keys, str) else keys
+
+
+def changed(
+    method: Callable[..., A], name: str, *, kills: Kills, also: Kills = (), traffic: Kills = ()
+) -> Callable[[Change[A]], Change[A]]:
     """Register a server that makes this change to what `method` of Reference returns."""
 
     def register(change: Change[A]) -> Change[A]:
@@ -55,14 +67,15 @@ def changed(method: Callable[..., A], name: str, *, kills: Kills) -> Callable[[C
             return answer
 
         overrides = {method.__name__: override, "__doc__": change.__doc__}
-        mutant(name, kills=kills)(type(change.__name__, (Reference,), overrides))
+        server = type(change.__name__, (Reference,), overrides)
+        mutant(name, kills=kills, also=also, traffic=traffic)(server)
         return change
 
     return register
 
 
 def each_changed(
-    method: Callable[..., AsyncIterator[A]], name: str, *, kills: Kills
+    method: Callable[..., AsyncIterator[A]], name: str, *, kills: Kills, also: Kills = (), traffic: Kills = ()
 ) -> Callable[[Change[A]], Change[A]]:
     """Register a server that makes this change to each part of what `method` of Reference streams."""
 
@@ -73,7 +86,8 @@ def each_changed(
                 yield part
 
         overrides = {method.__name__: override, "__doc__": change.__doc__}
-        mutant(name, kills=kills)(type(change.__name__, (Reference,), overrides))
+        server = type(change.__name__, (Reference,), overrides)
+        mutant(name, kills=kills, also=also, traffic=traffic)(server)
         return change
 
     return register

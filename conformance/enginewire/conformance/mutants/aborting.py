@@ -20,7 +20,7 @@ class AbortNoop(Reference):
         """Say so only."""
 
 
-@changed(Reference.cancelled, "abort_as_stop", kills="ABO-01")
+@changed(Reference.cancelled, "abort_as_stop", kills="ABO-01", also="STP-02/seen")
 def abort_as_stop(output: pb.LLMEngineOutput) -> None:
     output.finish_reason = pb.FINISH_REASON_STOP
 
@@ -31,7 +31,7 @@ class AbortAsStatus(Reference):
         self.fail(job, Refusal(pb.ERROR_REASON_CANCELLED, "it was aborted"))
 
 
-@mutant("abort_first_choice_only", kills="ABO-01")
+@mutant("abort_first_choice_only", kills="ABO-01", also="STR-02/seen")
 class AbortFirstChoiceOnly(Reference):
     def abort(self, job: Job) -> None:
         self.send(job, self.cancelled(job.open_choices[0]))
@@ -118,7 +118,7 @@ class DupIdOverwrites(Reference):
         super().admit(job)
 
 
-@mutant("dup_id_served", kills="ABO-06")
+@mutant("dup_id_served", kills="ABO-06", also="STR-07/seen")
 class DupIdServed(Reference):
     def admit(self, job: Job) -> None:
         if job.request_id in self.live:
@@ -134,7 +134,7 @@ class IdUsedUp(Reference):
         super().admit(job)
 
 
-@mutant("tokens_after_cancel", kills="ABO-07")
+@mutant("tokens_after_cancel", kills="ABO-07", also="STR-03/seen")
 class TokensAfterCancel(Reference):
     async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
         async for output in super().outputs(job):

@@ -11,7 +11,7 @@ LAGGING = 48
 """Items in the queue of a job whose reader really stalls; a busy machine lets a few gather."""
 
 
-@mutant("drops_when_slow", kills="BPR-01")
+@mutant("drops_when_slow", kills="BPR-01", also="STR-06/seen")
 class DropsWhenSlow(Reference):
     def send(self, job: Job, item: Item) -> None:
         is_whole = isinstance(item, pb.LLMEngineOutput) and not item.finish_reason
@@ -19,7 +19,7 @@ class DropsWhenSlow(Reference):
             super().send(job, item)
 
 
-@mutant("repeats_when_slow", kills="BPR-01")
+@mutant("repeats_when_slow", kills="BPR-01", also="STR-06/seen")
 class RepeatsWhenSlow(Reference):
     def send(self, job: Job, item: Item) -> None:
         super().send(job, item)

@@ -14,7 +14,7 @@ from enginewire.conformance.reference.settings import without
 Outputs = AsyncIterator[pb.LLMEngineOutput]
 
 
-@each_changed(Reference.outputs, "missing_index", kills="SEQ-01")
+@each_changed(Reference.outputs, "missing_index", kills="SEQ-01", also=("STR-02/seen", "STR-06/seen"))
 def missing_index(output: pb.LLMEngineOutput) -> None:
     output.index = 0
 
@@ -27,13 +27,13 @@ class IndexFromOne(Reference):
             yield output
 
 
-@each_changed(Reference.outputs, "second_choice_no_terminal", kills="SEQ-02")
+@each_changed(Reference.outputs, "second_choice_no_terminal", kills="SEQ-02", also="STR-02/seen")
 def second_choice_no_terminal(output: pb.LLMEngineOutput) -> None:
     if output.index == 1:
         output.ClearField("finish_reason")
 
 
-@mutant("stopped_choice_goes_on", kills="SEQ-02")
+@mutant("stopped_choice_goes_on", kills="SEQ-02", also="STR-03/seen")
 class StoppedChoiceGoesOn(Reference):
     """A choice that a stop ended is generated on until its siblings have ended."""
 
@@ -56,7 +56,7 @@ class UsagePromptTimesN(Reference):
         return usage
 
 
-@mutant("usage_of_one_choice", kills="SEQ-03")
+@mutant("usage_of_one_choice", kills="SEQ-03", also="USE-05/seen")
 class UsageOfOneChoice(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -78,7 +78,7 @@ class LaterChoicesUnseeded(Reference):
         return secrets.randbits(53) / 2**53 if choice.index else super().draw(choice)
 
 
-@mutant("abort_forgets_later_choices", kills="SEQ-05")
+@mutant("abort_forgets_later_choices", kills="SEQ-05", also="STR-02/seen")
 class AbortForgetsLaterChoices(Reference):
     """Of more than two choices, the first two have their terminals."""
 

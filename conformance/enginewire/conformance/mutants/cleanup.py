@@ -36,7 +36,7 @@ class CleanupHangsStreams(Reference):
         return await super().cleanup(request)
 
 
-@mutant("cleanup_ends_streams_in_silence", kills="CLN-02")
+@mutant("cleanup_ends_streams_in_silence", kills="CLN-02", also="STR-02/seen")
 class CleanupEndsStreamsInSilence(Reference):
     async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
         for job in list(self.live.values()):

@@ -57,7 +57,7 @@ class PrefillNoHandoff(Prefill):
         return handed
 
 
-@mutant("prefill_streams_tokens", kills="DIS-02")
+@mutant("prefill_streams_tokens", kills="DIS-02", also="STR-06/seen")
 class PrefillStreamsTokens(Prefill):
     def advance(self, choice: Choice) -> pb.LLMEngineOutput:
         if len(choice.tokens) < 2:
@@ -179,7 +179,7 @@ class AbortedKvLeak(Prefill):
         return outcome
 
 
-@mutant("double_prompt_usage", kills="DIS-08")
+@mutant("double_prompt_usage", kills="DIS-08", also=("USE-02/seen", "USE-03/seen"))
 class DoublePromptUsage(Decode):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)

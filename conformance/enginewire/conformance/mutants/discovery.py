@@ -75,7 +75,7 @@ def kv_used_over_total(load: pb.Load) -> None:
         load.kv_blocks_used += load.kv_blocks_total
 
 
-@mutant("running_over_limit", kills="INF-08")
+@mutant("running_over_limit", kills="INF-08", also="INF-07/seen")
 class RunningOverLimit(Reference):
     def fits(self, job: Job) -> bool:
         return len(self.running) < 2 * self.settings.max_num_seqs

@@ -28,7 +28,7 @@ class DrainAccepts(Reference):
             super().check_state()
 
 
-@mutant("drain_wrong_code", kills="DRN-02")
+@mutant("drain_wrong_code", kills="DRN-02", also="ERR-12/seen")
 class DrainWrongCode(Reference):
     def check_state(self) -> None:
         try:

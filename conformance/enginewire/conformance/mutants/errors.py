@@ -73,14 +73,14 @@ class NanWithoutItsField(Reference):
             raise
 
 
-@mutant("overlength_ok", kills="ERR-04")
+@mutant("overlength_ok", kills="ERR-04", also="INF-04/seen")
 class OverlengthOk(Reference):
     def check_prompt(self, request: pb.PreprocessedRequest) -> None:
         if len(request.token_ids) < self.config.context_length:
             super().check_prompt(request)
 
 
-@mutant("overlength_truncated", kills="ERR-04")
+@mutant("overlength_truncated", kills="ERR-04", also=("INF-04/seen", "USE-02/seen"))
 class OverlengthTruncated(Reference):
     def check_prompt(self, request: pb.PreprocessedRequest) -> None:
         del request.token_ids[: len(request.token_ids) - self.config.context_length + 8]
@@ -152,7 +152,7 @@ class ContradictionNamesAnotherField(Reference):
 @mutant("internal_without_id", kills="ERR-22")
 class InternalWithoutId(Reference):
     def nothing_left(self) -> Refusal:
-        return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose")
+        return Refusal(pb.ERROR_REASON_INTERNAL, "no token to choose", metadata={})
 
 
 @mutant("internal_with_id_in_details_only", kills="ERR-22")

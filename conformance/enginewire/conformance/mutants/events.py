@@ -42,7 +42,7 @@ class MuxEventsUnasked(Reference):
         await super().pump(stream, handle, job)
 
 
-@mutant("events_named_like_the_annotation", kills="EVT-02")
+@mutant("events_named_like_the_annotation", kills="EVT-02", also="EVT-01/seen")
 class EventsNamedLikeTheAnnotation(Reference):
     def answers(self, annotations: Iterable[str]) -> Events:
         asked = list(annotations)
@@ -61,7 +61,7 @@ class EventAfterTheEnd(Reference):
             yield pb.GenerateResponse(engine_event=event, request_id=job.request_id)
 
 
-@mutant("mux_engine_event_after_the_end", kills="EVT-03/multiplexed")
+@mutant("mux_engine_event_after_the_end", kills="EVT-03/multiplexed", also="MUX-02/seen")
 class MuxEngineEventAfterTheEnd(Reference):
     async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
         events = list(job.events)
@@ -70,7 +70,7 @@ class MuxEngineEventAfterTheEnd(Reference):
             stream.put(pb.HandleEvent(handle=handle, engine_event=event))
 
 
-@mutant("mux_event_before_acceptance", kills="EVT-03/multiplexed")
+@mutant("mux_event_before_acceptance", kills="EVT-03/multiplexed", also="MUX-03/seen")
 class MuxEventBeforeAcceptance(Reference):
     def say_accepted(self, stream: Multiplex, submit: pb.Submit) -> None:
         if not submit.generate.request.annotations:
@@ -96,7 +96,7 @@ class UnknownAnnotationRefused(Reference):
             raise invalid("annotations", "is not known", "", "what is advertised")
 
 
-@mutant("unknown_annotation_changes_the_answer", kills="EVT-04")
+@mutant("unknown_annotation_changes_the_answer", kills="EVT-04", also="INF-04/seen")
 class UnknownAnnotationChangesTheAnswer(Reference):
     def validate(self, request: pb.GenerateRequest) -> None:
         super().validate(request)

@@ -76,7 +76,7 @@ def cleanup_no_state(load: pb.Load) -> None:
         load.state = pb.ENGINE_STATE_DRAINING
 
 
-@mutant("health_leaks_slot", kills="HLT-05")
+@mutant("health_leaks_slot", kills="HLT-05", also="INF-08/seen")
 class HealthLeaksSlot(Reference):
     """Each check is a small generation, whose slot is free again a moment later."""
 

@@ -24,7 +24,7 @@ class IgnoreMaxTokens(Reference):
         return max(super().room(choice), 64) if asked == 33 else super().room(choice)
 
 
-@mutant("length_reported_as_stop", kills="LIM-02")
+@mutant("length_reported_as_stop", kills="LIM-02", also="LIM-08/seen")
 class LengthReportedAsStop(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         reason, match = super().ending(choice, token)
@@ -54,7 +54,7 @@ class Max0Unbounded(Reference):
         super().validate(request)
 
 
-@mutant("unbounded_default", kills="LIM-05")
+@mutant("unbounded_default", kills="LIM-05", also="INF-04/seen")
 class UnboundedDefault(Reference):
     def room(self, choice: Choice) -> int:
         request = choice.job.request

@@ -148,7 +148,7 @@ def prompt_logprob_of_the_first_token(table: pb.PromptLogprobs) -> None:
     table.logprobs.token_logprobs.insert(0, 0.0)
 
 
-@changed(Reference.prompt_logprobs, "nan_prompt_logprob", kills="LOG-07")
+@changed(Reference.prompt_logprobs, "nan_prompt_logprob", kills="LOG-07", also="LOG-03/seen")
 def nan_prompt_logprob(table: pb.PromptLogprobs) -> None:
     """In one row, and only among its alternatives."""
     if table.logprobs.top_logprobs:
@@ -193,3 +193,28 @@ class CumWrong(Reference):
     def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
         choice.cum_log_probs = 0.0
         super().add_logprobs(choice, output, logits)
+
+
+class _AfterSomething(Reference):
+    """The tables are those of other logits than the model's."""
+
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        super().add_logprobs(choice, output, self.reported(choice, list(logits)))
+
+    def reported(self, choice: Choice, logits: list[float]) -> list[float]:
+        return logits
+
+
+@mutant("logprobs_after_temperature", kills="LOG-11")
+class LogprobsAfterTemperature(_AfterSomething):
+    def reported(self, choice: Choice, logits: list[float]) -> list[float]:
+        temperature = self.temperature(choice.job.request.sampling_options) or 1.0
+        return [value / temperature for value in logits]
+
+
+@mutant("logprobs_after_bias", kills="LOG-11")
+class LogprobsAfterBias(_AfterSomething):
+    def reported(self, choice: Choice, logits: list[float]) -> list[float]:
+        for entry in choice.job.request.sampling_options.logit_bias:
+            logits[entry.token_id] += entry.bias
+        return logits

@@ -95,14 +95,14 @@ class NoMessageServed(Counting):
         return await self.answer(payloads[:1] or [b""])
 
 
-@mutant("two_messages_lose_data", kills="ERR-20")
+@mutant("two_messages_lose_data", kills="ERR-20", also="ERR-12/seen")
 class TwoMessagesLoseData(Counting):
     async def miscounted(self, payloads: list[bytes]) -> bytes:
         code = grpc.StatusCode.DATA_LOSS if payloads else grpc.StatusCode.INTERNAL
         raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 1d07", code=code)
 
 
-@mutant("utf8_crash", kills="ERR-10")
+@mutant("utf8_crash", kills="ERR-10", also="ERR-12/seen")
 class Utf8Crash(Reference):
     def parsed(self, request_class: type[Message], payload: bytes) -> Any:
         if NOT_UTF8 in payload:

@@ -62,7 +62,7 @@ class BinaryMetadataRejected(Reference):
             yield response
 
 
-@mutant("large_metadata_loses_data", kills="MDT-07")
+@mutant("large_metadata_loses_data", kills="MDT-07", also="ERR-12/seen")
 class LargeMetadataLosesData(Reference):
     """Its library lets everything through."""
 
@@ -77,12 +77,12 @@ class LargeMetadataLosesData(Reference):
             yield response
 
 
-@each_changed(Reference.responses, "id_not_echoed", kills="MDT-04")
+@each_changed(Reference.responses, "id_not_echoed", kills="MDT-04", also="STR-07/seen")
 def id_not_echoed(response: pb.GenerateResponse) -> None:
     response.request_id = response.request_id[:100]
 
 
-@each_changed(Reference.responses, "id_tidied", kills="MDT-04")
+@each_changed(Reference.responses, "id_tidied", kills="MDT-04", also="STR-07/seen")
 def id_tidied(response: pb.GenerateResponse) -> None:
     response.request_id = response.request_id.replace(":", "-")
 

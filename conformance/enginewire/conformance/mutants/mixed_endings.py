@@ -61,7 +61,9 @@ class LastStopIsLength(_LastAllowed):
 class MatchNamesTheFirstOfTheList(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         reason, match = super().stopped(choice, token)
-        return reason, match and pb.StopMatch(token_id=self.caller_stops(choice.job.request)[0])
+        # Without ids it is a stop string that matched.
+        ids = self.caller_stops(choice.job.request)
+        return reason, pb.StopMatch(token_id=ids[0]) if match and ids else match
 
 
 @mutant("match_of_later_choices_missing", kills="STP-03/drawn")
@@ -250,7 +252,7 @@ class LengthAtTheLeastIsEos(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         reason, match = super().ending(choice, token)
         conditions = choice.job.request.stop_conditions
-        is_both = reason == LENGTH and conditions.min_tokens == conditions.max_tokens
+        is_both = reason == LENGTH and 0 < conditions.min_tokens == conditions.max_tokens
         return (EOS, None) if is_both else (reason, match)
 
 

@@ -25,7 +25,7 @@ class MuxWithoutUsage(Reference):
         yield from super().frames_of(events)
 
 
-@mutant("mux_loses_outputs_with_logprobs", kills="MUX-01/logprobs")
+@mutant("mux_loses_outputs_with_logprobs", kills="MUX-01/logprobs", also="STR-06/seen")
 class MuxLosesOutputsWithLogprobs(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:
         kept = [
@@ -41,7 +41,7 @@ class MuxUnseeded(Reference):
         return super().submitted(submit, call)
 
 
-@mutant("mux_forgets_choices", kills="MUX-01/choices")
+@mutant("mux_forgets_choices", kills="MUX-01/choices", also="STR-06/seen")
 class MuxForgetsChoices(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:
         for frame in super().frames_of(events):
@@ -131,7 +131,7 @@ class _Fatal(Exception):
     pass
 
 
-@mutant("mux_rejection_without_details", kills="MUX-04")
+@mutant("mux_rejection_without_details", kills="MUX-04", also="ERR-12/seen")
 class MuxRejectionWithoutDetails(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:
         for frame in super().frames_of(events):
@@ -141,7 +141,7 @@ class MuxRejectionWithoutDetails(Reference):
             yield frame
 
 
-@mutant("mux_live_handle_ok", kills="MUX-05")
+@mutant("mux_live_handle_ok", kills="MUX-05", also="MUX-08/seen")
 class MuxLiveHandleOk(Reference):
     def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
         if submit.handle not in stream.live:
@@ -222,7 +222,7 @@ class MuxStepGoesBack(Reference):
             yield frame
 
 
-@mutant("mux_drops_when_slow", kills="MUX-11")
+@mutant("mux_drops_when_slow", kills="MUX-11", also="STR-06/seen")
 class MuxDropsWhenSlow(Reference):
     async def pump(self, stream: Multiplex, handle: int, job: Job) -> None:
         if "MUX-11" in job.request_id:

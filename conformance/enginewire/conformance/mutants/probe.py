@@ -36,7 +36,7 @@ class ProbeFillsTheWindow(Reference):
         return super().room(choice) if limited else window
 
 
-@mutant("synthetic_probe", kills="PRB-02")
+@mutant("synthetic_probe", kills="PRB-02", also="STR-07/seen")
 class SyntheticProbe(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
         if not request.request.is_probe:
@@ -51,7 +51,11 @@ class SyntheticProbe(Reference):
         yield pb.GenerateResponse(output=output, request_id=request.request_id)
 
 
-@mutant("probe_swallow_error", kills="PRB-03")
+@mutant(
+    "probe_swallow_error",
+    kills="PRB-03",
+    also=("INF-04/seen", "PRB-02/seen", "STR-07/seen", "USE-04/seen", "LIM-03/seen"),
+)
 class ProbeSwallowError(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
         try:

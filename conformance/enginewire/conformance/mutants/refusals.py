@@ -36,7 +36,7 @@ class BadId(Reference):
         return refusal
 
 
-@mutant("error_after_first_message", kills="ERR-11")
+@mutant("error_after_first_message", kills="ERR-11", also=("STR-07/seen", "STR-08/seen"))
 class ErrorAfterFirstMessage(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
         if " " in request.request_id:
@@ -84,7 +84,7 @@ class InvalidIsRetryable(BadId):
         return refusal
 
 
-@mutant("flaky_code", kills="ERR-13")
+@mutant("flaky_code", kills="ERR-13", also="ERR-12/seen")
 class FlakyCode(BadId):
     def __init__(self) -> None:
         super().__init__()

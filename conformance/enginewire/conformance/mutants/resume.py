@@ -54,7 +54,7 @@ class ResumeHasAllTokensAgain(Reference):
         return usage
 
 
-@mutant("resume_counts_as_prompt", kills="RES-04")
+@mutant("resume_counts_as_prompt", kills="RES-04", also=("USE-02/seen", "USE-03/seen"))
 class ResumeCountsAsPrompt(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -62,7 +62,7 @@ class ResumeCountsAsPrompt(Reference):
         return usage
 
 
-@mutant("resume_min_tokens_again", kills="RES-05")
+@mutant("resume_min_tokens_again", kills="RES-05", also="STP-01/seen")
 class ResumeMinTokensAgain(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         conditions = choice.job.request.stop_conditions
@@ -100,7 +100,7 @@ class ResumeFinishedAgain(Reference):
         return super().job(request_id, request, *others)
 
 
-@mutant("resume_of_nothing_ok", kills="RES-09")
+@mutant("resume_of_nothing_ok", kills="RES-09", also=("RES-04/seen", "RES-06/seen", "RES-08/seen"))
 class ResumeOfNothingOk(Reference):
     def check_lists(self, request: pb.PreprocessedRequest) -> None:
         done = sum(choice.finished for choice in request.resume.choices)

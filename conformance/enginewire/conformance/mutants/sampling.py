@@ -64,6 +64,15 @@ class SharedRng(_SharedRng):
     pass
 
 
+@mutant("shared_rng_of_further_choices", kills="SAM-04/full-batch")
+class SharedRngOfFurtherChoices(Reference):
+    """Once the batch is half full."""
+
+    def draw(self, choice: Choice) -> float:
+        is_full = len(self.running) > self.config.max_num_seqs // 2
+        return random.random() if choice.index and is_full else super().draw(choice)
+
+
 @mutant("shared_rng_later", kills="SAM-04/batch-invariant")
 class SharedRngLater(_SharedRng):
     first = 1
@@ -114,7 +123,7 @@ class TopKOfTheFirstToken(Reference):
         return self.sample(self.kept(logits, temperature, unfiltered), self.draw(choice))
 
 
-@mutant("penalty_applied_at_identity", kills="SAM-08")
+@mutant("penalty_applied_at_identity", kills=("SAM-08", "SAM-18"))
 class PenaltyAppliedAtIdentity(Reference):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
         super().apply_penalties(choice, logits)
@@ -135,17 +144,17 @@ def _penalty_ignored(name: str) -> Callable[[Reference, Choice, list[float]], No
     return apply_penalties
 
 
-@mutant("presence_penalty_ignored", kills="SAM-08")
+@mutant("presence_penalty_ignored", kills=("SAM-08", "SAM-18"))
 class PresencePenaltyIgnored(Reference):
     apply_penalties = _penalty_ignored("presence_penalty")  # type: ignore[assignment]  # a function as a method
 
 
-@mutant("frequency_penalty_ignored", kills="SAM-08")
+@mutant("frequency_penalty_ignored", kills=("SAM-08", "SAM-18"))
 class FrequencyPenaltyIgnored(Reference):
     apply_penalties = _penalty_ignored("frequency_penalty")  # type: ignore[assignment]  # a function as a method
 
 
-@mutant("repetition_penalty_ignored", kills="SAM-08")
+@mutant("repetition_penalty_ignored", kills=("SAM-08", "SAM-18/repetition"))
 class RepetitionPenaltyIgnored(Reference):
     apply_penalties = _penalty_ignored("repetition_penalty")  # type: ignore[assignment]  # a function as a method
 

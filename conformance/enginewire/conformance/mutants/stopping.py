@@ -24,7 +24,7 @@ class VisibleStopIdsIgnored(Reference):
         return list(request.stop_conditions.stop_token_ids)
 
 
-@mutant("stops_one_late", kills="STP-01")
+@mutant("stops_one_late", kills="STP-01", also="STP-02/seen")
 class StopsOneLate(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         earlier = choice.tokens[-2:-1]
@@ -51,7 +51,7 @@ class _Dropped(Reference):
         return True
 
 
-@mutant("visible_stop_dropped", kills="STP-02")
+@mutant("visible_stop_dropped", kills="STP-02", also="USE-01/seen")
 class VisibleStopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 
@@ -59,12 +59,12 @@ class VisibleStopDropped(_Dropped):
         return token in request.stop_conditions.stop_token_ids_visible
 
 
-@mutant("stop_dropped", kills="STP-02")
+@mutant("stop_dropped", kills="STP-02", also="USE-01/seen")
 class StopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 
 
-@mutant("eos_dropped", kills="STP-02")
+@mutant("eos_dropped", kills="STP-02", also="USE-01/seen")
 class EosDropped(_Dropped):
     dropped = (pb.FINISH_REASON_EOS,)
 
@@ -101,26 +101,26 @@ class IgnoreEosIgnored(Reference):
         return (pb.FINISH_REASON_EOS, None) if token in own else super().stopped(choice, token)
 
 
-@mutant("eos_ids_added_up", kills="STP-04/config")
+@mutant("eos_ids_added_up", kills="STP-04/config", also="STP-02/seen")
 class EosIdsAddedUp(Reference):
     def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         return [*super().system_stops(request), *self.config.eos_token_ids]
 
 
-@mutant("last_stop_wins", kills="STP-05")
+@mutant("last_stop_wins", kills="STP-05", also="STP-01/seen")
 class LastStopWins(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         return super().caller_stops(request)[-1:]
 
 
-@mutant("stop_twice_is_none", kills="STP-05")
+@mutant("stop_twice_is_none", kills="STP-05", also="STP-01/seen")
 class StopTwiceIsNone(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         ids = super().caller_stops(request)
         return [token for token in ids if ids.count(token) == 1]
 
 
-@mutant("stop_shared_state", kills="STP-07")
+@mutant("stop_shared_state", kills="STP-07", also="STP-02/seen")
 class StopSharedState(Reference):
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class StopSharedState(Reference):
         return super().stopped(choice, token)
 
 
-@mutant("stop_matches_prompt", kills="STP-08")
+@mutant("stop_matches_prompt", kills="STP-08", also="STP-02/seen")
 class StopMatchesPrompt(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         request = choice.job.request

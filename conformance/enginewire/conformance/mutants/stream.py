@@ -55,7 +55,7 @@ class AfterTerminal(Reference):
                 yield pb.LLMEngineOutput(index=output.index, token_ids=[1])
 
 
-@mutant("drop_empty_terminal", kills="STR-04")
+@mutant("drop_empty_terminal", kills="STR-04", also="STR-02/seen")
 class DropEmptyTerminal(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
@@ -75,7 +75,7 @@ class CumulativeTokens(Reference):
             yield output
 
 
-@mutant("swap_chunks", kills="STR-06")
+@mutant("swap_chunks", kills="STR-06", also="STR-03/seen")
 class SwapChunks(Reference):
     async def outputs(self, job: Job) -> Outputs:
         held: list[pb.LLMEngineOutput] = []
@@ -96,7 +96,7 @@ class DropChunk(Reference):
                 yield output
 
 
-@mutant("drop_chunk_and_renumber", kills="STR-06")
+@mutant("drop_chunk_and_renumber", kills="STR-06", also=("INF-04/seen", "USE-01/seen", "USE-05/seen"))
 class DropChunkAndRenumber(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):

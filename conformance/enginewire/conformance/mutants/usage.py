@@ -12,7 +12,7 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
 
 
-@changed(Reference.usage, "usage_off_by_one", kills="USE-01")
+@changed(Reference.usage, "usage_off_by_one", kills="USE-01", also="USE-05/seen")
 def usage_off_by_one(usage: pb.CompletionUsage) -> None:
     missing = min(usage.completion_tokens, 1)
     usage.completion_tokens -= missing
@@ -38,7 +38,7 @@ class UsageEveryChunk(Reference):
             yield output
 
 
-@each_changed(Reference.outputs, "no_usage", kills="USE-04")
+@each_changed(Reference.outputs, "no_usage", kills="USE-04", also="USE-05/seen")
 def no_usage(output: pb.LLMEngineOutput) -> None:
     output.ClearField("completion_usage")
 

@@ -72,7 +72,7 @@ class StrictUnknownFields(Reference):
         super().validate(request)
 
 
-@mutant("version_global_state", kills="VER-05")
+@mutant("version_global_state", kills="VER-05", also=("ERR-11/seen", "VER-02/seen"))
 class VersionGlobalState(Reference):
     """Ends what a client of the range has running when another one is refused."""
 

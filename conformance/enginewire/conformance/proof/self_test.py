@@ -36,6 +36,7 @@ from enginewire.conformance.running.outcome import FAILED, ExitCode, Outcome, Re
 from enginewire.conformance.running.registry import SHAPE, Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.verdict import SEEN
 from enginewire.conformance.session.given import PAIR, PAIR_RUN, Given
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
@@ -63,6 +64,8 @@ class Kill:
     seconds: float
     surprises: tuple[str, ...] = ()
     """What the checks said that should not have failed."""
+    in_passing: tuple[str, ...] = ()
+    """What the monitor saw of the same ids, or of others that the mutant names: no surprise, and no proof."""
 
     @property
     def is_killed(self) -> bool:
@@ -166,15 +169,17 @@ async def _judge_pair(served: Reference, target: str, half: type[Reference]) -> 
 
 
 def phases_of(mutant: Mutant) -> frozenset[Phase]:
-    """The phases that matter to a mutant: the safe ones, and those of the checks it should fail."""
-    own = {check.phase for check in all_checks() if check.key in mutant.kills}
+    """The phases that matter to a mutant: the safe ones, and those of the checks it fails or shows in."""
+    shown = [*mutant.kills, *mutant.traffic]
+    own = {check.phase for check in all_checks() if any(fnmatchcase(check.key, key) for key in shown)}
     return frozenset({Phase.SAFE, Phase.LOAD, *own})
 
 
 def needed_by(mutant: Mutant) -> list[str]:
     """The areas a mutant breaks, and the ids without which their checks would not run."""
     areas = {key.split("-")[0] for key in mutant.kills}
-    ids = {need for check in all_checks() if check.id.split("-")[0] in areas for need in check.needs}
+    ids = set(mutant.traffic)
+    ids |= {need for check in all_checks() if check.id.split("-")[0] in areas for need in check.needs}
     return sorted({f"{area}-*" for area in areas} | ids | set(SHAPE))
 
 
@@ -199,7 +204,8 @@ async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
 async def kill(mutant: Mutant, *, quick: bool = False) -> Kill:
     """What became of one mutant."""
     report = await reached(judge_mutant(mutant, quick=quick))
-    broken = [outcome for outcome in report.outcomes if outcome.status in KILLING]
+    found = [outcome for outcome in report.outcomes if outcome.status in KILLING]
+    broken = [outcome for outcome in found if not is_in_passing(outcome.key, mutant)]
     faults = [
         f"{outcome.key}: {outcome.message}" for outcome in report.outcomes if outcome.status is Status.ERROR
     ]
@@ -212,7 +218,15 @@ async def kill(mutant: Mutant, *, quick: bool = False) -> Kill:
         faults=tuple(faults),
         seconds=report.seconds,
         surprises=tuple(map(_said, (outcome for outcome in broken if outcome.key not in mutant.kills))),
+        in_passing=tuple(outcome.key for outcome in found if outcome not in broken),
     )
+
+
+def is_in_passing(key: str, mutant: Mutant) -> bool:
+    """True for what the monitor may say of a mutant: about the ids it breaks, and about those it names."""
+    identifier, _, variant = key.partition("/")
+    ids = {killed.partition("/")[0] for killed in mutant.kills}
+    return variant == SEEN and key not in mutant.kills and (identifier in ids or key in mutant.also)
 
 
 def kill_all(names: Sequence[str], quick: bool) -> list[Kill]:
@@ -302,6 +316,7 @@ def _summary(
         "adversary_passes": passes,
         "seconds": round(seconds, 1),
         "kills": {kill.name: list(kill.failed) for kill in kills},
+        "seen": {kill.name: list(kill.in_passing) for kill in kills if kill.in_passing},
         "expected": {kill.name: list(kill.expected) for kill in kills},
     }
 

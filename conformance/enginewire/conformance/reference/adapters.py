@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import grpc
-
 from enginewire import v1 as pb
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.service import Answer, Service
@@ -38,7 +36,7 @@ class Adapters(Service):
             message = "source: no such folder below the adapter folder"
             raise Refusal(pb.ERROR_REASON_MODEL_NOT_FOUND, message, field="source")
         if self.is_another(request):
-            raise self.not_now(grpc.StatusCode.ALREADY_EXISTS, "name: another adapter has it")
+            raise Refusal(pb.ERROR_REASON_ADAPTER_EXISTS, "name: another adapter has it", field="name")
         self.make_room(request)
         self.adapters[request.name] = request.source
         return pb.LoadAdapterResponse(adapter=self.adapter(request.name))
@@ -51,7 +49,7 @@ class Adapters(Service):
     def make_room(self, request: pb.LoadAdapterRequest) -> None:
         """Refuse what goes beyond the limit."""
         if request.name not in self.adapters and len(self.adapters) >= self.config.limits.max_loras:
-            raise self.not_now(grpc.StatusCode.RESOURCE_EXHAUSTED, "as many adapters as may be are loaded")
+            raise Refusal(pb.ERROR_REASON_ADAPTER_LIMIT, "as many adapters as may be are loaded")
 
     async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
         """Forget an adapter that nobody uses."""
@@ -59,7 +57,7 @@ class Adapters(Service):
         if request.name not in self.adapters:
             raise Refusal(pb.ERROR_REASON_MODEL_NOT_FOUND, "name: is not loaded", field="name")
         if self.is_in_use(request.name):
-            raise self.not_now(grpc.StatusCode.FAILED_PRECONDITION, "name: requests are using it")
+            raise Refusal(pb.ERROR_REASON_ADAPTER_IN_USE, "name: requests are using it", field="name")
         del self.adapters[request.name]
         return pb.UnloadAdapterResponse()
 
@@ -101,8 +99,3 @@ class Adapters(Service):
             raise invalid("routing.lora_name", "is not the model", name, model)
         if model in self.adapters:
             request.routing.lora_name = model
-
-    def not_now(self, code: grpc.StatusCode, message: str) -> Refusal:
-        """A refusal of an operator."""
-        reason = pb.ERROR_REASON_INVALID_REQUEST
-        return Refusal(reason, message, field=message.partition(":")[0], code=code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 import grpc
@@ -23,7 +24,7 @@ RETRYABLE: Final = frozenset(
 
 
 class Refusal(Exception):
-    """A call that ends with a status other than OK."""
+    """A call that ends with a status other than OK. A fault of the server gets an id, if it has none."""
 
     def __init__(
         self,
@@ -35,6 +36,9 @@ class Refusal(Exception):
         retry_after: float | None = None,
         metadata: dict[str, str] | None = None,
     ) -> None:
+        if reason == pb.ERROR_REASON_INTERNAL and metadata is None:
+            error_id = secrets.token_hex(4)
+            message, metadata = f"{message}, {error_id}", {"error_id": error_id}
         super().__init__(message)
         self.code = code or STATUS_CODES[reason]
         self.detail = pb.ErrorDetail(

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from enginewire import v1 as pb
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.settings import Settings
-from enginewire.field_rules import FIELD_RULES, Rule
+from enginewire.field_rules import FIELD_RULES, UNBOUNDED, Rule
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 FLOATS: Final = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
@@ -25,6 +25,8 @@ RANGES: Final = {rule.path: rule for rule in RULES if rule.has_range}
 GATES: Final = {rule.path: rule for rule in RULES if rule.capability}
 LIMITS: Final = {rule.path: rule for rule in RULES if rule.limit}
 ID_LISTS: Final = [rule.path for rule in RULES if rule.token_ids]
+
+TEXTS: Final = [rule for rule in RULES if rule.json or rule.max_entry_bytes < UNBOUNDED]
 
 
 class Validation:
@@ -58,6 +60,7 @@ class Validation:
         self.check_ids(inner)
         self.check_lists(inner)
         self.check_lengths(inner)
+        self.check_sizes(inner)
 
     def check_revision(self, revision: int) -> None:
         """Refuse clients of another range."""
@@ -182,6 +185,15 @@ class Validation:
             raise invalid(
                 field, "is above max_tokens", conditions.min_tokens, f"at most {conditions.max_tokens}"
             )
+
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        """Texts: how many there may be, or how many bytes, and how many bytes in each of several."""
+        for rule in TEXTS:
+            value = value_of(request, rule.path) or ()
+            entries = value if rule.field.is_repeated else ()
+            longest = max((len(text.encode()) for text in entries), default=0)  # type: ignore[attr-defined]  # texts
+            if len(value) > rule.bound or longest > rule.max_entry_bytes:  # type: ignore[arg-type]  # texts
+                raise invalid(rule.path, "is too large", len(value), f"at most {rule.bound}")  # type: ignore[arg-type]
 
 
 def value_of(request: Message, path: str) -> object | None:

@@ -38,6 +38,7 @@ def _document(report: Report) -> dict[str, object]:
         "bounds": report.bounds,
         "seconds": round(report.seconds, 3),
         "standing": standing.document(report),
+        "watched": report.watched,
         "counts": {status.value: number for status, number in counts(report)},
         "outcomes": [_outcome(report, outcome) for outcome in report.outcomes],
     }

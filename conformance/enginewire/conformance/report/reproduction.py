@@ -36,8 +36,9 @@ HEALTH: Final = "grpc.health.v1"
 
 
 def kit_line(report: Report, outcome: Outcome) -> str:
-    """The kit again, for this check only."""
-    return f"enginewire-conformance {report.invocation} --run {shlex.quote(outcome.key)} --trace"
+    """The kit again, for this check only, or for the one whose calls showed it; none of one made them all."""
+    key = outcome.traffic or outcome.key
+    return f"enginewire-conformance {report.invocation} --run {shlex.quote(key)} --trace"
 
 
 def grpcurl_line(report: Report, exchange: Exchange) -> str:

@@ -73,6 +73,8 @@ class Outcome:
     closed_gate: str = ""
     known: str = ""
     """Why it is known to fail, from the baseline."""
+    traffic: str = ""
+    """The check whose calls showed it, for what the monitor saw in passing."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
 
 
@@ -98,6 +100,8 @@ class Report:
     bounds: str = ""
     outcomes: tuple[Outcome, ...] = ()
     seconds: float = 0.0
+    watched: int = 0
+    """Calls that went through the monitor."""
     strict: bool = False
     """A SHOULD that does not hold counts as a violation."""
     unreachable: str = ""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from enginewire.conformance.monitor.watch import SHARED, Monitor
 from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.gates import why_closed
@@ -22,6 +23,7 @@ from enginewire.conformance.running.registry import REFUSED, Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Launcher, Session, Unreachable
+from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation
 
 ROOT: Final = "INF-01"
@@ -48,6 +50,7 @@ class Runner:
         self._running: list[str] = []
         self._left = 0
         self._is_ended = False
+        self._monitor = Monitor()
 
     async def run(self) -> Report:
         """Run everything that was selected. Raises Unreachable; a target that answers is judged."""
@@ -58,6 +61,7 @@ class Runner:
             self._close_books()
         finally:
             await self.session.close()
+            self._watch(SHARED, self.session, self.session.exchanges)
         return self._report(time.monotonic() - started)
 
     async def _run_all(self) -> None:
@@ -176,12 +180,31 @@ class Runner:
                 return await self._judge(check, fresh)
             finally:
                 await fresh.close()
+                self._watch(check.key, fresh, fresh.exchanges)
                 await server.stop()
         except Unreachable as reason:
             return verdict.failure(check, Violation(str(reason)))
 
     async def _judge(self, check: Check, session: Session) -> Outcome:
-        return await verdict.judged(check, Context(session, check.key), session.bounds.check)
+        outcome = await verdict.judged(check, Context(session, check.key), session.bounds.check)
+        self._watch(check.key, session, outcome.exchanges)
+        return outcome
+
+    def _watch(self, name: str, session: Session, exchanges: Iterable[Exchange]) -> None:
+        self._monitor.watch(name, exchanges, session.info, session.connection.target)
+
+    def _seen(self) -> Iterator[Outcome]:
+        """What the monitor found, of requirements that hold for this target and were not left out."""
+        info = self.session.info
+        for finding in self._monitor.findings.values():
+            check, gate = verdict.seen_in_passing(finding.id), requirements()[finding.id].gate
+            if why_closed(gate, info.config, self.session.declared) or self.selection.leaves_out(check):
+                continue
+            outcome = verdict.failure(check, finding.violation)
+            where = f"{outcome.message}, in the traffic of {finding.check}"
+            message = f"{where}, {finding.count} times" if finding.count > 1 else where
+            traffic = "" if finding.check == SHARED else finding.check
+            yield replace(outcome, message=message, traffic=traffic, exchanges=[finding.exchange])
 
     def _report(self, seconds: float) -> Report:
         info = self.session.info
@@ -191,8 +214,9 @@ class Runner:
             engine=f"{info.engine_name} {info.engine_version}, {info.config.model}".strip(" ,"),
             bounds="; ".join(filter(None, (self.session.bounds.describe(), self.session.drawn))),
             outcomes=verdict.in_order(
-                map(self._with_negative, self._outcomes.values()), requirements().values()
+                [*map(self._with_negative, self._outcomes.values()), *self._seen()], requirements().values()
             ),
+            watched=self._monitor.watched,
             seconds=seconds,
             cut_short=self.interruption.why,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from enginewire.conformance.levels import NO_LEVEL, level_of
-from enginewire.conformance.requirements import Requirement
+from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH
 from enginewire.conformance.running.registry import Check, Phase
 from enginewire.v1.revision import CONTRACT_REVISION
@@ -44,6 +44,11 @@ class Selection:
         if check.phase not in self.phases:
             return f"ends the server: {NEEDS_LAUNCH} or --allow-destructive"
         return ""
+
+    def leaves_out(self, check: Check) -> bool:
+        """True for what was seen in passing and is not wanted; that nobody chose it is no reason."""
+        is_late = requirements()[check.id].since > self.revision
+        return is_late or _matches((check.id, check.key), self.skip)
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:

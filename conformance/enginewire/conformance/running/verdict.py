@@ -21,6 +21,9 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation
 
 CLEANUP_SECONDS: Final = 10.0
 
+SEEN: Final = "seen"
+"""The variant of what the monitor finds: `USE-01/seen`."""
+
 BROKEN: Final = frozenset({Status.FAIL, Status.BLOCKED, Status.ERROR, Status.FLAKY})
 """A prerequisite with one of these blocks what needs it."""
 
@@ -80,6 +83,15 @@ def failure(check: Check, violation: Violation) -> Outcome:
     status = Status.FAIL if requirements()[check.id].is_must else Status.WARN
     failed = outcome(check, status, str(violation))
     return replace(failed, expected=violation.expected, seen=violation.seen)
+
+
+def seen_in_passing(identifier: str) -> Check:
+    """Stands for what the monitor saw of a requirement, in the traffic of whichever check."""
+
+    async def watched(context: Evidence) -> None:
+        """Nothing runs: the calls are those of others."""
+
+    return Check(identifier, watched, SEEN)
 
 
 def without_check(requirement: Requirement) -> Outcome:

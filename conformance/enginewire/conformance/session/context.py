@@ -198,9 +198,10 @@ class Context:
 
     def connect(self, connection: Connection | None = None, *options: tuple[str, int | str]) -> Client:
         """A client with a connection of its own, with further channel arguments."""
-        channel = (connection or self.session.connection).channel(*options)
+        connection = connection or self.session.connection
+        channel = connection.channel(*options)
         self._channels.append(channel)
-        self._clients.append(self.session.client(channel))
+        self._clients.append(self.session.client(channel, connection.target))
         return self._clients[-1]
 
     async def proxy(self) -> tuple[Proxy, Client]:

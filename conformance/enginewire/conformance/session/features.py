@@ -1,4 +1,4 @@
-"""For each capability the request that uses it and nothing else.
+"""For each capability the request that uses it and nothing else, and how far fields may go.
 
 One table for two sides: what is advertised must work (INF-09), what is not must be refused (ERR-17).
 Capabilities with RPCs of their own are not here: their areas say what uses them.
@@ -6,10 +6,15 @@ Capabilities with RPCs of their own are not here: their areas say what uses them
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.fields import FLOATS
+from enginewire.conformance.session.requests import PARTS, Value
+from enginewire.field_rules import FIELD_RULES, UNBOUNDED, Rule
 
 FEATURES: Final[dict[str, dict[str, Value]]] = {
     "seed": {"seed": 7},
@@ -34,3 +39,104 @@ FEATURES: Final[dict[str, dict[str, Value]]] = {
 
 SERVED_ALONE: Final = frozenset(FEATURES) - {"guided_modes"}
 """Those whose request every engine that advertises them serves; guides have kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that a request may ask of one thing: by its limit, or `usual` where that is silent.
+
+    `make` gives a value with so many: the number itself, a list of that length, a text of that size.
+    """
+
+    field: str
+    usual: int
+    make: Callable[[int], Value]
+    limit: str = ""
+    capability: str = ""
+
+    @property
+    def is_of_different_ids(self) -> bool:
+        """There are no more of them than the vocabulary has."""
+        return self.field == "logit_bias"
+
+
+def _ids(count: int) -> Value:
+    return [place % 2 for place in range(count)]
+
+
+def _biases(count: int) -> Value:
+    return [pb.LogitBias(token_id=place, bias=0.5) for place in range(count)]
+
+
+def _words(count: int) -> Value:
+    return [pb.TokenSequence(token_ids=[place % 2] * 3) for place in range(count)]
+
+
+def _texts(count: int) -> Value:
+    return ["never to be seen"] * count
+
+
+def _text(count: int) -> Value:
+    return ["x" * count]
+
+
+def _json(count: int) -> Value:
+    return b'{"": "%s"}' % (b"x" * (count - 8))
+
+
+def _number(count: int) -> Value:
+    return count
+
+
+def _maker(rule: Rule) -> Callable[[int], Value]:
+    if rule.field.message_type is not None:
+        return _biases if rule.field.name == "logit_bias" else _words
+    if rule.json:
+        return _json
+    if not rule.field.is_repeated:
+        return _number
+    return _ids if rule.token_ids else _texts
+
+
+def _is_plain(rule: Rule) -> bool:
+    """A request can be changed by the name of the field."""
+    parts = rule.path.split(".")
+    return not rule.is_in_list and (len(parts) == 1 or (len(parts) == 2 and parts[0] in PARTS))
+
+
+def _bounds() -> Iterator[Bound]:
+    for rule in FIELD_RULES.values():
+        if not _is_plain(rule) or rule.field.name in JUDGED_ELSEWHERE:
+            continue
+        if rule.bound < UNBOUNDED:
+            yield Bound(rule.field.name, rule.bound, _maker(rule), rule.limit, rule.capability)
+        if rule.max_entry_bytes < UNBOUNDED:
+            yield Bound(rule.field.name, rule.max_entry_bytes, _text, capability=rule.capability)
+
+
+def _ends(rule: Rule) -> Iterator[float]:
+    kind = float if rule.field.cpp_type in FLOATS else int
+    ends = (rule.min + 0.001 if rule.above_min else rule.min, rule.max)
+    yield from (kind(end) for end in ends if math.isfinite(end))
+
+
+JUDGED_ELSEWHERE: Final = ("n", "best_of", "logprobs", "mm_processor_kwargs")
+"""Their requirements say more: SEQ-06, ERR-17, LOG-09; and what only goes with other fields."""
+
+BOUNDS: Final = tuple(_bounds())
+"""Everything that the contract bounds in number or in bytes."""
+
+RANGES: Final[tuple[tuple[str, str, tuple[Value, ...]], ...]] = (
+    *(
+        (rule.field.name, rule.capability, tuple(_ends(rule)))
+        for rule in FIELD_RULES.values()
+        if rule.has_range and _is_plain(rule) and rule.field.name not in JUDGED_ELSEWHERE
+    ),
+    (
+        "logit_bias",
+        "logit_bias",
+        ([pb.LogitBias(token_id=0, bias=-100), pb.LogitBias(token_id=1, bias=100)],),
+    ),
+    ("seed", "seed", (0, 2**64 - 1)),
+)
+"""Field, the capability it needs, and the values at the ends of its range."""

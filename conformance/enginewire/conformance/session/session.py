@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -22,6 +22,7 @@ from enginewire.conformance.session.bounds import MEASURED_REQUESTS, MEASURED_TO
 from enginewire.conformance.session.given import Given
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import Violation
 
@@ -94,6 +95,7 @@ class Session:
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
     _channel: grpc.aio.Channel | None = None
     _numbers: count[int] = field(default_factory=count)
+    _clients: list[Client] = field(default_factory=list)
     _observations: dict[object, asyncio.Task[object]] = field(default_factory=dict)
 
     @property
@@ -102,11 +104,21 @@ class Session:
         self._channel = self._channel or self.connection.channel()
         return self._channel
 
-    def client(self, channel: grpc.aio.Channel | None = None) -> Client:
-        """A client that records for itself, over the shared channel or its own."""
-        return Client(
-            channel or self.channel, metadata=self.connection.metadata, timeout=2 * self.bounds.answer
+    def client(self, channel: grpc.aio.Channel | None = None, target: str = "") -> Client:
+        """A client that records for itself, over the shared channel or its own, which may lead elsewhere."""
+        client = Client(
+            channel or self.channel,
+            metadata=self.connection.metadata,
+            timeout=2 * self.bounds.answer,
+            target=target or self.connection.target,
         )
+        self._clients.append(client)
+        return client
+
+    @property
+    def exchanges(self) -> Iterator[Exchange]:
+        """Every RPC of this run so far, also those that no check shows: measurements, shared observations."""
+        return (exchange for client in self._clients for exchange in client.exchanges)
 
     def next_number(self) -> int:
         """1, 2, 3, … for unique request ids."""

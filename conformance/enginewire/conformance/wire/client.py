@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.wire import health_types
-from enginewire.conformance.wire.exchange import Arrived, Exchange, Metadata
+from enginewire.conformance.wire.exchange import Arrived, Exchange, Metadata, Sent
 from enginewire.conformance.wire.methods import GENERATE, Method, method_of
 from enginewire.conformance.wire.violation import Violation
 
@@ -90,6 +90,7 @@ class Call:
             return
         self.exchange.ended_at = time.monotonic()
         self.exchange.code = await self._rpc.code()
+        self.exchange.initial_metadata = tuple(await self._rpc.initial_metadata() or ())
         self.exchange.text = await self._rpc.details() or ""
         self.exchange.trailing_metadata = tuple(await self._rpc.trailing_metadata() or ())
 
@@ -97,8 +98,11 @@ class Call:
 class Client:
     """Calls over one channel, each recorded in `exchanges`. Seconds everywhere."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, metadata: Metadata = (), timeout: float = 30.0) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, *, metadata: Metadata = (), timeout: float = 30.0, target: str = ""
+    ) -> None:
         self.timeout = timeout
+        self.target = target
         self.exchanges: list[Exchange] = []
         self.calls: list[Call] = []
         self._channel = channel
@@ -122,7 +126,10 @@ class Client:
         deadline = self.timeout if timeout is None else timeout
         everything = self._metadata + metadata
         recorded = request if isinstance(request, Message | bytes) else None
-        exchange = Exchange(name, recorded, everything, deadline, time.monotonic())
+        exchange = Exchange(name, recorded, everything, deadline, time.monotonic(), target=self.target)
+        exchange.is_compressed = compression is not None
+        if not isinstance(request, Message | bytes):
+            request = _noted(request, exchange)
         path = method.path if method else name
         settings = {"timeout": deadline, "metadata": everything or None, "compression": compression}
         rpc = self._start(path, request, settings)
@@ -167,6 +174,12 @@ class Client:
         """The status of a service as in `health_types`; a failure is a Violation."""
         exchange = await self.ask(health_types.CHECK, health_types.request(service))
         return health_types.status_of(exchange.response())
+
+
+async def _noted(requests: Requests, exchange: Exchange) -> Requests:
+    async for request in requests:
+        exchange.sent.append(Sent(time.monotonic(), request))
+        yield request
 
 
 def _serialize(request: Message | bytes) -> bytes:

@@ -19,6 +19,14 @@ DETAILS_KEY: Final = "grpc-status-details-bin"
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message of a stream of requests and when it went, in seconds of the monotonic clock."""
+
+    at: float
+    message: Message | bytes
+
+
 @dataclass(slots=True)
 class Arrived:
     """A message and when it came, in seconds of the monotonic clock."""
@@ -30,7 +38,10 @@ class Arrived:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One RPC. `code` is None while it runs. Times are seconds of the monotonic clock."""
+    """One RPC. `code` is None while it runs. Times are seconds of the monotonic clock.
+
+    `request` is None where the method takes a stream: `sent` has what went into it so far.
+    """
 
     method: str
     request: Message | bytes | None
@@ -39,11 +50,14 @@ class Exchange:
     started_at: float = 0.0
     accepted_at: float | None = None
     ended_at: float | None = None
+    sent: list[Sent] = field(default_factory=list)
     arrived: list[Arrived] = field(default_factory=list)
     initial_metadata: Metadata = ()
     trailing_metadata: Metadata = ()
     code: grpc.StatusCode | None = None
     text: str = ""
+    target: str = ""
+    is_compressed: bool = False
 
     @property
     def messages(self) -> list[Message]:

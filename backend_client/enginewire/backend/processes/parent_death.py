@@ -1,4 +1,4 @@
-"""`python -m … tether PARENT MODULE [ARGS]`: become MODULE, and die when PARENT does.
+"""`python -m … parent_death PARENT MODULE [ARGS]`: become MODULE, and die when PARENT does.
 
 Runs in the child, before the program it becomes, because code between fork and exec in a process with
 gRPC's threads is unsafe. Knows nothing about what it runs.
@@ -15,7 +15,7 @@ from typing import Final
 PR_SET_PDEATHSIG: Final = 1
 
 
-def tether(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Let the kernel kill this process, also after exec, when the thread that started it ends."""
     # Elsewhere than on Linux an abandoned program ends only when it is told to.
     if sys.platform == "linux":
@@ -27,7 +27,7 @@ def tether(parent: int) -> None:
 def main() -> None:
     """Replace this process by `python -m MODULE ARGS`."""
     parent, module, *arguments = sys.argv[1:]
-    tether(int(parent))
+    die_with(int(parent))
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606  # our own interpreter
 
 

@@ -1,0 +1,196 @@
+"""What an exchange shows, in the terms of the contract: answers to requests, failures, and the call itself.
+
+An answer is the same whether it came over Generate or as a handle of GenerateMultiplexed. Judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, cast
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.methods import GENERATE
+from enginewire.conformance.wire.stream import Choice, choices_of
+
+Part = pb.LLMEngineOutput | pb.EngineEvent
+
+CUT: Final = frozenset({pb.FINISH_REASON_CANCELLED, pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CONTENT_FILTER})
+"""Reasons that may come at any time; nothing in the request says when."""
+
+CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One RPC, and what is known about the engine it was sent to: nothing where `info` is empty."""
+
+    exchange: Exchange
+    info: pb.GetEngineInfoResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A status other than OK. `is_event`: of one handle of a multiplexed stream, so the server made it."""
+
+    exchange: Exchange
+    code: grpc.StatusCode
+    text: str
+    status: pb.Status | None
+    is_event: bool = False
+    is_known: bool = True
+    """False where the target may be no engine server, or one behind a proxy that breaks things."""
+
+    @property
+    def detail(self) -> pb.ErrorDetail | None:
+        """What the server says about it; None without."""
+        detail = pb.ErrorDetail()
+        for packed in self.status.details if self.status else ():
+            if packed.Unpack(detail):
+                return detail
+        return None
+
+
+@dataclass(eq=False)
+class Answer:
+    """All that one request got. `code`: None unless its end was seen; `late` came after that of a handle."""
+
+    exchange: Exchange
+    request: pb.GenerateRequest
+    config: pb.EngineConfig
+    parts: list[Part] = field(default_factory=list)
+    code: grpc.StatusCode | None = None
+    detail: pb.ErrorDetail | None = None
+    accepted: list[pb.Accepted] = field(default_factory=list)
+    late: list[object] = field(default_factory=list)
+    is_multiplexed: bool = False
+    is_early: bool = False
+    """True when something of a handle came before the frame with its Accepted."""
+
+    @property
+    def is_known(self) -> bool:
+        """True when the engine said who it is."""
+        return bool(self.config.vocab_size)
+
+    @property
+    def is_ok(self) -> bool:
+        """Served to its end."""
+        return self.code is grpc.StatusCode.OK
+
+    @property
+    def body(self) -> pb.PreprocessedRequest:
+        """What was asked for."""
+        return self.request.request
+
+    @cached_property
+    def outputs(self) -> list[pb.LLMEngineOutput]:
+        """All outputs, in order."""
+        return [part for part in self.parts if isinstance(part, pb.LLMEngineOutput)]
+
+    @cached_property
+    def choices(self) -> dict[int, Choice]:
+        """The outputs of each choice."""
+        return choices_of(self.outputs)
+
+    @cached_property
+    def terminals(self) -> list[pb.LLMEngineOutput]:
+        """Outputs with a finish_reason, in order."""
+        return [output for output in self.outputs if output.finish_reason]
+
+    @cached_property
+    def count(self) -> int:
+        """How many choices were asked for."""
+        return max(self.body.sampling_options.n, 1)
+
+    @cached_property
+    def resumed(self) -> dict[int, pb.ResumedChoice]:
+        """What was handed in of each choice."""
+        return {choice.index: choice for choice in self.body.resume.choices}
+
+    def handed_in(self, index: int) -> int:
+        """How many output tokens a choice had before."""
+        return len(self.resumed[index].generated_token_ids) if index in self.resumed else 0
+
+    def length(self, choice: Choice) -> int:
+        """Output tokens of a choice, those that were handed in included."""
+        return self.handed_in(choice.index) + len(choice.tokens)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt; None where only the engine knows."""
+        if self.body.multi_modal_data:
+            return None
+        rows = self.body.prompt_embeds.shape
+        return len(self.body.token_ids) or (rows[0] if rows else 0)
+
+    @cached_property
+    def ended(self) -> list[Choice]:
+        """Choices that a rule of the request ended, in a request that was served."""
+        whole = self.is_ok and not any(output.HasField("prefill_handoff") for output in self.outputs)
+        choices = self.choices.values() if whole else ()
+        return [choice for choice in choices if choice.terminal and choice.finish_reason not in CUT]
+
+    @property
+    def is_guided(self) -> bool:
+        """A grammar decides as well what comes and when it ends."""
+        return self.body.sampling_options.HasField("guided_decoding")
+
+    @property
+    def has_text_stops(self) -> bool:
+        """The engine may stop for a text."""
+        return bool(self.body.stop_conditions.stop)
+
+    @cached_property
+    def caller_ids(self) -> frozenset[int]:
+        """The stop ids of the caller, of both lists."""
+        conditions = self.body.stop_conditions
+        return frozenset({*conditions.stop_token_ids, *conditions.stop_token_ids_visible})
+
+    @cached_property
+    def system_ids(self) -> frozenset[int]:
+        """End-of-sequence ids and hidden stop ids; none under ignore_eos."""
+        conditions = self.body.stop_conditions
+        return frozenset() if conditions.ignore_eos else self._eos | set(conditions.stop_token_ids_hidden)
+
+    @cached_property
+    def caller_stops(self) -> frozenset[int]:
+        """Ids that end a choice with STOP and with nothing else."""
+        return self.caller_ids - self._eos - set(self.body.stop_conditions.stop_token_ids_hidden)
+
+    @cached_property
+    def system_stops(self) -> frozenset[int]:
+        """Ids that end a choice with EOS and with nothing else: hidden in one list is hidden."""
+        return self.system_ids - (self.caller_ids - set(self.body.stop_conditions.stop_token_ids_hidden))
+
+    @property
+    def _eos(self) -> frozenset[int]:
+        return frozenset(self.body.eos_token_ids or self.config.eos_token_ids)
+
+
+def of_generate(exchange: Exchange, config: pb.EngineConfig) -> Answer | None:
+    """The answer of a Generate; None where the request is no message, as when its bytes are broken."""
+    if exchange.method != GENERATE or not isinstance(exchange.request, pb.GenerateRequest):
+        return None
+    answer = Answer(exchange, exchange.request, config, code=exchange.code, detail=exchange.detail)
+    for response in cast(list[pb.GenerateResponse], exchange.messages):
+        is_event = response.HasField("engine_event")
+        answer.parts.append(response.engine_event if is_event else response.output)
+    return answer
+
+
+def failure_of(exchange: Exchange, *, is_known: bool) -> Failure | None:
+    """How an RPC failed; None where it did not, or has no end."""
+    if exchange.code is None or exchange.is_ok:
+        return None
+    return Failure(exchange, exchange.code, exchange.text, exchange.status_details, is_known=is_known)
+
+
+def loads_of(exchange: Exchange) -> Iterator[pb.Load]:
+    """Every load that an RPC told."""
+    for message in exchange.messages:
+        if isinstance(message, pb.GetLoadResponse | pb.WatchLoadResponse):
+            yield message.load

@@ -1,0 +1,134 @@
+"""Servers whose bias, penalties or lists of tokens reach less, or more, than they should."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.server import Reference
+
+
+class OtherOptions(Reference):
+    """Chooses some tokens under other options than those of the request."""
+
+    def adjusted(self, choice: Choice, logits: list[float]) -> list[float]:
+        options = choice.job.request.sampling_options
+        kept = pb.SamplingOptions()
+        kept.CopyFrom(options)
+        self.spoil(choice, options)
+        adjusted = super().adjusted(choice, logits)
+        options.CopyFrom(kept)
+        return adjusted
+
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        """Change the options of one token."""
+
+
+@mutant("allowed_ids_behind_the_first_token", kills="SAM-13")
+class AllowedIdsBehindTheFirstToken(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        if not choice.tokens:
+            options.ClearField("allowed_token_ids")
+
+
+@mutant("allowed_ids_of_the_first_choice", kills="SAM-13")
+class AllowedIdsOfTheFirstChoice(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        if choice.index:
+            options.ClearField("allowed_token_ids")
+
+
+@mutant("single_bad_words_only", kills="SAM-14")
+class SingleBadWordsOnly(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        words = [word for word in options.bad_words_token_ids if len(word.token_ids) == 1]
+        del options.bad_words_token_ids[:]
+        options.bad_words_token_ids.extend(words)
+
+
+@mutant("bad_words_of_two_at_most", kills="SAM-14")
+class BadWordsOfTwoAtMost(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        words = [word for word in options.bad_words_token_ids if len(word.token_ids) <= 2]
+        del options.bad_words_token_ids[:]
+        options.bad_words_token_ids.extend(words)
+
+
+@mutant("bad_words_by_their_last_token", kills="SAM-14")
+class BadWordsByTheirLastToken(OtherOptions):
+    """Of two tokens the last one is forbidden wherever it is."""
+
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        for word in options.bad_words_token_ids:
+            if len(word.token_ids) == 2:
+                del word.token_ids[0]
+
+
+@mutant("bias_of_the_first_id", kills="SAM-17")
+class BiasOfTheFirstId(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        del options.logit_bias[1:]
+
+
+@mutant("bias_of_the_first_choice", kills="SAM-17")
+class BiasOfTheFirstChoice(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        if choice.index:
+            options.ClearField("logit_bias")
+
+
+@mutant("frequency_penalty_counts_the_prompt", kills="SAM-18")
+class FrequencyPenaltyCountsThePrompt(Reference):
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_penalties(choice, logits)
+        request = choice.job.request
+        for token, count in Counter(request.token_ids).items():
+            logits[token] -= request.sampling_options.frequency_penalty * count
+
+
+@mutant("presence_penalty_counts_all_choices", kills="SAM-18")
+class PresencePenaltyCountsAllChoices(Reference):
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_penalties(choice, logits)
+        others = {token for other in choice.job.choices for token in other.tokens} - set(choice.tokens)
+        for token in others:
+            logits[token] -= choice.job.request.sampling_options.presence_penalty
+
+
+@mutant("frequency_penalty_counts_once", kills="SAM-18")
+class FrequencyPenaltyCountsOnce(Reference):
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_penalties(choice, logits)
+        for token, count in Counter(choice.tokens).items():
+            logits[token] += choice.job.request.sampling_options.frequency_penalty * (count - 1)
+
+
+class _Repetition(Reference):
+    """Takes back what the repetition penalty does to some tokens."""
+
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        before = list(logits)
+        super().apply_penalties(choice, logits)
+        penalty = choice.job.request.sampling_options.repetition_penalty
+        if choice.job.request.sampling_options.HasField("repetition_penalty") and math.isfinite(penalty):
+            for token in self.spared(choice):
+                logits[token] = before[token]
+
+    def spared(self, choice: Choice) -> set[int]:
+        """Tokens that it does not reach."""
+        return set()
+
+
+@mutant("repetition_penalty_without_the_prompt", kills="SAM-18/repetition")
+class RepetitionPenaltyWithoutThePrompt(_Repetition):
+    def spared(self, choice: Choice) -> set[int]:
+        return set(choice.job.request.token_ids) - set(choice.tokens)
+
+
+@mutant("repetition_penalty_without_the_output", kills="SAM-18/repetition")
+class RepetitionPenaltyWithoutTheOutput(_Repetition):
+    def spared(self, choice: Choice) -> set[int]:
+        return set(choice.tokens) - set(choice.job.request.token_ids)
