@@ -7,7 +7,7 @@ import torch
 
 from enginewire import v1 as pb
 from enginewire.server.failures import StepFailed
-from enginewire.torch_engine.requests.params import BeamRules
+from enginewire.torch_engine.requests.params import BeamRules, StopRules
 from enginewire.torch_engine.requests.pooling import Pooling
 from enginewire.torch_engine.requests.scores import Beam, Continuation, RowLogprobs
 from enginewire.torch_engine.requests.sequence import BestOf
@@ -120,6 +120,21 @@ def test_a_search_goes_on_when_all_of_its_beams_are_computed():
     # Both go on from the better one: the place of the other is taken, and nothing that it computed is left.
     assert [beam.output_token_ids for beam in request.unfinished] == [[5, 5], [5, 6]]
     assert [beam.num_computed_tokens for beam in request.unfinished] == [4, 0]
+
+
+def test_a_beam_that_nobody_takes_the_place_of_gives_everything_back():
+    works = Works()
+    request = request_of(3, 9, beams=BeamRules(width=2, n=1))
+    request.stop = StopRules(max_total_tokens=12, eos_token_ids=frozenset({1}))
+    request.sequences[0].beam = Beam()
+    works.add(request)
+    works.step(lambda grant: Row(continuations=(Continuation(5, -1.0), Continuation(6, -2.0))))
+    first, _, second = works.step() + works.step()
+    request.work.take(first, Row(continuations=(Continuation(5, -1.0),)))
+    request.work.take(second, Row(continuations=(Continuation(1, -1.0),)))  # all it can do is to end
+    assert [beam.output_token_ids for beam in request.unfinished] == [[5, 5]]
+    assert works.scheduler.running == request.unfinished
+    assert not second.sequence.block_table
 
 
 def test_a_search_without_enough_hypotheses_fails():
