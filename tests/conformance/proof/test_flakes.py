@@ -31,7 +31,7 @@ def test_every_reference_is_judged_and_none_is_unexpected() -> None:
 def test_what_is_unexpected_is_shown_with_its_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flakes, "Reference", OneTooMany)
     server, _ = judge_once(0.0, ["LIM-01"])
-    assert server.evidence.keys() == {"LIM-01", "LIM-01/seen"}
+    assert server.evidence.keys() == {"LIM-01", "LIM-01/drawn", "LIM-01/seen"}
     assert any("expected: 1" in line for line in server.evidence["LIM-01"])
 
 

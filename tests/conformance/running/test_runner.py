@@ -223,7 +223,7 @@ async def test_a_server_that_cannot_be_replaced_is_ended_once() -> None:
     report = await judged(checks=checks, selection=allowed)
     assert statuses(report)["DRN-01"] is Status.PASS
     ((status, message),) = [(o.status, o.message) for o in report.outcomes if o.key == "DRN-02"]
-    assert (status, message) == (Status.NOT_RUN, "an earlier check ended this server: use --launch")
+    assert (status, message) == (Status.NOT_RUN, "an earlier check ended this server: needs --launch")
 
 
 async def test_what_a_check_leaves_running_is_ended() -> None:
