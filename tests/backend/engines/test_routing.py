@@ -19,10 +19,8 @@ from tests.backend.asking import Heard, ask, hear
 from tests.backend.engines.test_trace_context import SPAN, TRACE, VALID
 from tests.backend.hostile import HostileEngine, terminal, tokens
 from tests.backend.replay.test_attempts import LOST, QUICK, Lives, backend_on
-from tests.backend.replay.test_prefill import backend_of, claimed, start
+from tests.backend.replay.test_prefill import backend_of, claimed
 from tests.server.serving import Serving, seconds, until_true
-
-__all__ = ["start"]  # a fixture
 
 IDS = (7, 8, 2**64 - 1)
 
@@ -247,9 +245,9 @@ async def test_a_session_moves_when_its_engine_is_gone_and_stays_there(vocabular
     await engines.__aexit__(None, None, None)
 
 
-async def test_both_halves_of_a_request_go_where_they_shall(start, vocabulary) -> None:
-    prefills = [await start("prefill", worker_id=number) for number in (1, 2)]
-    decodes = [await start("decode", worker_id=number) for number in (3, 4)]
+async def test_both_halves_of_a_request_go_where_they_shall(role_server, vocabulary) -> None:
+    prefills = [await role_server("prefill", worker_id=number) for number in (1, 2)]
+    decodes = [await role_server("decode", worker_id=number) for number in (3, 4)]
     async with backend_of(vocabulary, decodes, prefills) as backend:
         for _ in range(2):
             heard = await hear_with(backend, prefill_worker_id=2, decode_worker_id=3)
@@ -290,8 +288,8 @@ async def test_another_attempt_points_at_the_trace_of_the_one_before(socket_fold
     assert first.metadata["traceparent"] == second.metadata["traceparent"] == VALID
 
 
-async def test_the_decode_half_points_at_the_trace_of_the_prefill_half(start, vocabulary) -> None:
-    prefill, decode = await start("prefill"), await start("decode")
+async def test_the_decode_half_points_at_the_trace_of_the_prefill_half(role_server, vocabulary) -> None:
+    prefill, decode = await role_server("prefill"), await role_server("decode")
     parts = []
     async with backend_of(vocabulary, [decode], [prefill]) as backend:
         client = backend.client

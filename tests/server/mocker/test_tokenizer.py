@@ -6,8 +6,11 @@ from tokenizers import Tokenizer
 from enginewire.server.mocker.engine import MockerOptions
 from enginewire.server.mocker.tokenizer import EOS, byte_tokenizer
 
+# Hypothesis tries the words of the code under test as well: those of special tokens have an id of their own.
+ORDINARY = st.text().filter(lambda text: "<|" not in text)
 
-@given(st.text())
+
+@given(ORDINARY)
 def test_the_tokenizer_knows_every_text(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
     assert ids == list(text.encode())
