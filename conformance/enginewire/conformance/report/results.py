@@ -1,4 +1,4 @@
-"""`python -m enginewire.conformance.report.results FILE...`: JSON reports of several servers as a Markdown table."""
+"""`python -m enginewire.conformance.report.results FILE...`: JSON reports of servers as one Markdown table."""
 
 from __future__ import annotations
 
