@@ -1,4 +1,4 @@
-"""`python -m enginewire.conformance.report.results FILE...`: JSON reports of servers as one Markdown table."""
+"""`python -m enginewire.conformance.report.results FILE...`: JSON reports as one table in Markdown."""
 
 from __future__ import annotations
 
