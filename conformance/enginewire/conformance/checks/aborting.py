@@ -138,7 +138,7 @@ async def one_of_both_is_named(ctx: Context) -> None:
     await _ends_as_it_should(stream)
 
 
-@check("ABO-10", phase=Phase.LOAD, needs=(*SHAPE, "LIM-04"))
+@check("ABO-10", phase=Phase.LOAD, needs=(*SHAPE, "LIM-04", "ABO-03"))
 async def what_was_refused_is_unknown(ctx: Context) -> None:
     """A request without tokens to generate."""
     request = ctx.request(max_tokens=0)

@@ -91,7 +91,7 @@ async def holds_nothing(ctx: Context) -> None:
     expect(not cached, "the prefix cache outlives a Cleanup", expected="kv_blocks_cached 0", seen=cached)
 
 
-@check("CLN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-03"))
+@check("CLN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-02", "CLN-03", "CLN-05"))
 async def the_door_closes_at_once(ctx: Context) -> None:
     """While a patient Cleanup waits for a stream, which is served in full."""
     stream = await ctx.start(ctx.lasting_request()).first_token()

@@ -84,7 +84,12 @@ async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
     expect(any(stream.exchange.is_ok for stream in started), "not one of many requests was served")
 
 
-@check("CON-04", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01", "CAN-01", "CAN-03", "INF-08"))
+@check(
+    "CON-04",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*WHOLE, "ABO-01", "CAN-01", "CAN-03", "CON-01", "INF-08"),
+)
 async def failures_stay_alone(ctx: Context) -> None:
     """Invalid requests, a cancelled one and one whose deadline passes, beside good ones that outlast them."""
     good = [ctx.start(ctx.long_request(), timeout=2 * ctx.bounds.check) for _ in range(_beside(ctx))]

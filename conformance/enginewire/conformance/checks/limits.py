@@ -86,7 +86,7 @@ async def a_full_window_is_length(ctx: Context) -> None:
     expect_equal(stream.choice.reason_name, "LENGTH", "a full window ended the choice with another reason")
 
 
-@check("LIM-09", needs=(*SHAPE, "INF-04", "LIM-08"))
+@check("LIM-09", needs=(*SHAPE, "INF-04", "LIM-02", "LIM-08"))
 async def more_than_fits_is_clamped(ctx: Context) -> None:
     """One more than is left, as many as the window has, and the most that the field can say."""
     window = ctx.context_length()

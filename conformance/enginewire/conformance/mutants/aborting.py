@@ -165,7 +165,7 @@ class KvLeakOneBlock(Reference):
         super().admit(job)
 
 
-@mutant("abort_of_nothing_is_all", kills="ABO-09")
+@mutant("abort_of_nothing_is_all", kills="ABO-09", also="ABO-04/seen")
 class AbortOfNothingIsAll(Reference):
     async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
         return await super().abort_requests(request if request.request_ids else pb.AbortRequest(all=True))

@@ -49,14 +49,14 @@ class LongAnnotationsAreLetIn(Reference):
         super().check_sizes(short)
 
 
-@mutant("the_first_hundred_stop_ids", kills="LIM-10/lists")
+@mutant("the_first_hundred_stop_ids", kills="LIM-10/lists", also="STP-01/seen")
 class TheFirstHundredStopIds(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         conditions = request.stop_conditions
         return [*conditions.stop_token_ids[:100], *conditions.stop_token_ids_visible]
 
 
-@mutant("the_first_hundred_ends_of_sequence", kills="LIM-10/lists")
+@mutant("the_first_hundred_ends_of_sequence", kills="LIM-10/lists", also="STP-04/seen")
 class TheFirstHundredEndsOfSequence(Reference):
     def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:
         return super().system_stops(request)[:100]

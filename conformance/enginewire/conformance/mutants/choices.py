@@ -14,12 +14,17 @@ from enginewire.conformance.reference.settings import without
 Outputs = AsyncIterator[pb.LLMEngineOutput]
 
 
-@each_changed(Reference.outputs, "missing_index", kills="SEQ-01", also=("STR-02/seen", "STR-06/seen"))
+@each_changed(
+    Reference.outputs,
+    "missing_index",
+    kills="SEQ-01",
+    also=("MUX-08/seen", "STR-02/seen", "STR-03/seen", "STR-06/seen"),
+)
 def missing_index(output: pb.LLMEngineOutput) -> None:
     output.index = 0
 
 
-@mutant("index_from_one", kills="SEQ-01")
+@mutant("index_from_one", kills="SEQ-01", also=("RES-05/seen", "RES-06/seen", "STR-06/seen"))
 class IndexFromOne(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
@@ -27,13 +32,15 @@ class IndexFromOne(Reference):
             yield output
 
 
-@each_changed(Reference.outputs, "second_choice_no_terminal", kills="SEQ-02", also="STR-02/seen")
+@each_changed(
+    Reference.outputs, "second_choice_no_terminal", kills="SEQ-02", also=("STR-02/seen", "USE-04/seen")
+)
 def second_choice_no_terminal(output: pb.LLMEngineOutput) -> None:
     if output.index == 1:
         output.ClearField("finish_reason")
 
 
-@mutant("stopped_choice_goes_on", kills="SEQ-02", also="STR-03/seen")
+@mutant("stopped_choice_goes_on", kills="SEQ-02", also=("MUX-02/seen", "STR-03/seen"))
 class StoppedChoiceGoesOn(Reference):
     """A choice that a stop ended is generated on until its siblings have ended."""
 
@@ -56,7 +63,7 @@ class UsagePromptTimesN(Reference):
         return usage
 
 
-@mutant("usage_of_one_choice", kills="SEQ-03", also="USE-05/seen")
+@mutant("usage_of_one_choice", kills="SEQ-03", also=("RES-04/seen", "USE-05/seen"))
 class UsageOfOneChoice(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
@@ -126,13 +133,13 @@ class NSilently1(_OneChoice):
         return number == 0
 
 
-@mutant("n_clamped_silently", kills="SEQ-06")
+@mutant("n_clamped_silently", kills="SEQ-06", also="STR-02/seen")
 class NClampedSilently(_OneChoice):
     def is_lowered(self, number: int) -> bool:
         return number > self.config.limits.max_n
 
 
-@mutant("n_lowered_without_capability", kills=("SEQ-06", "ERR-17/multiple_choices"))
+@mutant("n_lowered_without_capability", kills=("SEQ-06", "ERR-17/multiple_choices"), also="STR-02/seen")
 class NLoweredWithoutCapability(_OneChoice):
     settings = without("multiple_choices")
 

@@ -15,7 +15,7 @@ LARGE = 256
 """Prompt tokens."""
 
 
-@mutant("role_ignored", kills="DIS-01")
+@mutant("role_ignored", kills=("DIS-01", "DIS-10"))
 class RoleIgnored(Reference):
     def check_role(self, request: pb.PreprocessedRequest) -> None:
         pass

@@ -158,7 +158,7 @@ class SilentlyIgnoresStopStrings(Reference):
         return capability == "stop_strings" or super().allows(capability)
 
 
-@mutant("refuses_without_a_field", kills="ERR-17/best_of")
+@mutant("refuses_without_a_field", kills=("ERR-17/best_of", "ERR-23"))
 class RefusesWithoutAField(Reference):
     def check_gates(self, request: pb.PreprocessedRequest) -> None:
         if request.sampling_options.HasField("best_of"):

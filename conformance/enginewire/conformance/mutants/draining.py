@@ -64,7 +64,7 @@ class DrainNotIdempotent(Reference):
         super().begin_drain(request)
 
 
-@mutant("drain_leaves_joiners", kills="DRN-03")
+@mutant("drain_leaves_joiners", kills="DRN-03", also="DRN-05/seen")
 class DrainLeavesJoiners(Reference):
     """Who joins sees the beginning only."""
 

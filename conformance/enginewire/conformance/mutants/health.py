@@ -92,7 +92,7 @@ class HealthLeaksSlot(Reference):
         return load
 
 
-@mutant("watch_silent", kills="HLT-07")
+@mutant("watch_silent", kills=("HLT-07", "HLT-08"))
 class WatchSilent(Reference):
     async def watch_health(self, service: str) -> AsyncIterator[int]:
         first = True

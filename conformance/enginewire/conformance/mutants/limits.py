@@ -34,7 +34,11 @@ class LengthReportedAsStop(Reference):
         return reason, match
 
 
-@mutant("max1_gives_0", kills="LIM-03")
+@mutant(
+    "max1_gives_0",
+    kills="LIM-03",
+    also=("LIM-06/seen", "LOG-01/seen", "LOG-04/seen", "STP-02/seen", "USE-04/seen"),
+)
 class Max1Gives0(Reference):
     def advance(self, choice: Choice) -> pb.LLMEngineOutput:
         output = super().advance(choice)
@@ -62,7 +66,7 @@ class UnboundedDefault(Reference):
         return super().room(choice) if limited else 4096
 
 
-@mutant("min_tokens_ignored", kills="LIM-06")
+@mutant("min_tokens_ignored", kills="LIM-06", also="RES-05/seen")
 class MinTokensIgnored(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         stopped = self.stopped(choice, token)
@@ -96,7 +100,7 @@ class MoreThanFitsIsRefused(Reference):
             )
 
 
-@mutant("clamped_one_short", kills="LIM-09")
+@mutant("clamped_one_short", kills="LIM-09", also="INF-04/seen")
 class ClampedOneShort(Reference):
     def room(self, choice: Choice) -> int:
         window = self.config.context_length - len(choice.job.request.token_ids)

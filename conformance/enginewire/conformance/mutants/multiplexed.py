@@ -17,7 +17,7 @@ from enginewire.conformance.reference.settings import without
 Events = list[pb.HandleEvent]
 
 
-@mutant("mux_without_usage", kills="MUX-01")
+@mutant("mux_without_usage", kills="MUX-01", also="USE-04/seen")
 class MuxWithoutUsage(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:
         for event in events:
@@ -41,7 +41,7 @@ class MuxUnseeded(Reference):
         return super().submitted(submit, call)
 
 
-@mutant("mux_forgets_choices", kills="MUX-01/choices", also="STR-06/seen")
+@mutant("mux_forgets_choices", kills="MUX-01/choices", also=("RES-06/seen", "STR-03/seen", "STR-06/seen"))
 class MuxForgetsChoices(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:
         for frame in super().frames_of(events):

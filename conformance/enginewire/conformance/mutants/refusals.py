@@ -120,7 +120,7 @@ class RejectFillsTheCache(BadId):
         return refusal
 
 
-@mutant("overload_internal", kills="ERR-16")
+@mutant("overload_internal", kills="ERR-16", also="ERR-12/seen")
 class OverloadInternal(Reference):
     def admit(self, job: Job) -> None:
         try:
@@ -131,7 +131,7 @@ class OverloadInternal(Reference):
             raise
 
 
-@mutant("overload_not_retryable", kills="ERR-16")
+@mutant("overload_not_retryable", kills="ERR-16", also="ERR-12/seen")
 class OverloadNotRetryable(Reference):
     def admit(self, job: Job) -> None:
         try:

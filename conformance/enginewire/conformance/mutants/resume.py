@@ -62,7 +62,7 @@ class ResumeCountsAsPrompt(Reference):
         return usage
 
 
-@mutant("resume_min_tokens_again", kills="RES-05", also="STP-01/seen")
+@mutant("resume_min_tokens_again", kills="RES-05", also=("STP-01/seen", "STP-04/seen"))
 class ResumeMinTokensAgain(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         conditions = choice.job.request.stop_conditions

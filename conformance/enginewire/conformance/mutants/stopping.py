@@ -24,7 +24,7 @@ class VisibleStopIdsIgnored(Reference):
         return list(request.stop_conditions.stop_token_ids)
 
 
-@mutant("stops_one_late", kills="STP-01", also="STP-02/seen")
+@mutant("stops_one_late", kills="STP-01", also=("LIM-02/seen", "STP-02/seen", "STP-03/seen"))
 class StopsOneLate(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         earlier = choice.tokens[-2:-1]
@@ -51,7 +51,11 @@ class _Dropped(Reference):
         return True
 
 
-@mutant("visible_stop_dropped", kills="STP-02", also="USE-01/seen")
+@mutant(
+    "visible_stop_dropped",
+    kills="STP-02",
+    also=("LIM-03/seen", "LIM-06/seen", "SEQ-03/seen", "STP-03/seen", "USE-01/seen"),
+)
 class VisibleStopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 
@@ -59,12 +63,20 @@ class VisibleStopDropped(_Dropped):
         return token in request.stop_conditions.stop_token_ids_visible
 
 
-@mutant("stop_dropped", kills="STP-02", also="USE-01/seen")
+@mutant(
+    "stop_dropped",
+    kills="STP-02",
+    also=("LIM-03/seen", "LIM-06/seen", "RES-04/seen", "SEQ-03/seen", "STP-03/seen", "USE-01/seen"),
+)
 class StopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 
 
-@mutant("eos_dropped", kills="STP-02", also="USE-01/seen")
+@mutant(
+    "eos_dropped",
+    kills="STP-02",
+    also=("LIM-03/seen", "LIM-06/seen", "RES-04/seen", "RES-05/seen", "SEQ-03/seen", "USE-01/seen"),
+)
 class EosDropped(_Dropped):
     dropped = (pb.FINISH_REASON_EOS,)
 
@@ -94,7 +106,7 @@ class HiddenStopsIgnored(Reference):
         return list(request.eos_token_ids or self.config.eos_token_ids)
 
 
-@mutant("ignore_eos_ignored", kills="STP-04")
+@mutant("ignore_eos_ignored", kills="STP-04", also="LIM-02/seen")
 class IgnoreEosIgnored(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         own = [*choice.job.request.eos_token_ids, *choice.job.request.stop_conditions.stop_token_ids_hidden]
@@ -120,7 +132,7 @@ class StopTwiceIsNone(Reference):
         return [token for token in ids if ids.count(token) == 1]
 
 
-@mutant("stop_shared_state", kills="STP-07", also="STP-02/seen")
+@mutant("stop_shared_state", kills="STP-07", also=("LIM-02/seen", "STP-02/seen", "STP-04/seen"))
 class StopSharedState(Reference):
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +150,7 @@ class StopSharedState(Reference):
         return super().stopped(choice, token)
 
 
-@mutant("stop_matches_prompt", kills="STP-08", also="STP-02/seen")
+@mutant("stop_matches_prompt", kills="STP-08", also=("LIM-02/seen", "STP-02/seen", "STP-03/seen"))
 class StopMatchesPrompt(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:
         request = choice.job.request

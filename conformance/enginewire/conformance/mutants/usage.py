@@ -12,14 +12,16 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
 
 
-@changed(Reference.usage, "usage_off_by_one", kills="USE-01", also="USE-05/seen")
+@changed(
+    Reference.usage, "usage_off_by_one", kills="USE-01", also=("RES-04/seen", "SEQ-03/seen", "USE-05/seen")
+)
 def usage_off_by_one(usage: pb.CompletionUsage) -> None:
     missing = min(usage.completion_tokens, 1)
     usage.completion_tokens -= missing
     usage.total_tokens -= missing
 
 
-@changed(Reference.usage, "prompt_usage_wrong", kills="USE-02")
+@changed(Reference.usage, "prompt_usage_wrong", kills="USE-02", also="SEQ-03/seen")
 def prompt_usage_wrong(usage: pb.CompletionUsage) -> None:
     usage.prompt_tokens += 1
     usage.total_tokens += 1
@@ -75,7 +77,7 @@ class CacheNeverHits(Reference):
         return 0
 
 
-@mutant("salt_is_ignored", kills=("USE-07", "KVE-08"))
+@mutant("salt_is_ignored", kills="USE-07")
 class SaltIsIgnored(Reference):
     def block_keys(self, job: Job) -> list[BlockKey]:
         return [("", adapter, tokens) for _, adapter, tokens in super().block_keys(job)]
