@@ -31,7 +31,8 @@ async def call_raw(
     serving: Serving, path: str, data: bytes, timeout: float = 5.0
 ) -> grpc.aio.AioRpcError | None:
     """Send one message as it is; returns the failure, if any."""
-    call = serving.channel.stream_stream(path)(iter([data]), timeout=timeout)
+    # Sent with the call: a message of its own may find the call already refused, which is INTERNAL then.
+    call = serving.channel.unary_stream(path)(data, timeout=timeout)
     try:
         async for _ in call:
             pass
