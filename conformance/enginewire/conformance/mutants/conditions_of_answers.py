@@ -53,7 +53,7 @@ class Gathering(Reference):
 @mutant(
     "usage_of_choices_without_their_stops",
     kills=("SEQ-03/drawn", "SEQ-03/seen"),
-    also="RES-04/seen",
+    also=("RES-04/seen", "USE-05/seen"),
     traffic=CHOICES,
 )
 class UsageOfChoicesWithoutTheirStops(Reference):
