@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from enginewire.v1 import request_pb2, rules_pb2
+from enginewire.v1 import discovery_service_pb2, request_pb2, rules_pb2
 
 UNBOUNDED = 2**32
 """Beyond every number and every count that a message can have."""
@@ -55,6 +55,11 @@ class Rule:
     def holds(self, value: float) -> bool:
         """True when a number is in the range."""
         return self.min <= value <= self.max and not (self.above_min and value == self.min)
+
+    def most(self, limits: discovery_service_pb2.Limits) -> int:
+        """The largest number, or count of entries: the one in an engine's `limits`, else the contract's."""
+        is_named = self.limit and limits.HasField(self.limit)  # type: ignore[arg-type]  # the name of a field
+        return getattr(limits, self.limit) if is_named else self.bound
 
     def asks(self, value: object) -> bool:
         """True unless `value` is the one that asks for nothing."""

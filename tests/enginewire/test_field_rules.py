@@ -71,3 +71,10 @@ def test_another_message_has_rules_of_its_own() -> None:
 def test_the_rules_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         FIELD_RULES["model"] = FIELD_RULES["token_ids"]  # type: ignore[index]  # that is the point
+
+
+def test_an_engine_may_name_another_bound_and_only_with_its_limit() -> None:
+    rule = FIELD_RULES["sampling_options.n"]
+    assert rule.most(pb.Limits(max_logprobs=3)) == rule.bound
+    assert rule.most(pb.Limits(max_n=3)) == 3
+    assert FIELD_RULES["annotations"].most(pb.Limits(max_n=3)) == FIELD_RULES["annotations"].bound

@@ -13,7 +13,7 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.filters import ROWS, TEMPERATURES
-from enginewire.conformance.distributions.draws import choices, drawn
+from enginewire.conformance.distributions.draws import CHOICES, drawn
 from enginewire.conformance.distributions.position import TIED, Position
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
@@ -49,7 +49,7 @@ async def only_allowed_ids_come(ctx: Context) -> None:
     """From one id on, in every choice, from the first token on."""
     for size, temperature in zip(SIZES, TEMPERATURES, strict=True):
         allowed = sorted(set(ctx.prompt(size, salt=500)))
-        count = choices(ctx)
+        count = ctx.choices(CHOICES)
         changes: dict[str, Value] = {"n": count} if count > 1 else {}
         stream = await ctx.generate(
             ctx.request(max_tokens=TOKENS, temperature=temperature, allowed_token_ids=allowed, **changes)

@@ -31,12 +31,6 @@ def tellable(ctx: Context) -> list[int]:
     return list(range(ctx.config.vocab_size)) if is_offered else []
 
 
-def choices(ctx: Context) -> int:
-    """A few, where several are served."""
-    most = ctx.limits.max_n if ctx.limits.HasField("max_n") else CHOICES
-    return min(CHOICES, most) if ctx.capabilities.multiple_choices else 1
-
-
 async def drawn(ctx: Context, **changes: Value) -> list[list[Position]]:
     """The positions of each choice of one request; some choices, unless `n` is among the changes.
 
@@ -44,7 +38,7 @@ async def drawn(ctx: Context, **changes: Value) -> list[list[Position]]:
     """
     selected = changes.pop("logprob_token_ids", tellable(ctx))
     asked: dict[str, Value] = {"logprobs": alternatives(ctx), "logprob_token_ids": selected}
-    count = choices(ctx)
+    count = ctx.choices(CHOICES)
     asked |= {"n": count} if count > 1 else {}
     stream = await ctx.generate(ctx.request(**{**asked, **changes}))
     vocabulary = ctx.config.vocab_size

@@ -131,8 +131,7 @@ class Validation:
 
     def bound(self, rule: Rule) -> int:
         """The contract's, or the one in `Limits`."""
-        limits, name = self.config.limits, rule.limit
-        return getattr(limits, name) if limits.HasField(name) else rule.bound  # type: ignore[arg-type]  # a name
+        return rule.most(self.config.limits)
 
     def check_prompt(self, request: pb.PreprocessedRequest) -> None:
         """A prompt that leaves room for output."""

@@ -37,9 +37,7 @@ class Bounds:
 
     def most(self, rule: Rule) -> int:
         """The largest number, or count of entries, that a field may have here."""
-        most = rule.bound
-        if rule.limit and self.limits.HasField(rule.limit):  # type: ignore[arg-type]  # the name of a field
-            most = getattr(self.limits, rule.limit)
+        most = rule.most(self.limits)
         return min(most, self.vocab_size) if rule.token_count else most
 
 
