@@ -25,8 +25,8 @@ from enginewire.server.failures import (
 from enginewire.server.handoff.folder import FoundHandoff, KvFolder
 from enginewire.server.handoff.options import TransferOptions
 from enginewire.server.validation.generate import check_generate
-from enginewire.torch_engine.capabilities import engine_config
 from enginewire.torch_engine.engine import TorchEngine
+from enginewire.torch_engine.frontend.capabilities import engine_config
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.server.step_recorder import Answer, Recorder
 from tests.torch_engine.lora.folders import make_adapter

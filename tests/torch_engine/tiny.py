@@ -15,8 +15,8 @@ from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
 from enginewire.server.validation.generate import check_preprocessed
-from enginewire.torch_engine.capabilities import engine_config
 from enginewire.torch_engine.core import EngineCore
+from enginewire.torch_engine.frontend.capabilities import engine_config
 from enginewire.torch_engine.loading.warm_up import LoadedEngine
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.adapter import Adapter

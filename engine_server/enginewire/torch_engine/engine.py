@@ -34,11 +34,12 @@ from enginewire.server.failures import (
     Unsupported,
 )
 from enginewire.server.handoff.requests import ENGINE_ROLES, is_handed_over
-from enginewire.torch_engine.adapters import LoadedAdapters
-from enginewire.torch_engine.arrivals import arrive
-from enginewire.torch_engine.capabilities import engine_config
-from enginewire.torch_engine.embedding_waits import EmbeddingWaits
-from enginewire.torch_engine.kv_events import KvEventLog
+from enginewire.torch_engine.frontend.adapters import LoadedAdapters
+from enginewire.torch_engine.frontend.arrivals import arrive
+from enginewire.torch_engine.frontend.capabilities import engine_config
+from enginewire.torch_engine.frontend.embedding_waits import EmbeddingWaits
+from enginewire.torch_engine.frontend.kv_events import KvEventLog
+from enginewire.torch_engine.frontend.transfers import Transfers
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.adapter import Adapter
 from enginewire.torch_engine.requests.limits import RequestLimits
@@ -48,7 +49,6 @@ from enginewire.torch_engine.requests.reader import RequestReader, read_guide
 from enginewire.torch_engine.requests.sequence import Request
 from enginewire.torch_engine.scheduling.prefix_cache import CacheChange
 from enginewire.torch_engine.step_thread import Command, StepThread
-from enginewire.torch_engine.transfers import Transfers
 
 if TYPE_CHECKING:
     from enginewire.torch_engine.guided.backends import GuidedBackends
@@ -258,7 +258,7 @@ class TorchEngine:
         if context.registry is None or self._thread is None or self._statistics is None:
             return MetricsBindings()
         # Without metrics nobody needs prometheus_client.
-        from enginewire.torch_engine.metrics import register
+        from enginewire.torch_engine.frontend.metrics import register
 
         thread = self._thread
         register(context, lambda: thread.snapshot, self._statistics)

@@ -8,7 +8,7 @@ from prometheus_client.exposition import generate_latest
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.torch_engine.engine import TorchEngine
-from enginewire.torch_engine.metrics import register
+from enginewire.torch_engine.frontend.metrics import register
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.runner.statistics import BatchStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot

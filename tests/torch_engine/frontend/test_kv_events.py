@@ -9,7 +9,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.failures import SlowConsumer
-from enginewire.torch_engine.kv_events import MESSAGE_TOKENS, KvEventLog
+from enginewire.torch_engine.frontend.kv_events import MESSAGE_TOKENS, KvEventLog
 from enginewire.torch_engine.scheduling.prefix_cache import BlocksRemoved, BlocksStored, CacheCleared
 from tests.torch_engine.scheduling.replica import Replica
 
