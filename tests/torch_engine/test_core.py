@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from enginewire import v1 as pb
-from enginewire.server.failures import DeadlineExceeded, StepFailed
+from enginewire.server.failures import DeadlineExceeded, InvalidRequest, StepFailed
 from enginewire.torch_engine.sampling.sampler import Choice
 from tests.torch_engine.tiny import Answer, greedy
 
@@ -182,6 +182,23 @@ def test_a_request_whose_logits_are_not_finite_ends_alone(load, expected):
     assert isinstance(engine.answers[poisoned].error, StepFailed)
     assert engine.answers[poisoned].terminals == []
     assert engine.answers[healthy].tokens[0] == expected("llama", PROMPT, 12)
+
+
+def test_a_choice_that_has_no_token_left_ends_its_siblings_in_the_same_step(load):
+    engine = load("llama")
+    request = pb.PreprocessedRequest(token_ids=PROMPT, stop_conditions=pb.StopConditions(max_tokens=9))
+    request.sampling_options.MergeFrom(pb.SamplingOptions(n=2, temperature=1.0, allowed_token_ids=[5, 6]))
+    for follower in 5, 6:
+        request.sampling_options.bad_words_token_ids.add(token_ids=[5, follower])
+    for seed in range(20):
+        request.sampling_options.seed = seed
+        answer = engine.answer(request)
+        assert isinstance(answer.error, InvalidRequest)
+        assert answer.error.field == "sampling_options.allowed_token_ids"
+        if answer.tokens[0] == [5] and answer.tokens[1][0] == 6:
+            assert answer.tokens[1] == [6]
+            return
+    pytest.fail("no seed lets the first choice fail before its sibling")
 
 
 def test_a_poisoned_request_leaves_no_poison_in_the_blocks_it_gave_back(load, expected):

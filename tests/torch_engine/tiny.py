@@ -149,6 +149,7 @@ class CoreUnderTest:
             answer.tokens[output.index] += output.token_ids
             answer.outputs.append(output)
         for context, error in step.failures:
+            assert self.answers[context].error is None, "a request failed twice"
             self.answers[context].error = error
         self.handed_over += step.handed_over
 
