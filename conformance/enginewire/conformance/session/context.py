@@ -24,6 +24,7 @@ from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+from enginewire.field_rules import FIELD_RULES
 
 USUAL_WINDOW = 8192
 """Tokens, where the target does not say."""
@@ -141,9 +142,8 @@ class Context:
 
     def choices(self, most: int) -> int:
         """As many choices as a request may have here, at most so many."""
-        if not self.capabilities.multiple_choices:
-            return 1
-        return min(most, self.limits.max_n) if self.limits.HasField("max_n") else most
+        offered = FIELD_RULES["sampling_options.n"].most(self.limits)
+        return min(most, offered) if self.capabilities.multiple_choices else 1
 
     def request(self, **changes: requests.Value) -> pb.GenerateRequest:
         """A good request with an id of its own and some fields changed, as in `requests.change`."""
