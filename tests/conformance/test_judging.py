@@ -47,6 +47,26 @@ async def test_a_running_server_is_judged(tmp_path: Path) -> None:
         assert (report.is_conformant, statuses(report)["LIM-01"]) == (True, Status.XFAIL)
 
 
+@pytest.mark.parametrize("through_a_factory", [False, True])
+async def test_a_level_and_what_is_drawn_can_be_said(
+    monkeypatch: pytest.MonkeyPatch, through_a_factory: bool
+) -> None:
+    told = []
+
+    async def note(ctx: object) -> None:
+        told.append(ctx.session.given)  # type: ignore[attr-defined]  # a context
+
+    checks = [made_up(key, note) for key in ("STR-01", "CAN-01", "SEQ-01")]
+    monkeypatch.setattr(judging, "all_checks", lambda: checks)
+    if through_a_factory:
+        report = await engine_conformance(broken_server, level=1, seed=7, cases=3)
+    else:
+        async with broken_server() as target:
+            report = await judge(target, level=1, seed=7, cases=3)
+    assert {key for key, status in statuses(report).items() if status is Status.PASS} == {"STR-01"}
+    assert {(given.seed, given.cases) for given in told} == {(7, 3)}
+
+
 async def test_nothing_to_judge_is_no_verdict() -> None:
     with pytest.raises(Unreachable):
         await judge("unix:/nowhere.sock", time_scale=0.1)

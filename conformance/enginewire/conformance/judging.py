@@ -13,6 +13,7 @@ from pathlib import Path
 
 from enginewire.conformance import baseline as known_failures, options as command_line
 from enginewire.conformance.checks import all_checks
+from enginewire.conformance.levels import NO_LEVEL
 from enginewire.conformance.report.progress import Progress
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
 from enginewire.conformance.running.launch import CommandLauncher
@@ -20,7 +21,7 @@ from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import given
+from enginewire.conformance.session.given import CASES, SEED, Given, given
 from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
@@ -33,11 +34,14 @@ async def judge(
     target: str,
     *,
     profiles: Sequence[str] = (),
+    level: int = NO_LEVEL,
     run: Sequence[str] = (),
     skip: Sequence[str] = (),
     repeat: int = 1,
     strict: bool = False,
     time_scale: float = 1.0,
+    seed: int = SEED,
+    cases: int = CASES,
     baseline: Path | None = None,
     allow_destructive: bool = False,
     declare: Collection[str] = (),
@@ -50,19 +54,28 @@ async def judge(
     """
     connection = Connection(target=target, tls=tls, metadata=metadata)
     phases = {Phase.SAFE, Phase.LOAD} | ({Phase.DESTRUCTIVE} if allow_destructive else set())
-    selection = Selection(profiles=profiles, run=run, skip=skip, repeat=repeat, phases=frozenset(phases))
-    return await _report(connection, selection, strict, time_scale, baseline, frozenset(declare))
+    selection = Selection(
+        profiles=profiles, level=level, run=run, skip=skip, repeat=repeat, phases=frozenset(phases)
+    )
+    drawn = Given(seed=seed, cases=cases)
+    session = Session(
+        connection=connection, time_scale=time_scale, declared=_gates(declare, connection), given=drawn
+    )
+    return await _report(session, selection, strict, baseline)
 
 
 async def engine_conformance(
     server_factory: ServerFactory,
     *,
     profiles: Sequence[str] = (),
+    level: int = NO_LEVEL,
     run: Sequence[str] = (),
     skip: Sequence[str] = (),
     repeat: int = 1,
     strict: bool = False,
     time_scale: float = 1.0,
+    seed: int = SEED,
+    cases: int = CASES,
     baseline: Path | None = None,
     declare: Collection[str] = (),
 ) -> Report:
@@ -72,13 +85,18 @@ async def engine_conformance(
     """
     launcher = FactoryLauncher(server_factory)
     phases = frozenset({Phase.SAFE, Phase.LOAD, Phase.DESTRUCTIVE})
-    selection = Selection(profiles=profiles, run=run, skip=skip, repeat=repeat, phases=phases)
+    selection = Selection(profiles=profiles, level=level, run=run, skip=skip, repeat=repeat, phases=phases)
     async with server_factory() as target:
         connection = Connection(target=target)
+        session = Session(
+            connection=connection,
+            time_scale=time_scale,
+            declared=_gates(declare, connection),
+            launcher=launcher,
+            given=Given(seed=seed, cases=cases),
+        )
         try:
-            return await _report(
-                connection, selection, strict, time_scale, baseline, frozenset(declare), launcher
-            )
+            return await _report(session, selection, strict, baseline)
         finally:
             await launcher.close()
 
@@ -135,18 +153,12 @@ async def _run(
         ).run()
 
 
-async def _report(
-    connection: Connection,
-    selection: Selection,
-    strict: bool,
-    time_scale: float,
-    baseline: Path | None,
-    declared: frozenset[str],
-    launcher: Launcher | None = None,
-) -> Report:
+def _gates(declare: Collection[str], connection: Connection) -> frozenset[str]:
+    return frozenset(declare) | ({"keepalive"} if connection.is_tcp else set())
+
+
+async def _report(session: Session, selection: Selection, strict: bool, baseline: Path | None) -> Report:
     entries = known_failures.read(baseline) if baseline else ()
-    gates = declared | ({"keepalive"} if connection.is_tcp else set())
-    session = Session(connection=connection, time_scale=time_scale, declared=gates, launcher=launcher)
     report = await Runner(session, all_checks(), selection).run()
     return known_failures.applied(entries, replace(report, strict=strict))
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +108,16 @@ def test_an_exchange_is_looked_at_once_whoever_shows_it() -> None:
         monitor.watch(check, [exchange], INFO, exchange.target)
     assert monitor.watched == 1
     assert [(found.check, found.count) for found in monitor.findings.values()] == [("LIM-01", 1)]
+
+
+def test_what_shows_nothing_wrong_is_not_kept() -> None:
+    monitor = Monitor()
+    right, wrong = generated(request(), outputs(request())), generated(request(), [])
+    kept = [weakref.ref(right), weakref.ref(wrong)]
+    monitor.watch("LIM-01", [right, wrong], INFO, "")
+    del right, wrong
+    gc.collect()
+    assert [exchange() is not None for exchange in kept] == [False, True]
 
 
 def test_the_first_finding_stays_and_others_are_counted() -> None:

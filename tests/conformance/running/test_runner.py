@@ -106,6 +106,26 @@ async def test_a_violation_of_a_must_fails_and_shows_its_evidence() -> None:
     assert report.exit_code() == ExitCode.VIOLATION
 
 
+async def test_the_calls_of_a_check_are_let_go_but_for_what_somebody_may_want_to_see() -> None:
+    async def asks_often(ctx: Context) -> None:
+        for _ in range(20):
+            await ctx.client.load()
+
+    async def asks_often_then_fails(ctx: Context) -> None:
+        await asks_often(ctx)
+        await fails(ctx)
+
+    server = await InProcess(Reference()).start()
+    session = Session(connection=Connection(target=server.target))
+    checks = [made_up("STR-01", asks_often), made_up("STR-03", asks_often_then_fails)]
+    report = await Runner(session, checks, Selection()).run()
+    await server.stop()
+    kept = {each.key: len(each.exchanges) for each in report.outcomes}
+    assert (kept["STR-01"], kept["STR-03"]) == (8, 20)
+    assert len(list(session.exchanges)) < 20
+    assert report.watched >= 40
+
+
 async def test_what_the_monitor_sees_in_the_traffic_of_a_check_is_an_outcome_of_its_own() -> None:
     for server in (TotalWrong, SumsOfLongAnswers):
         report = await judged(server, [made_up("STR-01", with_logprobs), made_up("STR-03", fails)])

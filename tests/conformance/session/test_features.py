@@ -33,8 +33,18 @@ def test_one_more_is_one_more(bound: Bound) -> None:
 
 def test_bounds_name_limits_and_capabilities_that_there_are() -> None:
     for bound in BOUNDS:
-        assert not bound.limit or bound.limit in pb.Limits.DESCRIPTOR.fields_by_name
-        assert not bound.capability or bound.capability in pb.Capabilities.DESCRIPTOR.fields_by_name
+        limit, capability = bound.rule.limit, bound.rule.capability
+        assert not limit or limit in pb.Limits.DESCRIPTOR.fields_by_name
+        assert not capability or capability in pb.Capabilities.DESCRIPTOR.fields_by_name
+
+
+def test_the_most_is_the_limit_or_the_contracts_own_and_of_tokens_no_more_than_there_are() -> None:
+    most = {bound.field: bound for bound in BOUNDS}["prompt_logprobs"].most
+    assert most(pb.EngineConfig(vocab_size=128)) == 20
+    assert most(pb.EngineConfig(vocab_size=12)) == 12
+    assert most(pb.EngineConfig(vocab_size=12, limits=pb.Limits(max_prompt_logprobs=3))) == 3
+    (entry,) = (bound for bound in BOUNDS if bound.field == "stop" and bound.is_of_entries)
+    assert entry.most(pb.EngineConfig()) == entry.rule.max_entry_bytes
 
 
 def test_opaque_json_of_any_size_is_json() -> None:

@@ -48,13 +48,13 @@ async def bounds_hold_on_both_sides(ctx: Context) -> None:
     """As much of each thing as there may be is served, one more is refused."""
 
     async def both_sides(bound: Bound) -> None:
-        most = _most(ctx, bound)
+        most = bound.most(ctx.config)
         if bound.is_of_different_ids and most >= ctx.config.vocab_size:
             return
         good = ctx.request(max_tokens=1, **{bound.field: bound.make(most)})
         await ctx.rejects({bound.field: bound.make(most + 1)}, good=good)
 
-    await _some_at_a_time(both_sides(bound) for bound in BOUNDS if _is_offered(ctx, bound.capability))
+    await _some_at_a_time(both_sides(bound) for bound in BOUNDS if _is_offered(ctx, bound.rule.capability))
 
 
 @check("LIM-10", variant="lists", needs=(*LISTS, "LIM-10"))
@@ -62,7 +62,9 @@ async def lists_count_to_their_last_entry(ctx: Context) -> None:
     """One that decides, at the end of short lists and of the longest."""
     greedy = await ctx.greedy()
     place = greedy.first_new()
-    lists = {bound.field: _most(ctx, bound) for bound in BOUNDS if _is_offered(ctx, bound.capability)}
+    lists = {
+        bound.field: bound.most(ctx.config) for bound in BOUNDS if _is_offered(ctx, bound.rule.capability)
+    }
     checks = [
         _last_ends(ctx, greedy, place, field, length) for field in ENDS for length in (*LENGTHS, lists[field])
     ]
@@ -106,12 +108,6 @@ async def the_ends_of_ranges_are_served(ctx: Context) -> None:
 
 def _is_offered(ctx: Context, capability: str) -> bool:
     return not capability or bool(getattr(ctx.capabilities, capability))
-
-
-def _most(ctx: Context, bound: Bound) -> int:
-    if bound.limit and ctx.limits.HasField(bound.limit):  # type: ignore[arg-type]  # a name of the table
-        return int(getattr(ctx.limits, bound.limit))
-    return bound.usual if bound.field != "prompt_logprobs" else min(bound.usual, ctx.config.vocab_size)
 
 
 async def _some_at_a_time(checks: Iterable[Coroutine[object, object, None]]) -> None:

@@ -10,12 +10,12 @@ from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import Violation, expect, expect_equal
+from enginewire.field_rules import FIELD_RULES
 
 TOKENS: Final = 16
 WARM: Final = 2.0
 SEED: Final = 7
 MOST: Final = 3
-USUAL_MOST: Final = 128
 
 
 @check("SEQ-01", needs=SHAPE)
@@ -94,7 +94,7 @@ async def numbers_are_not_lowered(ctx: Context) -> None:
 
 
 def _most(ctx: Context) -> int:
-    return ctx.limits.max_n if ctx.limits.HasField("max_n") else USUAL_MOST
+    return FIELD_RULES["sampling_options.n"].most(ctx.limits)
 
 
 def _count(ctx: Context) -> int:

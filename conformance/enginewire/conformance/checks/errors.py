@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
@@ -64,19 +65,17 @@ OUTSIDE: Final[tuple[tuple[Rule, tuple[Value, ...]], ...]] = (
 """Options, and values outside the range in their comment."""
 
 
+def _neutral(rule: Rule) -> Value:
+    """The value that asks for nothing, as the field wants it: of a text the rule has the length."""
+    kinds = {FieldDescriptor.CPPTYPE_BOOL: bool, FieldDescriptor.CPPTYPE_STRING: str}
+    kind = float if rule.field.cpp_type in FLOATS else kinds.get(rule.field.cpp_type, int)
+    return "" if kind is str else kind(rule.neutral or 0)
+
+
 NOTHING: Final[dict[str, Value]] = {
-    "n": 1,
-    "best_of": 1,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "length_penalty": 1.0,
-    "use_beam_search": False,
-    "priority": 0,
-    "lora_name": "",
-    "logit_bias": [],
-    "stop": [],
+    rule.field.name: _neutral(rule)
+    for rule in FIELD_RULES.values()
+    if rule.capability and rule.neutral is not None
 }
 """Fields with a capability of their own, and the values that change nothing."""
 

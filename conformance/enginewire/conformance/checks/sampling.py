@@ -95,8 +95,7 @@ async def all_tokens_are_their_own(ctx: Context) -> None:
 async def first_tokens_are_their_own_in_a_full_batch(ctx: Context) -> None:
     """Those of some choices each, alone and all at once beside neighbours in the other slots."""
     slots = _slots(ctx)
-    most = ctx.limits.max_n if ctx.limits.HasField("max_n") else MOST_NEIGHBOURS
-    count = min(MOST_NEIGHBOURS, most, slots - 1) if ctx.capabilities.multiple_choices else 1
+    count = ctx.choices(min(MOST_NEIGHBOURS, slots - 1))
     several: dict[str, Value] = {"n": count} if count > 1 else {}
 
     def seeded(seed: int) -> pb.GenerateRequest:

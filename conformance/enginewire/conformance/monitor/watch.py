@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Final, TypeVar
+from weakref import WeakSet
 
 from enginewire import v1 as pb
 from enginewire.conformance.monitor import (
@@ -77,16 +78,17 @@ class Monitor:
 
     findings: dict[str, Finding] = field(default_factory=dict)
     watched: int = 0
-    _known: dict[int, Exchange] = field(default_factory=dict)
+    _known: WeakSet[Exchange] = field(default_factory=WeakSet)
+    """Seen before, and still in somebody's hands: those that showed nothing wrong are not kept."""
 
     def watch(
         self, check: str, exchanges: Iterable[Exchange], info: pb.GetEngineInfoResponse, target: str
     ) -> None:
         """Look at exchanges that nobody adds to any more. `info`: what the server at `target` said it is."""
         for exchange in exchanges:
-            if id(exchange) in self._known:
+            if exchange in self._known:
                 continue
-            self._known[id(exchange)] = exchange
+            self._known.add(exchange)
             self.watched += 1
             told = info if exchange.target == target else pb.GetEngineInfoResponse()
             for identifier, violation in violations(exchange, told):

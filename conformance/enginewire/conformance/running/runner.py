@@ -194,9 +194,11 @@ class Runner:
             return verdict.failure(check, Violation(str(reason)))
 
     async def _judge(self, check: Check, session: Session) -> Outcome:
-        outcome = await verdict.judged(check, Context(session, check.key), session.bounds.check)
+        context = Context(session, check.key)
+        outcome = await verdict.judged(check, context, session.bounds.check)
         self._watch(check.key, session, outcome.exchanges)
-        return outcome
+        context.forget()
+        return verdict.without_old_calls(outcome)
 
     def _watch(self, name: str, session: Session, exchanges: Iterable[Exchange]) -> None:
         self._monitor.watch(name, exchanges, session.info, session.connection.target)

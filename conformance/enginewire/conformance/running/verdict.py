@@ -28,6 +28,10 @@ BROKEN: Final = frozenset({Status.FAIL, Status.BLOCKED, Status.ERROR, Status.FLA
 """A prerequisite with one of these blocks what needs it."""
 
 
+KEPT_CALLS: Final = 8
+"""Of a check that found nothing wrong: enough to show how it looks. All of a failure is evidence."""
+
+
 class Evidence(Protocol):
     """What a check gets, of either side: it records the calls of the check."""
 
@@ -49,6 +53,12 @@ async def judged(check: Check, context: Evidence, seconds: float) -> Outcome:
         async with asyncio.timeout(CLEANUP_SECONDS):
             await context.close()
     return replace(judged, exchanges=exchanges, seconds=time.monotonic() - started)
+
+
+def without_old_calls(judged: Outcome) -> Outcome:
+    """The same outcome with the calls that somebody may want to see: of a long run there are many."""
+    is_right = judged.status in (Status.PASS, Status.NOT_APPLICABLE)
+    return replace(judged, exchanges=judged.exchanges[-KEPT_CALLS:]) if is_right else judged
 
 
 async def _verdict(check: Check, context: Evidence, seconds: float) -> Outcome:

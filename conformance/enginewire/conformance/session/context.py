@@ -24,6 +24,7 @@ from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+from enginewire.field_rules import FIELD_RULES
 
 USUAL_WINDOW = 8192
 """Tokens, where the target does not say."""
@@ -141,9 +142,8 @@ class Context:
 
     def choices(self, most: int) -> int:
         """As many choices as a request may have here, at most so many."""
-        if not self.capabilities.multiple_choices:
-            return 1
-        return min(most, self.limits.max_n) if self.limits.HasField("max_n") else most
+        offered = FIELD_RULES["sampling_options.n"].most(self.limits)
+        return min(most, offered) if self.capabilities.multiple_choices else 1
 
     def request(self, **changes: requests.Value) -> pb.GenerateRequest:
         """A good request with an id of its own and some fields changed, as in `requests.change`."""
@@ -281,6 +281,10 @@ class Context:
         await asyncio.gather(*(proxy.close() for proxy in self._proxies))
         await asyncio.gather(*(channel.close() for channel in self._channels))
         await asyncio.gather(*(program.stop() for program in self._programs))
+
+    def forget(self) -> None:
+        """Leave what this check recorded to whoever holds its outcome."""
+        self.session.forget(self._clients)
 
     async def _greedy(self, count: int) -> Greedy:
         # Not recorded for any check: the first one to ask must not be the only one to show it.

@@ -43,16 +43,27 @@ SERVED_ALONE: Final = frozenset(FEATURES) - {"guided_modes"}
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most that a request may ask of one thing: by its limit, or `usual` where that is silent.
+    """The most that a request may ask of one thing.
 
     `make` gives a value with so many: the number itself, a list of that length, a text of that size.
     """
 
-    field: str
-    usual: int
+    rule: Rule
     make: Callable[[int], Value]
-    limit: str = ""
-    capability: str = ""
+    is_of_entries: bool = False
+    """It is about the bytes of each entry of a list, not about how many there are."""
+
+    @property
+    def field(self) -> str:
+        """What bears it."""
+        return self.rule.field.name
+
+    def most(self, config: pb.EngineConfig) -> int:
+        """As much as there may be at an engine; of tokens of the vocabulary there are no more than it has."""
+        if self.is_of_entries:
+            return self.rule.max_entry_bytes
+        most = self.rule.most(config.limits)
+        return min(most, config.vocab_size) if self.rule.token_count else most
 
     @property
     def is_of_different_ids(self) -> bool:
@@ -109,9 +120,9 @@ def _bounds() -> Iterator[Bound]:
         if not _is_plain(rule) or rule.field.name in JUDGED_ELSEWHERE:
             continue
         if rule.bound < UNBOUNDED:
-            yield Bound(rule.field.name, rule.bound, _maker(rule), rule.limit, rule.capability)
+            yield Bound(rule, _maker(rule))
         if rule.max_entry_bytes < UNBOUNDED:
-            yield Bound(rule.field.name, rule.max_entry_bytes, _text, capability=rule.capability)
+            yield Bound(rule, _text, is_of_entries=True)
 
 
 def _ends(rule: Rule) -> Iterator[float]:

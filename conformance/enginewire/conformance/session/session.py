@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -116,9 +116,13 @@ class Session:
         self._clients.append(client)
         return client
 
+    def forget(self, clients: Collection[Client]) -> None:
+        """Let go of clients whose calls are over: a run is long, and each call keeps all its messages."""
+        self._clients = [client for client in self._clients if client not in clients]
+
     @property
     def exchanges(self) -> Iterator[Exchange]:
-        """Every RPC of this run so far, also those that no check shows: measurements, shared observations."""
+        """Every RPC of this run that nobody has let go of: measurements, shared observations."""
         return (exchange for client in self._clients for exchange in client.exchanges)
 
     def next_number(self) -> int:

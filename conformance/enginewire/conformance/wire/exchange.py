@@ -36,7 +36,7 @@ class Arrived:
     size: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Exchange:
     """One RPC. `code` is None while it runs. Times are seconds of the monotonic clock.
 
