@@ -53,6 +53,7 @@ class Bound:
     make: Callable[[int], Value]
     limit: str = ""
     capability: str = ""
+    is_opaque: bool = False
 
     @property
     def is_of_different_ids(self) -> bool:
@@ -108,10 +109,11 @@ def _bounds() -> Iterator[Bound]:
     for rule in FIELD_RULES.values():
         if not _is_plain(rule) or rule.field.name in JUDGED_ELSEWHERE:
             continue
+        name, is_opaque = rule.field.name, rule.field_class == pb.FIELD_CLASS_OPAQUE
         if rule.bound < UNBOUNDED:
-            yield Bound(rule.field.name, rule.bound, _maker(rule), rule.limit, rule.capability)
+            yield Bound(name, rule.bound, _maker(rule), rule.limit, rule.capability, is_opaque)
         if rule.max_entry_bytes < UNBOUNDED:
-            yield Bound(rule.field.name, rule.max_entry_bytes, _text, capability=rule.capability)
+            yield Bound(name, rule.max_entry_bytes, _text, "", rule.capability, is_opaque)
 
 
 def _ends(rule: Rule) -> Iterator[float]:
