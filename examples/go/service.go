@@ -17,7 +17,7 @@ import (
 // The RPCs: thin, each reads its message, asks the lifecycle, and answers.
 
 const (
-	schemaDigest    = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2"
+	schemaDigest    = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46"
 	shutdownTimeout = 30 * time.Second
 )
 
@@ -42,6 +42,7 @@ func (d *discoveryService) GetEngineInfo(context.Context, *pb.GetEngineInfoReque
 			EosTokenIds:   []uint32{eos},
 			Role:          pb.EngineRole_ENGINE_ROLE_AGGREGATED,
 			Capabilities: &pb.Capabilities{
+				Cleanup: true, WatchLoad: true,
 				DefaultSampling: &pb.SamplingDefaults{Temperature: 1, TopP: 1, RepetitionPenalty: 1},
 			},
 			Limits: &pb.Limits{MaxRequestBytes: proto.Uint64(4 << 20), MaxNumQueuedReqs: proto.Uint32(maxWaiting), MinKeepaliveIntervalMs: proto.Uint32(1000)},

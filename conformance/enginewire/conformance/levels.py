@@ -36,7 +36,7 @@ OUTSIDE: Final = frozenset({*OF_LEVEL, "backend", "keepalive", "tracing", "refle
 
 AREAS: Final = {
     **dict.fromkeys(("INF", "STR", "USE", "LIM", "STP", "SAM", "ABO"), Level.STREAMS),
-    **dict.fromkeys(("HLT", "PRB", "CAN", "CON", "DRN", "CLN", "LIF", "BPR", "MDT", "WLD"), Level.OPERABLE),
+    **dict.fromkeys(("HLT", "PRB", "CAN", "CON", "DRN", "LIF", "BPR", "MDT"), Level.OPERABLE),
 }
 """All other areas are of the last level."""
 
@@ -46,8 +46,9 @@ EXCEPTIONS: Final = {
         Level.STREAMS,
     ),
     **dict.fromkeys(("INF-08", "INF-12", "ABO-05", "ABO-06", "ABO-08", "ERR-16"), Level.OPERABLE),
+    **dict.fromkeys(("LIM-11", "ABO-11", "DRN-11"), Level.COMPLETE),
 }
-"""Errors that everybody meets come first; what needs a full server or its health comes later."""
+"""Errors that everybody meets come first; what needs a full server, or is a courtesy, comes later."""
 
 
 def level_of(requirement: Requirement) -> int:

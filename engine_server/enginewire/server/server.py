@@ -243,6 +243,7 @@ class EngineServer:
         if self.metrics is not None:
             config.capabilities.metrics = True
             config.metrics_ranks[:] = _ranks_of(config)
+        config.capabilities.cleanup = config.capabilities.watch_load = True
         engine = self.lifecycle.engine
         config.capabilities.multiplexed = not (isinstance(engine, EmbeddingEngine) and engine.only_embeds)
         config.limits.CopyFrom(effective_limits(config))

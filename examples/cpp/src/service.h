@@ -10,7 +10,7 @@
 #include "failure.h"
 #include "rules.h"
 
-inline const char* const kSchemaDigest = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2";
+inline const char* const kSchemaDigest = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
 
@@ -53,7 +53,10 @@ class DiscoveryRpcs final : public ew::DiscoveryService::Service {
     config.set_vocab_size(kVocabSize);
     config.add_eos_token_ids(kEos);
     config.set_role(ew::ENGINE_ROLE_AGGREGATED);
-    auto& sampling = *config.mutable_capabilities()->mutable_default_sampling();
+    auto& capabilities = *config.mutable_capabilities();
+    capabilities.set_cleanup(true);
+    capabilities.set_watch_load(true);
+    auto& sampling = *capabilities.mutable_default_sampling();
     sampling.set_temperature(1);
     sampling.set_top_p(1);
     sampling.set_repetition_penalty(1);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const SCHEMA_DIGEST: &str = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2";
+const SCHEMA_DIGEST: &str = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TICK: Duration = Duration::from_millis(10);
@@ -79,7 +79,12 @@ fn info(engine: &Engine, _: GetEngineInfoRequest) -> GetEngineInfoResponse {
         vocab_size: VOCAB_SIZE,
         eos_token_ids: vec![EOS],
         role: EngineRole::Aggregated as i32,
-        capabilities: Some(Capabilities { default_sampling: Some(sampling), ..Default::default() }),
+        capabilities: Some(Capabilities {
+            cleanup: true,
+            watch_load: true,
+            default_sampling: Some(sampling),
+            ..Default::default()
+        }),
         limits: Some(limits),
         ..Default::default()
     };

@@ -11,7 +11,7 @@ import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
 import { check, MODEL, OLDEST_REVISION, REVISION } from "./rules.js";
 
-const SCHEMA_DIGEST = "fcbd9960ae7575c418a6ede48664529714603673e58c387740466097defbb9b2";
+const SCHEMA_DIGEST = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;
@@ -61,7 +61,11 @@ function info(lifetimeId: string): discovery.GetEngineInfoResponse {
       vocab_size: VOCAB_SIZE,
       eos_token_ids: [EOS],
       role: discovery.EngineRole.ENGINE_ROLE_AGGREGATED,
-      capabilities: { default_sampling: { temperature: 1, top_p: 1, repetition_penalty: 1 } },
+      capabilities: {
+        cleanup: true,
+        watch_load: true,
+        default_sampling: { temperature: 1, top_p: 1, repetition_penalty: 1 },
+      },
       limits: { max_request_bytes: BigInt(4 << 20), max_num_queued_reqs: MAX_WAITING, min_keepalive_interval_ms: 1000 },
     },
     engine_name: "enginewire-example-typescript",

@@ -383,6 +383,8 @@ class Capabilities(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
     ANNOTATIONS_FIELD_NUMBER: _builtins.int
+    CLEANUP_FIELD_NUMBER: _builtins.int
+    WATCH_LOAD_FIELD_NUMBER: _builtins.int
     multiplexed: _builtins.bool
     """GenerateMultiplexed is served."""
     seed: _builtins.bool
@@ -435,6 +437,10 @@ class Capabilities(_message.Message):
     """GetTokenizer has files."""
     metrics: _builtins.bool
     """Metrics of this engine are exported."""
+    cleanup: _builtins.bool
+    """EngineService.Cleanup."""
+    watch_load: _builtins.bool
+    """DiscoveryService.WatchLoad."""
     @_builtins.property
     def guided_modes(self) -> _containers.RepeatedScalarFieldContainer[Global___GuidedMode.ValueType]:
         """Kinds of guided decoding that work."""
@@ -484,10 +490,12 @@ class Capabilities(_message.Message):
         metrics: _builtins.bool = ...,
         default_sampling: Global___SamplingDefaults | None = ...,
         annotations: _abc.Iterable[_builtins.str] | None = ...,
+        cleanup: _builtins.bool = ...,
+        watch_load: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_token_ids", b"allowed_token_ids", "annotations", b"annotations", "bad_words", b"bad_words", "batch_invariant", b"batch_invariant", "beam_search", b"beam_search", "best_of", b"best_of", "data_parallel", b"data_parallel", "default_sampling", b"default_sampling", "embeddings", b"embeddings", "guided_modes", b"guided_modes", "kv_events", b"kv_events", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "lora", b"lora", "max_thinking_tokens", b"max_thinking_tokens", "metrics", b"metrics", "min_p", b"min_p", "multi_modal_part_types", b"multi_modal_part_types", "multiple_choices", b"multiple_choices", "multiplexed", b"multiplexed", "penalties", b"penalties", "prefix_cache", b"prefix_cache", "priority", b"priority", "prompt_embeds", b"prompt_embeds", "prompt_logprobs", b"prompt_logprobs", "resume", b"resume", "seed", b"seed", "selected_logprobs", b"selected_logprobs", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_token_ids", b"allowed_token_ids", "annotations", b"annotations", "bad_words", b"bad_words", "batch_invariant", b"batch_invariant", "beam_search", b"beam_search", "best_of", b"best_of", "cleanup", b"cleanup", "data_parallel", b"data_parallel", "default_sampling", b"default_sampling", "embeddings", b"embeddings", "guided_modes", b"guided_modes", "kv_events", b"kv_events", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "lora", b"lora", "max_thinking_tokens", b"max_thinking_tokens", "metrics", b"metrics", "min_p", b"min_p", "multi_modal_part_types", b"multi_modal_part_types", "multiple_choices", b"multiple_choices", "multiplexed", b"multiplexed", "penalties", b"penalties", "prefix_cache", b"prefix_cache", "priority", b"priority", "prompt_embeds", b"prompt_embeds", "prompt_logprobs", b"prompt_logprobs", "resume", b"resume", "seed", b"seed", "selected_logprobs", b"selected_logprobs", "stop_strings", b"stop_strings", "tokenizer", b"tokenizer", "watch_load", b"watch_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

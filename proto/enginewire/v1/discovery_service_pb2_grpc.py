@@ -77,7 +77,8 @@ class DiscoveryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """The load now, then again whenever it changed, not more often than the given interval.
+        """The load now, then again whenever it changed, not more often than the given interval. Needs
+        Capabilities.watch_load; without it UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

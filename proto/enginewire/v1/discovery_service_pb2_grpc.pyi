@@ -40,7 +40,9 @@ class DiscoveryServiceStub:
     GetLoad: _grpc.UnaryUnaryMultiCallable[_discovery_service_pb2.GetLoadRequest, _discovery_service_pb2.GetLoadResponse]
     """How much the engine has to do right now. When nothing is in flight, running, waiting and kv_blocks_used are 0."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_discovery_service_pb2.WatchLoadRequest, _discovery_service_pb2.WatchLoadResponse]
-    """The load now, then again whenever it changed, not more often than the given interval."""
+    """The load now, then again whenever it changed, not more often than the given interval. Needs
+    Capabilities.watch_load; without it UNIMPLEMENTED.
+    """
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_discovery_service_pb2.GetTokenizerRequest, _discovery_service_pb2.GetTokenizerResponse]
     """The tokenizer's files: first a manifest with a digest, then the content in chunks. NOT_FOUND when the
     engine offers none.
@@ -58,7 +60,9 @@ class DiscoveryServiceAsyncStub(DiscoveryServiceStub):
     GetLoad: _aio.UnaryUnaryMultiCallable[_discovery_service_pb2.GetLoadRequest, _discovery_service_pb2.GetLoadResponse]  # type: ignore[assignment]
     """How much the engine has to do right now. When nothing is in flight, running, waiting and kv_blocks_used are 0."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_discovery_service_pb2.WatchLoadRequest, _discovery_service_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """The load now, then again whenever it changed, not more often than the given interval."""
+    """The load now, then again whenever it changed, not more often than the given interval. Needs
+    Capabilities.watch_load; without it UNIMPLEMENTED.
+    """
     GetTokenizer: _aio.UnaryStreamMultiCallable[_discovery_service_pb2.GetTokenizerRequest, _discovery_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """The tokenizer's files: first a manifest with a digest, then the content in chunks. NOT_FOUND when the
     engine offers none.
@@ -91,7 +95,9 @@ class DiscoveryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _discovery_service_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_discovery_service_pb2.WatchLoadResponse], _abc.AsyncIterator[_discovery_service_pb2.WatchLoadResponse]]:
-        """The load now, then again whenever it changed, not more often than the given interval."""
+        """The load now, then again whenever it changed, not more often than the given interval. Needs
+        Capabilities.watch_load; without it UNIMPLEMENTED.
+        """
 
     @_abc_1.abstractmethod
     def GetTokenizer(

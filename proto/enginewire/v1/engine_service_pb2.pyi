@@ -36,7 +36,7 @@ class _AbortOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AbortOut
     ABORT_OUTCOME_FINISHED: _AbortOutcome.ValueType  # 2
     """It had ended before."""
     ABORT_OUTCOME_UNKNOWN: _AbortOutcome.ValueType  # 3
-    """Never seen. Remembered for a short time in case the abort overtook its request."""
+    """Never seen, or forgotten. Should be remembered for a short time in case the abort overtook its request."""
 
 class AbortOutcome(_AbortOutcome, metaclass=_AbortOutcomeEnumTypeWrapper):
     """What Abort did to a request."""
@@ -48,7 +48,7 @@ ABORT_OUTCOME_ABORTED: AbortOutcome.ValueType  # 1
 ABORT_OUTCOME_FINISHED: AbortOutcome.ValueType  # 2
 """It had ended before."""
 ABORT_OUTCOME_UNKNOWN: AbortOutcome.ValueType  # 3
-"""Never seen. Remembered for a short time in case the abort overtook its request."""
+"""Never seen, or forgotten. Should be remembered for a short time in case the abort overtook its request."""
 Global___AbortOutcome: _TypeAlias = AbortOutcome  # noqa: Y015
 
 class _DrainState:
@@ -428,8 +428,8 @@ class AbortRequest(_message.Message):
     """Why; for logs."""
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Exact ids, never prefixes. An id that is not known yet is remembered for a short time, so that an
-        abort may overtake its request. Empty together with all=false = INVALID_ARGUMENT.
+        """Exact ids, never prefixes. A server should remember an id that it does not know yet for a short time, so
+        that an abort may overtake its request. Empty together with all=false = INVALID_ARGUMENT.
         """
 
     def __init__(
@@ -513,7 +513,9 @@ class DrainRequest(_message.Message):
 
     @_builtins.property
     def admission_grace(self) -> _duration_pb2.Duration:
-        """Time during which late requests are still accepted. Absent = the server's default; negative = INVALID_ARGUMENT."""
+        """Time during which late requests should still be accepted. Absent = the server's default; negative =
+        INVALID_ARGUMENT. A server may have no grace at all.
+        """
 
     def __init__(
         self,

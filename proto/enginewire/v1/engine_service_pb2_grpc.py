@@ -102,7 +102,7 @@ class EngineServiceServicer(object):
 
     def Cleanup(self, request, context):
         """Releases the engine's resources. Idempotent and safe in every state. Requests in flight finish first
-        unless abort_in_flight is set.
+        unless abort_in_flight is set. Needs Capabilities.cleanup; without it UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

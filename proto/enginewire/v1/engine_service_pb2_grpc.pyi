@@ -52,7 +52,7 @@ class EngineServiceStub:
     """
     Cleanup: _grpc.UnaryUnaryMultiCallable[_engine_service_pb2.CleanupRequest, _engine_service_pb2.CleanupResponse]
     """Releases the engine's resources. Idempotent and safe in every state. Requests in flight finish first
-    unless abort_in_flight is set.
+    unless abort_in_flight is set. Needs Capabilities.cleanup; without it UNIMPLEMENTED.
     """
 
 @_typing.type_check_only
@@ -79,7 +79,7 @@ class EngineServiceAsyncStub(EngineServiceStub):
     """
     Cleanup: _aio.UnaryUnaryMultiCallable[_engine_service_pb2.CleanupRequest, _engine_service_pb2.CleanupResponse]  # type: ignore[assignment]
     """Releases the engine's resources. Idempotent and safe in every state. Requests in flight finish first
-    unless abort_in_flight is set.
+    unless abort_in_flight is set. Needs Capabilities.cleanup; without it UNIMPLEMENTED.
     """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -133,7 +133,7 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_service_pb2.CleanupResponse, _abc.Awaitable[_engine_service_pb2.CleanupResponse]]:
         """Releases the engine's resources. Idempotent and safe in every state. Requests in flight finish first
-        unless abort_in_flight is set.
+        unless abort_in_flight is set. Needs Capabilities.cleanup; without it UNIMPLEMENTED.
         """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -161,8 +161,8 @@ class Status(_message.Message):
     """One line for a human. Never contains prompts, host paths, class names or stack traces."""
     @_builtins.property
     def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
-        """An ErrorDetail of this package, and beside it google.rpc.ErrorInfo, BadRequest and RetryInfo for
-        generic tools. All details together stay under 4 KiB.
+        """An ErrorDetail of this package, and beside it, better, google.rpc.ErrorInfo, BadRequest and RetryInfo
+        for generic tools. All details together stay under 4 KiB.
         """
 
     def __init__(

@@ -147,6 +147,15 @@ async def what_was_refused_is_unknown(ctx: Context) -> None:
     expect_equal(_name(result), "ABORT_OUTCOME_UNKNOWN", "a request that was refused has another outcome")
 
 
+@check("ABO-11", phase=Phase.LOAD, needs=(*SHAPE, "ABO-03"))
+async def an_abort_may_come_first(ctx: Context) -> None:
+    """An abort, then the request that it names."""
+    request = ctx.request()
+    _complete(await ctx.client.abort([request.request_id]), [request.request_id])
+    cancelled = (grpc.StatusCode.CANCELLED,)
+    require_refusal(await ctx.refused(request), cancelled, reason=pb.ERROR_REASON_CANCELLED)
+
+
 async def _abort(ctx: Context, stream: Stream) -> None:
     """Abort a live request; NotApplicable when it ended by itself just before."""
     name = stream.request.request_id

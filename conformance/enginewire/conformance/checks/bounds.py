@@ -1,4 +1,4 @@
-"""LIM-10, ERR-04, ERR-05: limits from both sides, and lists to their last entry.
+"""LIM-10, LIM-11, ERR-04, ERR-05: limits from both sides, and lists to their last entry.
 
 What is bounded is in the tables BOUNDS and RANGES of `session.features`.
 """
@@ -45,16 +45,30 @@ ENDS: Final = {
 
 @check("LIM-10", needs=(*SHAPE, "INF-05", "INF-09/limits", "ERR-05"))
 async def bounds_hold_on_both_sides(ctx: Context) -> None:
-    """As much of each thing as there may be is served, one more is refused."""
+    """As much of each thing as there may be is served; one more is refused, if the engine reads it."""
 
     async def both_sides(bound: Bound) -> None:
         most = bound.most(ctx.config)
         if bound.is_of_different_ids and most >= ctx.config.vocab_size:
             return
         good = ctx.request(max_tokens=1, **{bound.field: bound.make(most)})
-        await ctx.rejects({bound.field: bound.make(most + 1)}, good=good)
+        if bound.is_opaque:
+            await ctx.generate(good)
+        else:
+            await ctx.rejects({bound.field: bound.make(most + 1)}, good=good)
 
     await _some_at_a_time(both_sides(bound) for bound in BOUNDS if _is_offered(ctx, bound.rule.capability))
+
+
+@check("LIM-11", needs=(*SHAPE, "LIM-10"))
+async def opaque_fields_are_bounded(ctx: Context) -> None:
+    """One more of each thing that the engine need not read."""
+
+    async def one_more(bound: Bound) -> None:
+        await ctx.rejects({bound.field: bound.make(bound.most(ctx.config) + 1)})
+
+    opaque = [bound for bound in BOUNDS if bound.is_opaque and _is_offered(ctx, bound.rule.capability)]
+    await _some_at_a_time(map(one_more, opaque))
 
 
 @check("LIM-10", variant="lists", needs=(*LISTS, "LIM-10"))

@@ -1,4 +1,4 @@
-"""CLN: releasing everything. What a Drain does first is not judged here."""
+"""CLN: releasing everything, and ERR-17 without it. What a Drain does first is not judged here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session.context import Context, describe_load, require_refusal
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
+from enginewire.conformance.session.context import LEFT_OUT, Context, describe_load, require_refusal
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation, expect, expect_equal
@@ -104,6 +104,13 @@ async def the_door_closes_at_once(ctx: Context) -> None:
     await cleanup.finish()
     require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
     expect_equal(stream.choice.reason_name, "LENGTH", "a stream in flight is cut short by a patient Cleanup")
+
+
+@negative("cleanup", phase=Phase.DESTRUCTIVE)
+async def is_not_served(ctx: Context) -> None:
+    """A patient one, then a good request."""
+    require_refusal(await ctx.client.ask(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check), LEFT_OUT)
+    await ctx.generate(ctx.request())
 
 
 async def _cleaned(ctx: Context, exchange: Exchange | None = None) -> pb.CleanupResponse:

@@ -223,8 +223,9 @@ async def health_agrees_with_the_load(ctx: Context) -> None:
 
 @check("INF-12", variant="ending", phase=Phase.DESTRUCTIVE, alone=True, needs=("INF-12", "HLT-04"))
 async def health_agrees_to_the_end(ctx: Context) -> None:
-    """Drained, then cleaned up: the process is worth keeping until then."""
-    for method, request in (("Drain", pb.DrainRequest()), ("Cleanup", pb.CleanupRequest())):
+    """Drained, then cleaned up where that is served: the process is worth keeping until then."""
+    steps = [("Drain", pb.DrainRequest()), ("Cleanup", pb.CleanupRequest())]
+    for method, request in steps if ctx.capabilities.cleanup else steps[:1]:
         await ctx.client.ask(f"EngineService.{method}", request, timeout=ctx.bounds.answer)
         await _agrees(ctx, health_types.LIVENESS)
         await _agrees(ctx, health_types.READINESS)

@@ -177,6 +177,17 @@ async def the_earliest_deadline_wins(ctx: Context) -> None:
     expect_equal(seen, ["DRAIN_STATE_TIMED_OUT"] * 2, "two drains with two deadlines have another end")
 
 
+@check("DRN-11", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-03"))
+async def the_grace_lets_in(ctx: Context) -> None:
+    """A request right after the beginning of a drain with a long grace."""
+    grace = 2 * ctx.bounds.answer
+    started, _ = time.monotonic(), await _begun(ctx, 2 * grace, grace=grace)
+    stream = await ctx.start(ctx.request()).end()
+    if not stream.exchange.is_ok and time.monotonic() - started > grace / 2:
+        raise NotApplicable("the machine is too busy to send a request within the grace")
+    expect(stream.exchange.is_ok, "a request within the grace is refused", seen=stream.exchange.status)
+
+
 async def _in_flight(ctx: Context, count: int, *, is_long: bool = False) -> list[Stream]:
     """Streams that have begun; the long ones are not meant to be read to their ends."""
     make = ctx.long_request if is_long else ctx.lasting_request
@@ -185,10 +196,12 @@ async def _in_flight(ctx: Context, count: int, *, is_long: bool = False) -> list
     return streams
 
 
-async def _begun(ctx: Context, deadline: float | None = None, client: Client | None = None) -> Call:
-    """A drain without grace that has sent its first message, or ended."""
+async def _begun(
+    ctx: Context, deadline: float | None = None, client: Client | None = None, *, grace: float = 0
+) -> Call:
+    """A drain, by default without grace, that has sent its first message, or ended."""
     seconds = 4 * ctx.bounds.answer if deadline is None else deadline
-    request = pb.DrainRequest(deadline=_duration(seconds), admission_grace=_duration(0))
+    request = pb.DrainRequest(deadline=_duration(seconds), admission_grace=_duration(grace))
     call = (client or ctx.client).call(DRAIN, request, timeout=seconds + 2 * ctx.bounds.answer)
     if await anext(call, None) is None:
         raise Violation("a drain sends nothing", expected="its state", seen=call.exchange.status)

@@ -78,9 +78,22 @@ async def states_have_names(ctx: Context) -> None:
 
 @check("HLT-04", phase=Phase.DESTRUCTIVE, alone=True, needs=("HLT-03", "DRN-04"))
 async def the_end_is_visible(ctx: Context) -> None:
-    """After Drain, then after Cleanup."""
+    """After Drain."""
     await ctx.client.ask("EngineService.Drain", pb.DrainRequest(), timeout=ctx.bounds.answer)
     await _is(ctx, pb.ENGINE_STATE_DRAINING, "after Drain")
+
+
+@check(
+    "HLT-04",
+    variant="cleaned-up",
+    phase=Phase.DESTRUCTIVE,
+    gate="cleanup",
+    alone=True,
+    needs=("HLT-03", "HLT-04"),
+)
+async def the_clean_end_is_visible(ctx: Context) -> None:
+    """After a Drain, then after a Cleanup."""
+    await ctx.client.ask("EngineService.Drain", pb.DrainRequest(), timeout=ctx.bounds.answer)
     await ctx.client.ask("EngineService.Cleanup", pb.CleanupRequest(), timeout=ctx.bounds.answer)
     await _is(ctx, pb.ENGINE_STATE_STOPPED, "after Cleanup")
 

@@ -120,10 +120,10 @@ def _calls(ctx: Context) -> list[tuple[str, Message]]:
         ("EngineService.Abort", pb.AbortRequest(request_ids=[f"{ctx.request().request_id}-unknown"])),
         ("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest()),
         ("DiscoveryService.GetLoad", pb.GetLoadRequest()),
-        ("DiscoveryService.WatchLoad", pb.WatchLoadRequest()),
         (health_types.CHECK, health_types.request(health_types.READINESS)),
     ]
     gated: dict[str, tuple[str, Message]] = {
+        "watch_load": ("DiscoveryService.WatchLoad", pb.WatchLoadRequest()),
         "tokenizer": ("DiscoveryService.GetTokenizer", pb.GetTokenizerRequest()),
         "kv_events": ("KvService.GetKvEventSources", pb.GetKvEventSourcesRequest()),
         "lora": ("AdminService.ListAdapters", pb.ListAdaptersRequest()),

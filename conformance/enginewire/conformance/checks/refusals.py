@@ -1,4 +1,4 @@
-"""ERR-11 to ERR-14, ERR-16, ERR-18, ERR-19: what all refusals have in common."""
+"""ERR-11 to ERR-14, ERR-16, ERR-18, ERR-19, ERR-24 to ERR-26: what all refusals have in common."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
 from enginewire.conformance.session.saturation import MOST_SLOTS
 from enginewire.conformance.session.watching import is_idle, until
+from enginewire.conformance.wire import google_rpc
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.secrets import SECRETS
@@ -98,6 +99,37 @@ async def overload_says_how_much(ctx: Context) -> None:
             number = detail.metadata.get(key, "")
             message = f"the refusal does not say its {key}"
             expect(number.isdecimal(), message, expected="a number in metadata", seen=detail)
+
+
+@check("ERR-25", needs=(*SHAPE, "ERR-12"))
+async def generic_tools_can_read_refusals(ctx: Context) -> None:
+    """The reason and the field of each, in words of google.rpc."""
+    for refused in await refusals(ctx):
+        wrong, detail = refused.invalid.wrong, refused.exchange.detail or pb.ErrorDetail()
+        status = refused.exchange.status_details or pb.Status()
+        info = google_rpc.unpacked(status, "ErrorInfo")
+        seen = f"{info.domain} {info.reason}" if info else "none"
+        expected = f"{google_rpc.DOMAIN} {google_rpc.name_of(detail.reason)}"
+        expect_equal(seen, expected, f"the google.rpc.ErrorInfo of {wrong} is another one")
+        bad = google_rpc.unpacked(status, "BadRequest")
+        named = [violation.field for violation in bad.field_violations] if bad else []
+        message = f"the google.rpc.BadRequest of {wrong} names another field"
+        expect_equal(named, [detail.field] if detail.field else [], message)
+
+
+@check("ERR-26", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True)
+async def generic_clients_know_when_to_come_again(ctx: Context) -> None:
+    """Of overload, when it tells a time."""
+    waits = [e for e in await _overload(ctx) if e.detail and e.detail.HasField("retry_after")]
+    if not waits:
+        raise NotApplicable("no refusal says when to come again, ERR-24 says whether it should")
+    for exchange in waits:
+        wait = (exchange.detail or pb.ErrorDetail()).retry_after.ToMilliseconds()
+        info = google_rpc.unpacked(exchange.status_details or pb.Status(), "RetryInfo")
+        seen = info and info.retry_delay.seconds * 1000 + info.retry_delay.nanos // 1_000_000
+        expect_equal(seen, wait, "the google.rpc.RetryInfo says another time")
+        pushback = dict(exchange.trailing_metadata).get(google_rpc.PUSHBACK_KEY)
+        expect_equal(pushback, str(wait), f"the trailer {google_rpc.PUSHBACK_KEY} says another time")
 
 
 async def _overload(ctx: Context) -> list[Exchange]:

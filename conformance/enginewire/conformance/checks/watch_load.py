@@ -1,4 +1,4 @@
-"""WLD: the load as a stream."""
+"""WLD: the load as a stream, and ERR-17 without it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from typing import Final, cast
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, Phase, check
-from enginewire.conformance.session.context import INVALID, Context, require_refusal
+from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
+from enginewire.conformance.session.context import INVALID, LEFT_OUT, Context, require_refusal
 from enginewire.conformance.wire.client import Call
 from enginewire.conformance.wire.violation import Violation, expect
 
@@ -67,6 +67,15 @@ async def short_intervals_are_refused(ctx: Context) -> None:
         if await anext(call, None) is not None:
             raise Violation(f"an interval of {interval} ms is served", expected="INVALID_ARGUMENT", seen="OK")
         require_refusal(call.exchange, INVALID, "min_interval_ms")
+
+
+@negative("watch_load")
+async def is_not_served(ctx: Context) -> None:
+    """With the usual interval."""
+    call = _watch(ctx, None)
+    await anext(call, None)
+    call.cancel()
+    require_refusal(call.exchange, LEFT_OUT)
 
 
 def _watch(ctx: Context, interval: int | None) -> Call:

@@ -33,10 +33,8 @@ CORE: Final = frozenset(
         "EngineService.Generate",
         "EngineService.Abort",
         "EngineService.Drain",
-        "EngineService.Cleanup",
         "DiscoveryService.GetEngineInfo",
         "DiscoveryService.GetLoad",
-        "DiscoveryService.WatchLoad",
     }
 )
 """RPCs that no server may leave out to its library."""

@@ -179,6 +179,14 @@ class AbortTakesBoth(Reference):
         return await super().abort_requests(request)
 
 
+@mutant("early_abort_is_forgotten", kills="ABO-11")
+class EarlyAbortIsForgotten(Reference):
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        response = await super().abort_requests(request)
+        self.aborted_early.clear()
+        return response
+
+
 @mutant("refused_ids_are_finished", kills="ABO-10")
 class RefusedIdsAreFinished(Reference):
     def validate(self, request: pb.GenerateRequest) -> None:

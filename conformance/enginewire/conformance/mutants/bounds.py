@@ -40,7 +40,7 @@ class TooManyStopIdsAreUnknown(Reference):
         super().check_limits(request)
 
 
-@mutant("long_annotations_are_let_in", kills="LIM-10")
+@mutant("long_annotations_are_let_in", kills="LIM-11")
 class LongAnnotationsAreLetIn(Reference):
     def check_sizes(self, request: pb.PreprocessedRequest) -> None:
         short = pb.PreprocessedRequest()

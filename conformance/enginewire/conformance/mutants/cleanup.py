@@ -8,6 +8,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import without
 
 
 @mutant("cleanup_twice_fails", kills="CLN-01")
@@ -111,3 +112,11 @@ class CleanupLetsInUntilItIsOver(Reference):
     def check_state(self) -> None:
         if self.state != pb.ENGINE_STATE_STOPPED or not self.live:
             super().check_state()
+
+
+@mutant("cleanup_that_nobody_offers", kills="ERR-17/cleanup")
+class CleanupThatNobodyOffers(Reference):
+    settings = without("cleanup")
+
+    def allows(self, capability: str) -> bool:
+        return capability == "cleanup" or super().allows(capability)

@@ -177,6 +177,13 @@ class NoTimeIsTheUsualTime(Reference):
         super().begin_drain(request)
 
 
+@mutant("drain_without_grace", kills="DRN-11")
+class DrainWithoutGrace(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        request.ClearField("admission_grace")
+        super().begin_drain(request)
+
+
 @mutant("first_deadline_wins", kills="DRN-10")
 class FirstDeadlineWins(Reference):
     def begin_drain(self, request: pb.DrainRequest) -> None:

@@ -70,10 +70,19 @@ class LivenessUnknown(Reference):
         return health_types.UNKNOWN if service == health_types.LIVENESS else super().health(service)
 
 
-@changed(Reference.load, "cleanup_no_state", kills="HLT-04")
+@changed(Reference.load, "cleanup_no_state", kills="HLT-04/cleaned-up")
 def cleanup_no_state(load: pb.Load) -> None:
     if load.state == pb.ENGINE_STATE_STOPPED:
         load.state = pb.ENGINE_STATE_DRAINING
+
+
+@mutant("ready_when_drained", kills="HLT-04")
+class ReadyWhenDrained(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        if load.state == pb.ENGINE_STATE_DRAINING and not self.live:
+            load.state = pb.ENGINE_STATE_READY
+        return load
 
 
 @mutant("health_leaks_slot", kills="HLT-05", also="INF-08/seen")

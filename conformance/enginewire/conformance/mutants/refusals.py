@@ -6,10 +6,11 @@ opinion about that request.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import grpc
+from google.protobuf.any_pb2 import Any
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
@@ -54,6 +55,64 @@ class _Bare(Refusal):
 class NoDetails(BadId):
     def worded(self, refusal: Refusal, request_id: str) -> Refusal:
         return _Bare(pb.ERROR_REASON_INVALID_REQUEST, refusal.message)
+
+
+class _WithoutErrorInfo(Refusal):
+    def generic_details(self) -> Iterator[Any]:
+        return (detail for detail in super().generic_details() if not detail.type_url.endswith("ErrorInfo"))
+
+
+@mutant("no_error_info", kills="ERR-25")
+class NoErrorInfo(BadId):
+    def worded(self, refusal: Refusal, request_id: str) -> Refusal:
+        return _WithoutErrorInfo(refusal.detail.reason, refusal.message, field=refusal.detail.field)
+
+
+class _WithoutBadRequest(Refusal):
+    def generic_details(self) -> Iterator[Any]:
+        return (detail for detail in super().generic_details() if not detail.type_url.endswith("BadRequest"))
+
+
+@mutant("no_bad_request", kills="ERR-25")
+class NoBadRequest(BadId):
+    def worded(self, refusal: Refusal, request_id: str) -> Refusal:
+        return _WithoutBadRequest(refusal.detail.reason, refusal.message, field=refusal.detail.field)
+
+
+class _WithoutPushback(Refusal):
+    def trailers(self) -> Metadata:
+        return super().trailers()[:1]
+
+
+@mutant("no_pushback", kills="ERR-26")
+class NoPushback(Reference):
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            raise _impatient(_WithoutPushback, refusal) from None
+
+
+class _WithoutRetryInfo(Refusal):
+    def generic_details(self) -> Iterator[Any]:
+        return (detail for detail in super().generic_details() if not detail.type_url.endswith("RetryInfo"))
+
+
+@mutant("no_retry_info", kills="ERR-26")
+class NoRetryInfo(Reference):
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            raise _impatient(_WithoutRetryInfo, refusal) from None
+
+
+def _impatient(kind: type[Refusal], refusal: Refusal) -> Refusal:
+    """The same refusal, of a kind that tells its time in fewer ways."""
+    detail = refusal.detail
+    wait = detail.retry_after.ToTimedelta().total_seconds() if detail.HasField("retry_after") else None
+    facts = dict(detail.metadata)
+    return kind(detail.reason, refusal.message, field=detail.field, retry_after=wait, metadata=facts)
 
 
 @mutant("huge_details", kills="ERR-12")

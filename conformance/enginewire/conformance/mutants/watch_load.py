@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import without
 
 Loads = AsyncIterator[pb.WatchLoadResponse]
 
@@ -47,3 +48,11 @@ class WatchClampsItsInterval(Reference):
             request.min_interval_ms = max(request.min_interval_ms, 10)
         async for response in super().watch_load(request):
             yield response
+
+
+@mutant("watch_that_nobody_offers", kills="ERR-17/watch_load")
+class WatchThatNobodyOffers(Reference):
+    settings = without("watch_load")
+
+    def allows(self, capability: str) -> bool:
+        return capability == "watch_load" or super().allows(capability)

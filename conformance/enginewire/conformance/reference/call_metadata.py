@@ -1,23 +1,30 @@
-"""The reserved metadata keys, folded into the request they belong to."""
+"""The reserved metadata keys, folded into the request they belong to where their capability is offered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.reference.refusal import invalid
 
-NUMBERS: Final = {"enginewire-dp-rank": "dp_rank", "enginewire-priority": "priority"}
+NUMBERS: Final = {
+    "enginewire-dp-rank": ("dp_rank", "data_parallel"),
+    "enginewire-priority": ("priority", "priority"),
+}
 
 
-def fold(request: pb.GenerateRequest, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+def fold(
+    request: pb.GenerateRequest,
+    metadata: Iterable[tuple[str, str | bytes]],
+    allows: Callable[[str], bool],
+) -> None:
     """Set routing hints from metadata; Refusal when a key cannot be read or disagrees with its field."""
     routing = request.request.routing
     for key, text in metadata:
-        if key not in NUMBERS:
+        field, capability = NUMBERS.get(key, ("", ""))
+        if not (capability and allows(capability)):
             continue
-        field = NUMBERS[key]
         told = pb.RoutingHints()
         try:
             setattr(told, field, int(text))

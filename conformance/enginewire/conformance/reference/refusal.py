@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Final
 
 import grpc
@@ -10,6 +11,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
+from enginewire.conformance.wire import google_rpc
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Metadata
 from enginewire.v1.status_codes import STATUS_CODES
 
@@ -56,11 +58,26 @@ class Refusal(Exception):
         """The failure as a message."""
         packed = Any()
         packed.Pack(self.detail)
-        return pb.Status(code=self.code.value[0], message=self.message, details=[packed])
+        details = [packed, *self.generic_details()]
+        return pb.Status(code=self.code.value[0], message=self.message, details=details)
+
+    def generic_details(self) -> Iterator[Any]:
+        """The same for tools that do not know this contract."""
+        reason, field = google_rpc.name_of(self.detail.reason), self.detail.field
+        yield google_rpc.packed("ErrorInfo", reason=reason, domain=google_rpc.DOMAIN)
+        if field:
+            violations = [{"field": field, "description": self.message}]
+            yield google_rpc.packed("BadRequest", field_violations=violations)
+        if self.detail.HasField("retry_after"):
+            wait = self.detail.retry_after
+            yield google_rpc.packed("RetryInfo", retry_delay={"seconds": wait.seconds, "nanos": wait.nanos})
 
     def trailers(self) -> Metadata:
         """The failure as trailing metadata."""
-        return ((DETAILS_KEY, self.status().SerializeToString()),)
+        details = (DETAILS_KEY, self.status().SerializeToString())
+        if not self.detail.HasField("retry_after"):
+            return (details,)
+        return (details, (google_rpc.PUSHBACK_KEY, str(self.detail.retry_after.ToMilliseconds())))
 
 
 def invalid(field: str, wrong: str, got: object, allowed: str) -> Refusal:

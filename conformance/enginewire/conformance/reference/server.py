@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from enginewire import v1 as pb
 from enginewire.conformance.reference.adapters import Adapters
 from enginewire.conformance.reference.embeddings import Embeddings
 from enginewire.conformance.reference.kv_events import KvEvents
@@ -109,7 +110,7 @@ class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metric
             "EngineService.Generate": self.generate,
             "EngineService.Abort": lambda request, call: self.abort_requests(request),
             "EngineService.Drain": lambda request, call: self.drain(request),
-            "EngineService.Cleanup": lambda request, call: self.cleanup(request),
+            "EngineService.Cleanup": lambda request, call: self.asked_to_clean_up(request),
             "DiscoveryService.GetEngineInfo": lambda request, call: self.info(),
             "DiscoveryService.GetLoad": lambda request, call: self.get_load(),
             "DiscoveryService.WatchLoad": lambda request, call: self.watch_load(request),
@@ -117,6 +118,11 @@ class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metric
             health_types.WATCH: self._watch_health,
             **self.parts(),
         }
+
+    async def asked_to_clean_up(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        """Cleanup where it is offered; a signal cleans up in any case."""
+        self.require("cleanup")
+        return await self.cleanup(request)
 
     async def _check_health(self, request: Message, call: Call) -> Message:
         return health_types.response(await self.check_health(health_types.service_of(request)))

@@ -85,7 +85,7 @@ class Service(Signals):
     def fold(self, request: pb.GenerateRequest, call: Call) -> None:
         """Put reserved metadata where it belongs."""
         if request.HasField("request"):
-            fold(request, call.metadata)
+            fold(request, call.metadata, self.allows)
 
     async def claim(self, request: pb.PreprocessedRequest) -> None:
         """Fetch what another engine computed for the request, before it is accepted."""
@@ -172,6 +172,7 @@ class Service(Signals):
 
     async def watch_load(self, request: pb.WatchLoadRequest) -> AsyncIterator[pb.WatchLoadResponse]:
         """The load now and after every change."""
+        self.require("watch_load")
         interval = request.min_interval_ms if request.HasField("min_interval_ms") else 100
         if interval < 10:
             raise invalid("min_interval_ms", "is too short", interval, "at least 10")

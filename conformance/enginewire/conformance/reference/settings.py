@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enginewire import v1 as pb
 
 CAPABILITIES = (
+    "cleanup",
     "multiplexed",
     "seed",
     "multiple_choices",
@@ -28,6 +29,7 @@ CAPABILITIES = (
     "metrics",
     "stop_strings",
     "tokenizer",
+    "watch_load",
 )
 """What the reference can do; a mutant may leave some out."""
 

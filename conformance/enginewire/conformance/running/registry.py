@@ -93,11 +93,16 @@ def check(
     return register
 
 
-def negative(gate: str, *, alone: bool = False) -> Callable[[CheckFunction], CheckFunction]:
-    """Register what must be refused where the capability is not declared: ERR-17 of that gate."""
+def negative(
+    gate: str, *, alone: bool = False, phase: Phase = Phase.SAFE
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Register what must be refused where the capability is not declared: ERR-17 of that gate.
+
+    `phase`: DESTRUCTIVE for a call that ends a server which serves it all the same.
+    """
 
     def register(function: CheckFunction) -> CheckFunction:
-        added = Check(REFUSED, function, gate, SHAPE, alone=alone, unless=gate)
+        added = Check(REFUSED, function, gate, SHAPE, phase, alone, unless=gate)
         CHECKS.add(added.key, added)
         return function
 

@@ -66,6 +66,11 @@ class Bound:
         return min(most, config.vocab_size) if self.rule.token_count else most
 
     @property
+    def is_opaque(self) -> bool:
+        """Whether an engine may leave it unread."""
+        return self.rule.field_class == pb.FIELD_CLASS_OPAQUE
+
+    @property
     def is_of_different_ids(self) -> bool:
         """There are no more of them than the vocabulary has."""
         return self.field == "logit_bias"

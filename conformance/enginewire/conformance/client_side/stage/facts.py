@@ -64,6 +64,7 @@ class Facts:
                 stop_strings=self.stop_strings,
                 multiplexed=self.multiplexed,
                 tokenizer=True,
+                watch_load=True,
                 default_sampling=pb.SamplingDefaults(temperature=1.0, top_p=1.0, repetition_penalty=1.0),
             ),
             limits=pb.Limits(max_n=8, max_logprobs=8, min_keepalive_interval_ms=self.min_keepalive_ms),
