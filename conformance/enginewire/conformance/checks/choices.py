@@ -102,7 +102,7 @@ def _count(ctx: Context) -> int:
 
 
 def _request(ctx: Context, **changes: Value) -> pb.GenerateRequest:
-    return ctx.request(**{"n": _count(ctx), "temperature": WARM, "max_tokens": TOKENS, **changes})
+    return ctx.request(**{"n": _count(ctx), "temperature": WARM, "max_tokens": ctx.tokens(TOKENS), **changes})
 
 
 async def _observed(ctx: Context) -> Stream:

@@ -7,6 +7,7 @@ A bound is a floor or a multiple of what was measured, whichever is larger, time
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -28,6 +29,16 @@ ENOUGH_SECONDS: Final = 4.0
 """After the first token: those that come in this time say how fast tokens are."""
 
 
+FEWEST_TOKENS: Final = 4
+"""Of an answer that is still one, however slow the target is."""
+
+MOST_TOKENS: Final = 2**20
+"""More than any check wants."""
+
+EFFORT_SECONDS: Final = 15.0
+"""For doing a thing again and again, however slow one of them is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What was measured, and the bounds that follow from it."""
@@ -37,6 +48,8 @@ class Bounds:
     least_itl: float = 0.0
     """Of all measured requests; the others are the longest, for a machine may stall while it measures."""
     scale: float = 1.0
+    patience: float = math.inf
+    """For one answer that could be shorter: a target that is slower is asked for fewer tokens."""
 
     @property
     def reaction(self) -> float:
@@ -63,6 +76,21 @@ class Bounds:
         """Tokens that one stream needs at least that time for; at least 1."""
         return max(1, round(seconds / max(self.least_itl, 20e-6)))
 
+    @property
+    def effort(self) -> float:
+        """For all repetitions of a check that may do with fewer."""
+        return EFFORT_SECONDS * self.scale
+
+    @property
+    def tokens_with_patience(self) -> int:
+        """The most tokens that one answer is asked for."""
+        most = min(self.scale * self.patience / max(self.least_itl, 20e-6), MOST_TOKENS)
+        return max(FEWEST_TOKENS, round(most))
+
+    def times_with_patience(self, tokens: int) -> int:
+        """How often so many tokens, one after the other, take as long as the longest answer; at least 1."""
+        return max(1, self.tokens_with_patience // max(tokens, 1))
+
     def describe(self) -> str:
         """One line for reports."""
         measured = "not measured, for no small request was served"
@@ -84,7 +112,9 @@ class Speed:
     itl: float
 
 
-async def measured(client: Client, requests: Iterable[pb.GenerateRequest], scale: float = 1.0) -> Bounds:
+async def measured(
+    client: Client, requests: Iterable[pb.GenerateRequest], scale: float = 1.0, patience: float = math.inf
+) -> Bounds:
     """Bounds from the slowest of these requests; a target that serves none of them gets the floors.
 
     `scale` multiplies the patience as it does the bounds.
@@ -99,6 +129,7 @@ async def measured(client: Client, requests: Iterable[pb.GenerateRequest], scale
         itl=max((speed.itl for speed in speeds), default=0.0),
         least_itl=min((speed.itl for speed in speeds), default=0.0),
         scale=scale,
+        patience=patience,
     )
 
 

@@ -162,8 +162,8 @@ class Session:
 
     async def _measure(self) -> Bounds:
         """A target that cannot generate gets the floors; its checks will say what is wrong."""
-        salts = range(MEASURED_REQUESTS)
-        return await measured(self.client(), map(self._small, salts), self.time_scale)
+        small = map(self._small, range(MEASURED_REQUESTS))
+        return await measured(self.client(), small, self.time_scale, self.given.patience)
 
     def _small(self, number: int) -> pb.GenerateRequest:
         prompt = requests.prompt(requests.PROMPT_TOKENS, self.info.config.vocab_size, salt=number)
