@@ -108,7 +108,8 @@ def _request(ctx: Context, **changes: Value) -> pb.GenerateRequest:
 async def _observed(ctx: Context) -> Stream:
     """One request with several warm choices, read once for all checks of this area."""
     seed = {"seed": SEED} if ctx.capabilities.seed else {}
-    stream = await ctx.session.once("choices", lambda: ctx.generate(_request(ctx, **seed)))
+    request = _request(ctx, **seed)
+    stream = await ctx.session.once("choices", lambda: ctx.generate(request))
     ctx.show(stream.exchange)
     return stream
 

@@ -163,8 +163,10 @@ async def acceptance_does_not_wait(ctx: Context) -> None:
 async def _observed(ctx: Context) -> Stream:
     """One plain request of some tokens, read once for all checks of this area."""
 
+    count = ctx.tokens(TOKENS)
+
     async def observe() -> Stream:
-        return await ctx.generate(ctx.request(max_tokens=ctx.tokens(TOKENS)))
+        return await ctx.generate(ctx.request(max_tokens=count))
 
     stream = await ctx.session.once("stream", observe)
     ctx.show(stream.exchange)

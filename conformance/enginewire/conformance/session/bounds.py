@@ -87,9 +87,10 @@ class Bounds:
         most = min(self.scale * self.patience / max(self.least_itl, 20e-6), MOST_TOKENS)
         return max(FEWEST_TOKENS, round(most))
 
-    def times_with_patience(self, tokens: int) -> int:
-        """How often so many tokens, one after the other, take as long as the longest answer; at least 1."""
-        return max(1, self.tokens_with_patience // max(tokens, 1))
+    def times_with_effort(self, tokens: int) -> int:
+        """How often an answer of so many tokens can be had, one after the other; at least once."""
+        each = self.ttft + self.least_itl * max(tokens - 1, 0)
+        return max(1, round(self.effort / max(each, 20e-6)))
 
     def describe(self) -> str:
         """One line for reports."""

@@ -78,8 +78,8 @@ class Sizes:
         return min(wanted, fits, in_time)
 
     def times(self, wanted: int, tokens: int = 1, *, least: int = 1) -> int:
-        """How often to repeat what generates so many tokens: less often where they take long."""
-        count = max(min(wanted, self.bounds.times_with_patience(tokens)), least)
+        """How often to have an answer of so many tokens: `least` times, and more where there is time."""
+        count = max(min(wanted, self.bounds.times_with_effort(tokens)), least)
         if count < wanted:
             self.leave_out(f"{count} times instead of {wanted}")
         return count
