@@ -85,6 +85,18 @@ async def test_requests_of_somebody_else_are_noticed_before_anything_is_judged()
     assert said[0].startswith("the server has 1 requests of somebody else")
 
 
+async def test_requests_that_somebody_else_sends_meanwhile_are_noticed() -> None:
+    """Two kits that begin together: at no single moment there need be a request of the other one."""
+    server = await InProcess(Reference()).start()
+    sessions = [Session(connection=Connection(target=server.target)) for _ in range(2)]
+    await asyncio.gather(*(session.open() for session in sessions))
+    others = [session.others for session in sessions]
+    for session in sessions:
+        await session.close()
+    await server.stop()
+    assert max(others) > 0
+
+
 async def test_a_quiet_server_is_judged_without_a_word() -> None:
     server = await InProcess(Reference()).start()
     said: list[str] = []

@@ -104,7 +104,7 @@ async def draws_follow_the_temperature(ctx: Context) -> None:
     """How probable the tokens of unfiltered answers are on average, within what is known of each row."""
     seen = [await _follows(ctx, temperature) for temperature in COLD_AND_HOT]
     if not any(seen):
-        raise NotApplicable("the model is too sure of its tokens to tell one temperature from another")
+        raise NotApplicable(_too_few(ctx, "one temperature looks like another"))
 
 
 async def _hold(
@@ -140,7 +140,7 @@ async def _all_hold(
 
     found = await asyncio.gather(*(missed(number, setting) for number, setting in enumerate(grid)))
     if min(found) > MISSED:
-        raise NotApplicable("the model is too sure of its tokens: hardly anything would be filtered out")
+        raise NotApplicable(_too_few(ctx, "hardly anything would be filtered out"))
 
 
 async def _missed(ctx: Context, number: int, setting: Setting, filtered: Filter) -> float:
@@ -158,6 +158,13 @@ async def _missed(ctx: Context, number: int, setting: Setting, filtered: Filter)
         if missed < MISSED or hopeless:
             break
     return missed
+
+
+def _too_few(ctx: Context, what: str) -> str:
+    """Why the tokens that were drawn tell nothing."""
+    if ctx.left_out:
+        return f"the target is too slow for as many tokens as it takes: {', '.join(ctx.left_out)}"
+    return f"the model is too sure of its tokens: {what}"
 
 
 def _allowed(position: Position, rule: Rule, setting: Setting, place: str) -> None:

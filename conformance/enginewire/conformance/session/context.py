@@ -29,6 +29,9 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation, expe
 LASTING_SECONDS = 0.3
 """Long enough to be still running after a few calls."""
 
+LASTING_TOKENS = 4
+"""At least, however slow the target is: one token says nothing about what comes after the first."""
+
 LEFT = (None, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 """What a call has whose caller went away: the server may not have noticed."""
 
@@ -160,7 +163,8 @@ class Context(Sizes):
         """A request that is still running after a few calls, and whose end can be waited for."""
         request = self.long_request(**changes)
         longest = request.request.stop_conditions.max_tokens
-        return requests.change(request, max_tokens=min(self.bounds.tokens_in(seconds), longest))
+        tokens = max(self.bounds.tokens_in(seconds), LASTING_TOKENS)
+        return requests.change(request, max_tokens=min(tokens, longest))
 
     async def idle(self) -> pb.Load:
         """Wait until nothing is held any more; a Violation when it takes longer than the reaction bound."""

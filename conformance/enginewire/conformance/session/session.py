@@ -23,6 +23,7 @@ from enginewire.conformance.session.given import Given
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.presence import absence
 from enginewire.conformance.wire.violation import Violation
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Session:
     info: pb.GetEngineInfoResponse = field(default_factory=pb.GetEngineInfoResponse)
     bounds: Bounds = field(default_factory=Bounds)
     others: int = 0
-    """Requests that ran or waited before the kit sent any: somebody else uses the server."""
+    """Requests that ran, waited or ended while the kit measured, and are not its own."""
     drawn: str = ""
     """Which cases were drawn, for the head of the report."""
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
@@ -135,9 +136,11 @@ class Session:
             raise Unreachable(f"nothing listens at {self.connection.target}") from None
         # What is wrong with an answer is for the checks to say.
         with suppress(Violation):
-            self.info = await self.client().info()
-            self.others = await self._others()
+            self.info = await self._first_answer()
+            before = await self._load()
             self.bounds = await self._measure()
+            ended = (await self._load()).requests_finished - before.requests_finished
+            self.others = before.running + before.waiting or max(ended - MEASURED_REQUESTS, 0)
 
     async def close(self) -> None:
         """Close the channel and forget what was observed."""
@@ -154,11 +157,20 @@ class Session:
         # One check that gives up must not take the observation from the others.
         return cast(T, await asyncio.shield(self._observations[key]))
 
-    async def _others(self) -> int:
+    async def _first_answer(self) -> pb.GetEngineInfoResponse:
+        """The facts. Raises Unreachable where something listens that has nobody behind it."""
+        exchange = await self.client().ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
+        if exchange.code is not grpc.StatusCode.UNAVAILABLE:
+            return cast(pb.GetEngineInfoResponse, exchange.response())
+        if how := await absence(self.connection):
+            raise Unreachable(f"{self.connection.target}: {how}")
+        return await self.client().info()
+
+    async def _load(self) -> pb.Load:
+        """Empty where the target tells none."""
         with suppress(Violation):
-            load = await self.client().load()
-            return load.running + load.waiting
-        return 0
+            return await self.client().load()
+        return pb.Load()
 
     async def _measure(self) -> Bounds:
         """A target that cannot generate gets the floors; its checks will say what is wrong."""

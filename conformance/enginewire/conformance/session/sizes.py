@@ -74,7 +74,7 @@ class Sizes:
             why = "the context window has no room for" if fits < least else "the target is too slow for"
             raise NotApplicable(f"{why} an answer of {least} tokens")
         if in_time < min(wanted, fits):
-            self.leave_out(f"answers of {in_time} tokens instead of {min(wanted, fits)}")
+            self.leave_out(f"answers of at most {in_time} tokens")
         return min(wanted, fits, in_time)
 
     def times(self, wanted: int, tokens: int = 1, *, least: int = 1) -> int:
