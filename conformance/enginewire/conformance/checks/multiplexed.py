@@ -246,15 +246,17 @@ async def timeouts_end_their_request(ctx: Context) -> None:
         async with Stopwatch() as watch:
             await stream.until_ended(1)
         await stream.until_ended(2)
-        status = stream.handle(1).status
-        ended = status.code if status else 0
-        expected = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        # A request that is faster than its timeout has nothing to be cut.
-        message = "a request has another end after its timeout"
-        expect(ended == expected or watch.seconds < SHORT, message, expected=expected, seen=status)
         expect(
             stream.handle(2).status is None, "a timeout ended another request", seen=stream.handle(2).status
         )
+        status = stream.handle(1).status
+        ended = status.code if status else 0
+        expected = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        # What ends by itself at about that time has nothing to be cut, whenever this machine gets to see it.
+        if not status and watch.seconds < SHORT + ctx.bounds.reaction / 2:
+            raise NotApplicable("the longest request ends before a timeout can be seen to end it")
+        message = "a request has another end after its timeout"
+        expect(ended == expected, message, expected=expected, seen=status)
 
 
 @negative("multiplexed")

@@ -134,6 +134,20 @@ async def measured(
     )
 
 
+async def slowdown(client: Client, request: pb.GenerateRequest, bounds: Bounds) -> float:
+    """How many times slower this request is than the slowest one that was measured; at least 1.
+
+    1 as well where that cannot be said: nothing was measured, or the request is not served in time.
+    """
+    speed = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(bounds.answer):
+            speed = await _speed(client, request, bounds.scale)
+    if not (speed and bounds.ttft and bounds.itl):
+        return 1.0
+    return max(speed.ttft / bounds.ttft, speed.itl / bounds.itl, 1.0)
+
+
 async def _speed(client: Client, request: pb.GenerateRequest, scale: float) -> Speed | None:
     """None for a request that is not served."""
     patience, enough = FIRST_TOKEN_SECONDS * scale, ENOUGH_SECONDS * scale

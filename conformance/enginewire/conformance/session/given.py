@@ -16,7 +16,7 @@ SEED: Final = 240
 CASES: Final = 64
 """Drawn by default: few enough to add little to a run."""
 
-PATIENCE: Final = 2.5
+PATIENCE: Final = 2.0
 """Seconds. At a token per second a run takes about a quarter of an hour with it."""
 
 PAIR: Final = frozenset({"prefill", "disaggregation"})

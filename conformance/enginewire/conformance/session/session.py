@@ -12,13 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from signal import Signals
-from typing import Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
-from enginewire.conformance.session.bounds import MEASURED_REQUESTS, MEASURED_TOKENS, Bounds, measured
+from enginewire.conformance.session.bounds import (
+    MEASURED_REQUESTS,
+    MEASURED_TOKENS,
+    Bounds,
+    measured,
+    slowdown,
+)
 from enginewire.conformance.session.given import Given
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
@@ -27,6 +33,12 @@ from enginewire.conformance.wire.presence import absence
 from enginewire.conformance.wire.violation import Violation
 
 T = TypeVar("T")
+
+MUCH_SLOWER: Final = 2.5
+"""Times. Less than this is what any two measurements differ by."""
+
+MOST_SLOWER: Final = 10.0
+"""Times. Whoever is slower than that is waited for no longer."""
 
 
 class Server(Protocol):
@@ -149,6 +161,18 @@ class Session:
         await asyncio.gather(*self._observations.values(), return_exceptions=True)
         if self._channel:
             await self._channel.close()
+
+    async def is_slower(self) -> bool:
+        """Look at the speed again; where it is much lower than at first, the bounds are wider from now on.
+
+        So what a machine needs that got busy meanwhile is not held against the target.
+        """
+        again = self._small(MEASURED_REQUESTS + self.next_number())
+        times = await slowdown(self.client(), again, self.bounds)
+        if times < MUCH_SLOWER:
+            return False
+        self.bounds = replace(self.bounds, scale=self.bounds.scale * min(times, MOST_SLOWER))
+        return True
 
     async def once(self, key: object, observe: Callable[[], Awaitable[T]]) -> T:
         """The result of `observe`, made once per session and key; its failure is shared as well."""
