@@ -9,7 +9,9 @@ import pytest
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running.outcome import Status
+from enginewire.conformance.running.registry import SHAPE
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.given import Given
 from tests.conformance.judging import judged, statuses
 
 
@@ -23,6 +25,12 @@ class TinyWindow(Reference):
     """One block."""
 
     settings = replace(Settings(), context_length=32)
+
+
+class LeastWindow(Reference):
+    """One block, of which a prompt takes half."""
+
+    settings = replace(Settings(), context_length=16)
 
 
 class OneChoice(Reference):
@@ -41,7 +49,27 @@ class SmallVocabulary(Reference):
     ("server", "passes", "says_nothing"),
     [
         (SmallWindow, ("PRB-04", "USE-06", "MUX-11", "SAM-05", "KVE-03", "KVE-04", "KVE-08"), ()),
-        (TinyWindow, ("PRB-04", "USE-06"), ("KVE-03", "KVE-08", "STP-07")),
+        (
+            TinyWindow,
+            ("PRB-04", "USE-06", "USE-07", "MUX-08", "MUX-10"),
+            ("KVE-03", "KVE-08", "STP-07", "SAM-18/output"),
+        ),
+        (
+            LeastWindow,
+            (
+                *SHAPE,
+                "LIM-01",
+                "LIM-06",
+                "LIM-09",
+                "MUX-08",
+                "MUX-10",
+                "RES-04",
+                "LOG-01",
+                "EMB-05",
+                "GDE-02",
+            ),
+            ("USE-06", "USE-07", "LOG-07", "GDE-01", "KVE-03"),
+        ),
         (OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08")),
         (SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), ()),
     ],
@@ -53,3 +81,17 @@ async def test_a_correct_engine_is_not_blamed(
     seen = {key: status for key, status in statuses(report).items() if key in {*passes, *says_nothing}}
     assert {key for key in passes if seen[key] is not Status.PASS} == set(), report.unexpected
     assert {key for key in says_nothing if seen[key] is not Status.NOT_APPLICABLE} == set()
+
+
+PATIENCE = Given(patience=1e-6)
+"""Every engine is slow for whoever has no patience: the fewest tokens and repetitions there are."""
+
+
+async def test_a_slow_engine_is_asked_for_little_and_the_results_say_so() -> None:
+    areas = ["STR-*", "LIM-*", "STP-*", "LOG-*", "RES-*", "SEQ-*", "MUX-*", "INF-09/together", "SAM-0*"]
+    report = await judged(selection=Selection(run=areas, skip=["*/drawn", "SAM-07/*"]), given=PATIENCE)
+    assert list(report.unexpected) == []
+    known = {outcome.key: outcome.message for outcome in report.outcomes if outcome.status is Status.PASS}
+    assert known["STR-06"] == "for want of time: answers of at most 4 tokens"
+    assert known["STR-01"] == known["STR-06"]
+    assert known["LIM-03"] == ""

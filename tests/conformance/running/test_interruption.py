@@ -15,8 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 
+from enginewire import v1 as pb
 from enginewire.conformance.__main__ import main
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
@@ -24,7 +27,8 @@ from enginewire.conformance.running.outcome import CutShort, ExitCode, Report, S
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.session import Session
+from enginewire.conformance.session.session import Session, Unreachable
+from enginewire.conformance.wire import presence
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.processes import alive
 from tests.conformance.judging import made_up, statuses
@@ -185,6 +189,44 @@ async def test_a_target_that_stays_away_ends_the_run() -> None:
     assert report.exit_code() is ExitCode.UNREACHABLE
     assert str(report.cut_short).startswith("the server died while STR-01 ran: nothing has listened")
     assert {statuses(report)[key] for key in ("STR-01", "STR-02")} == {Status.NOT_RUN}
+
+
+class Proxied(Reference):
+    """What a proxy in front of a server looks like, which stays when the server is gone."""
+
+    is_gone = False
+
+    def parsed(self, request_class: type[Message], payload: bytes) -> object:
+        if self.is_gone:
+            raise Refusal(pb.ERROR_REASON_DRAINING, "no healthy upstream")
+        return super().parsed(request_class, payload)
+
+
+async def test_a_proxy_with_nobody_behind_it_is_no_server() -> None:
+    proxy = Proxied()
+    server = await InProcess(proxy).start()
+    session = Session(connection=Connection(target=server.target))
+
+    async def ends_it(ctx: Context) -> None:
+        proxy.is_gone = True
+        await ctx.client.info()
+
+    life = Life(session.connection, patience=0.2)
+    report = await Runner(session, [made_up("STR-01", ends_it)], Selection(), life=life).run()
+    assert report.exit_code() is ExitCode.UNREACHABLE
+    assert str(report.cut_short).startswith("the server died while STR-01 ran: what listens")
+    assert "no healthy upstream" in str(report.cut_short)
+    await server.stop()
+
+
+async def test_a_proxy_with_nobody_behind_it_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "PATIENCE_SECONDS", 0.2)
+    proxy = Proxied()
+    proxy.is_gone = True
+    server = await InProcess(proxy).start()
+    with pytest.raises(Unreachable, match="answered UNAVAILABLE for 0 s: no healthy upstream"):
+        await Session(connection=Connection(target=server.target)).open()
+    await server.stop()
 
 
 async def test_a_target_that_comes_back_is_judged_on() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,54 @@ async def test_requests_of_somebody_else_are_noticed_before_anything_is_judged()
     await server.stop()
     assert statuses(report)["STR-01"] is Status.PASS
     assert said[0].startswith("the server has 1 requests of somebody else")
+
+
+async def test_requests_that_somebody_else_sends_meanwhile_are_noticed() -> None:
+    """Two kits that begin together: at no single moment there need be a request of the other one."""
+    server = await InProcess(Reference()).start()
+    sessions = [Session(connection=Connection(target=server.target)) for _ in range(2)]
+    await asyncio.gather(*(session.open() for session in sessions))
+    others = [session.others for session in sessions]
+    for session in sessions:
+        await session.close()
+    await server.stop()
+    assert max(others) > 0
+
+
+class GetsBusy(Reference):
+    """As fast as any other one, until its machine has something else to do."""
+
+    def start_something_else(self) -> None:
+        self.settings = replace(self.settings, step_seconds=0.05, first_token_seconds=0.2)
+
+
+async def test_what_fails_for_want_of_time_is_judged_again_once_the_machine_got_busy() -> None:
+    busy, tries, said = GetsBusy(), [], list[str]()
+
+    async def is_impatient(ctx: Context) -> None:
+        tries.append(ctx.bounds.reaction)
+        busy.start_something_else()
+        expect(ctx.bounds.reaction > 4.0, "it took too long")
+
+    server = await InProcess(busy).start()
+    session = Session(connection=Connection(target=server.target))
+    checks = [made_up("STR-01", is_impatient, alone=True)]
+    report = await Runner(session, checks, Selection(), say=said.append).run()
+    await server.stop()
+    assert statuses(report)["STR-01"] is Status.PASS
+    assert len(tries) == 2
+    assert said[0].startswith("the target is much slower than it was")
+
+
+async def test_a_failure_at_the_speed_that_was_measured_stands() -> None:
+    tries = []
+
+    async def fails_often(ctx: Context) -> None:
+        tries.append(ctx)
+        await fails(ctx)
+
+    report = await judged(checks=[made_up("STR-01", fails_often, alone=True)])
+    assert (statuses(report)["STR-01"], len(tries)) == (Status.FAIL, 1)
 
 
 async def test_a_quiet_server_is_judged_without_a_word() -> None:

@@ -32,6 +32,7 @@ NEIGHBOUR_TOKENS: Final = 32
 async def a_pause_loses_nothing(ctx: Context) -> None:
     """Everything is generated while nobody reads; then it is read and compared."""
     count = min(max(ctx.bounds.tokens_in(2.0), FEWEST), MOST, _buffer(ctx) // 2, _room(ctx))
+    _require_speed(ctx)
     read_at_once = await ctx.generate(ctx.request(max_tokens=count))
     (stream,) = await _stalled(ctx, ctx.request(max_tokens=count))
     await _settled(ctx)
@@ -89,11 +90,17 @@ async def stalled_requests_can_be_stopped(ctx: Context) -> None:
     await ctx.idle()
 
 
+def _require_speed(ctx: Context) -> None:
+    if ctx.bounds.tokens_in(2 * ctx.bounds.effort) < FEWEST:
+        raise NotApplicable(f"the target is too slow to fill the window of a reader with {FEWEST} tokens")
+
+
 async def _stalled(ctx: Context, *requests: pb.GenerateRequest) -> list[Stream]:
     """Requests whose readers took a first token and nothing more, when each has filled its window.
 
     However slow that is, or until the engine rests.
     """
+    _require_speed(ctx)
     load = await ctx.client.load()
     enough = load.tokens_generated + FEWEST * len(requests)
     timeout = 2 * ctx.bounds.check
@@ -127,7 +134,7 @@ async def _settled(ctx: Context) -> pb.Load:
 
 async def _seconds(ctx: Context, timeout: float = 0) -> float:
     """How long a small request takes."""
-    stream = await ctx.start(ctx.request(max_tokens=NEIGHBOUR_TOKENS), timeout=timeout).ok()
+    stream = await ctx.start(ctx.request(max_tokens=ctx.tokens(NEIGHBOUR_TOKENS)), timeout=timeout).ok()
     return (stream.exchange.ended_at or 0.0) - stream.exchange.started_at
 
 

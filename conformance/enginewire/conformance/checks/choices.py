@@ -102,13 +102,14 @@ def _count(ctx: Context) -> int:
 
 
 def _request(ctx: Context, **changes: Value) -> pb.GenerateRequest:
-    return ctx.request(**{"n": _count(ctx), "temperature": WARM, "max_tokens": TOKENS, **changes})
+    return ctx.request(**{"n": _count(ctx), "temperature": WARM, "max_tokens": ctx.tokens(TOKENS), **changes})
 
 
 async def _observed(ctx: Context) -> Stream:
     """One request with several warm choices, read once for all checks of this area."""
     seed = {"seed": SEED} if ctx.capabilities.seed else {}
-    stream = await ctx.session.once("choices", lambda: ctx.generate(_request(ctx, **seed)))
+    request = _request(ctx, **seed)
+    stream = await ctx.session.once("choices", lambda: ctx.generate(request))
     ctx.show(stream.exchange)
     return stream
 

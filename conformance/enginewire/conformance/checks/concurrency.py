@@ -20,6 +20,7 @@ from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 PROMPTS: Final = 8
+FEWEST: Final = 3
 TOKENS: Final = 32
 CROWDING: Final = 48
 """Output tokens that keep a slot taken until the whole crowd is there."""
@@ -58,21 +59,24 @@ async def two_make_progress(ctx: Context) -> None:
 @check("CON-02", phase=Phase.LOAD, alone=True, needs=SHAPE)
 async def nobody_gets_anothers_tokens(ctx: Context) -> None:
     """Different prompts one by one, then all at once."""
-    requests = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=TOKENS) for salt in range(PROMPTS)]
+    count = ctx.tokens(TOKENS)
+    prompts = [ctx.prompt(salt=salt) for salt in range(ctx.times(PROMPTS, count, least=FEWEST))]
+    requests = [ctx.request(token_ids=prompt, max_tokens=count) for prompt in prompts]
     alone = [(await ctx.generate(request)).tokens for request in requests]
-    again = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=TOKENS) for salt in range(PROMPTS)]
+    again = [ctx.request(token_ids=prompt, max_tokens=count) for prompt in prompts]
     streams = await asyncio.gather(*(ctx.generate(request) for request in again))
-    compared = TOKENS if ctx.capabilities.batch_invariant else 1
+    compared = count if ctx.capabilities.batch_invariant else 1
     for expected, stream in zip(alone, streams, strict=True):
-        message = f"the first {compared} tokens are others among {PROMPTS} requests than alone"
+        message = f"the first {compared} tokens are others among {len(prompts)} requests than alone"
         expect_equal(stream.tokens[:compared], expected[:compared], message)
 
 
 @check("CON-03", phase=Phase.LOAD, alone=True, needs=SHAPE)
 async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
     """Four times as many requests as slots, all at once."""
-    requests = [ctx.request(max_tokens=CROWDING) for _ in range(OVERLOAD * _slots(ctx))]
-    longest = 2 * ctx.bounds.generation(OVERLOAD * CROWDING)
+    count = ctx.tokens(CROWDING)
+    requests = [ctx.request(max_tokens=count) for _ in range(OVERLOAD * _slots(ctx))]
+    longest = 2 * ctx.bounds.generation(OVERLOAD * count)
     started = [ctx.start(request, timeout=longest) for request in requests]
     for stream in await asyncio.gather(*(stream.end() for stream in started)):
         expect(

@@ -88,7 +88,8 @@ async def serves_a_full_window(ctx: Context) -> None:
 async def ids_are_below_the_vocabulary(ctx: Context) -> None:
     """Greedy and hot outputs of several prompts."""
     expect(ctx.config.vocab_size, "EngineConfig.vocab_size is not set")
-    hot = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=32, temperature=2.0) for salt in range(4)]
+    changes: dict[str, Value] = {"max_tokens": ctx.tokens(32), "temperature": 2.0}
+    hot = [ctx.request(token_ids=ctx.prompt(salt=salt), **changes) for salt in range(4)]
     streams = await asyncio.gather(*(ctx.generate(request) for request in [*hot, ctx.request()]))
     for stream in streams:
         wrong = [token for token in stream.tokens if token >= ctx.config.vocab_size]

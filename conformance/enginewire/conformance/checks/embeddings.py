@@ -92,7 +92,7 @@ async def prompt_tokens_are_counted(ctx: Context) -> None:
     """Over all inputs."""
     exchange = await _embed(ctx, _inputs(ctx))
     seen = cast(pb.EmbedResponse, exchange.response()).output.prompt_tokens
-    expect_equal(seen, sum(LENGTHS), "prompt_tokens is not the number of tokens of all inputs")
+    expect_equal(seen, sum(_lengths(ctx)), "prompt_tokens is not the number of tokens of all inputs")
 
 
 @negative("embeddings")
@@ -101,8 +101,13 @@ async def embed_is_refused(ctx: Context) -> None:
     require_refusal(await _embed(ctx, [ctx.prompt()]), LEFT_OUT)
 
 
+def _lengths(ctx: Context) -> list[int]:
+    """Of inputs, as far as they fit the window."""
+    return [min(length, ctx.room(1)) for length in LENGTHS]
+
+
 def _inputs(ctx: Context) -> list[list[int]]:
-    return [ctx.prompt(length, salt=salt) for salt, length in enumerate(LENGTHS)]
+    return [ctx.prompt(length, salt=salt) for salt, length in enumerate(_lengths(ctx))]
 
 
 async def _embed(ctx: Context, inputs: Sequence[Sequence[int]], dimensions: int = 0) -> Exchange:

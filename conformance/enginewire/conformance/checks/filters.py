@@ -104,7 +104,7 @@ async def draws_follow_the_temperature(ctx: Context) -> None:
     """How probable the tokens of unfiltered answers are on average, within what is known of each row."""
     seen = [await _follows(ctx, temperature) for temperature in COLD_AND_HOT]
     if not any(seen):
-        raise NotApplicable("the model is too sure of its tokens to tell one temperature from another")
+        raise NotApplicable(_too_few(ctx, "one temperature looks like another"))
 
 
 async def _hold(
@@ -128,34 +128,43 @@ async def _all_hold(
     ctx: Context, grid: Sequence[Setting], filtered: Callable[[Options, float], Filter]
 ) -> None:
     """A Violation for a token outside; NotApplicable when nowhere anything could have been seen."""
-    slots, deadline = asyncio.Semaphore(SLOTS), time.monotonic() + ctx.bounds.check / 4
+    slots, deadline = asyncio.Semaphore(SLOTS), time.monotonic() + ctx.bounds.effort
 
     async def missed(number: int, setting: Setting) -> float:
         async with slots:
             # What a slow target leaves no time for is not judged.
-            is_late = time.monotonic() > deadline
-            return 1.0 if is_late else await _missed(ctx, number, setting, filtered(*setting))
+            if time.monotonic() > deadline:
+                ctx.leave_out("fewer settings")
+                return 1.0
+            return await _missed(ctx, number, setting, filtered(*setting))
 
     found = await asyncio.gather(*(missed(number, setting) for number, setting in enumerate(grid)))
     if min(found) > MISSED:
-        raise NotApplicable("the model is too sure of its tokens: hardly anything would be filtered out")
+        raise NotApplicable(_too_few(ctx, "hardly anything would be filtered out"))
 
 
 async def _missed(ctx: Context, number: int, setting: Setting, filtered: Filter) -> float:
     """Draw and judge; how probably a server without the filter would have passed."""
     options, temperature = setting
-    missed = 1.0
-    for turn, count in enumerate(ROUNDS):
+    missed, rounds = 1.0, [ctx.tokens(count) for count in ROUNDS]
+    for turn, count in enumerate(rounds):
         prompt = ctx.prompt(salt=300 + 3 * number + turn)
         changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": count, "temperature": temperature}
         for index, positions in enumerate(await drawn(ctx, **changes, **options)):
             for place, position in enumerate(positions):
                 _allowed(position, filtered.rule, setting, f"position {place} of choice {index}")
                 missed *= 1 - min(max(filtered.chance(position), 0.0), 1.0)
-        hopeless = missed ** (sum(ROUNDS) / sum(ROUNDS[: turn + 1])) > MISSED
+        hopeless = missed ** (sum(rounds) / sum(rounds[: turn + 1])) > MISSED
         if missed < MISSED or hopeless:
             break
     return missed
+
+
+def _too_few(ctx: Context, what: str) -> str:
+    """Why the tokens that were drawn tell nothing."""
+    if ctx.left_out:
+        return f"the target is too slow for as many tokens as it takes: {', '.join(ctx.left_out)}"
+    return f"the model is too sure of its tokens: {what}"
 
 
 def _allowed(position: Position, rule: Rule, setting: Setting, place: str) -> None:
@@ -208,11 +217,11 @@ def _in_order(options: Options, temperature: float) -> Filter:
 async def _follows(ctx: Context, temperature: float) -> bool:
     """False when even a server that ignores the temperature would have been believed."""
     drift = variance = expected = 0.0
-    deadline = time.monotonic() + ctx.bounds.check / 4
+    deadline, count = time.monotonic() + ctx.bounds.effort, ctx.tokens(MANY)
     for turn in range(MOST_MANY):
         if time.monotonic() > deadline:
             break
-        changes: dict[str, Value] = {"token_ids": ctx.prompt(salt=400 + turn), "max_tokens": MANY}
+        changes: dict[str, Value] = {"token_ids": ctx.prompt(salt=400 + turn), "max_tokens": count}
         answer = await drawn(ctx, **changes, temperature=temperature)
         for position in (position for positions in answer for position in positions if position.is_told):
             mean, square = position.moments(temperature)

@@ -11,8 +11,9 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
-from enginewire.conformance.session import detokenizer, requests
+from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import REFUSALS, Context, require_refusal
+from enginewire.conformance.session.views import detokenizer
 from enginewire.conformance.wire.stream import Choice, Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -80,7 +81,7 @@ async def invalid_guides_are_refused(ctx: Context) -> None:
     """No regex, no JSON, no schema, no alternatives; and the server serves on."""
     # The first guide may have to wait for a compiler that starts: as long as a generation may take.
     first = next(mode for mode in GUIDES if mode in ctx.capabilities.guided_modes)
-    await ctx.generate(ctx.request(guided_decoding=GUIDES[first], max_tokens=ROOM))
+    await ctx.generate(ctx.request(guided_decoding=GUIDES[first], max_tokens=_room(ctx)))
     for mode, guides in INVALID_GUIDES.items():
         for guide in guides if mode in ctx.capabilities.guided_modes else ():
             exchange = await ctx.rejects({"guided_decoding": guide}, field="")
@@ -95,7 +96,7 @@ async def two_guides_are_not_mixed(ctx: Context) -> None:
     """Both on the wire: refused, or the last one counts, as members of a oneof are read."""
     _needs(ctx, pb.GUIDED_MODE_CHOICE)
     _needs(ctx, pb.GUIDED_MODE_REGEX)
-    request = ctx.request(guided_decoding=GUIDES[pb.GUIDED_MODE_CHOICE], max_tokens=ROOM)
+    request = ctx.request(guided_decoding=GUIDES[pb.GUIDED_MODE_CHOICE], max_tokens=_room(ctx))
     second = pb.SamplingOptions(guided_decoding=GUIDES[pb.GUIDED_MODE_REGEX])
     more = pb.GenerateRequest(request=pb.PreprocessedRequest(sampling_options=second))
     payload = request.SerializeToString() + more.SerializeToString()
@@ -122,13 +123,14 @@ async def cut_outputs_end_with_length(ctx: Context) -> None:
 async def neighbours_are_not_guided(ctx: Context) -> None:
     """Plain requests alone, and among guided ones."""
     mode = next(mode for mode in GUIDES if mode in ctx.capabilities.guided_modes)
-    plain = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=PLAIN) for salt in range(3)]
+    count = ctx.tokens(PLAIN)
+    plain = [ctx.request(token_ids=ctx.prompt(salt=salt), max_tokens=count) for salt in range(3)]
     alone = [(await ctx.generate(request)).tokens for request in plain]
-    guided = [ctx.request(guided_decoding=GUIDES[mode], max_tokens=ROOM) for _ in plain]
+    guided = [ctx.request(guided_decoding=GUIDES[mode], max_tokens=_room(ctx)) for _ in plain]
     again = [requests.change(request, request_id=ctx.request().request_id) for request in plain]
     streams = await asyncio.gather(*(ctx.generate(request) for request in [*again, *guided]))
     # Batches may round differently, unless the engine says that they do not.
-    count = PLAIN if ctx.capabilities.batch_invariant else 1
+    count = count if ctx.capabilities.batch_invariant else 1
     for before, stream in zip(alone, streams, strict=False):
         expect_equal(stream.tokens[:count], before[:count], "a guided neighbour changes a plain request")
 
@@ -148,8 +150,16 @@ def _needs(ctx: Context, mode: pb.GuidedMode.ValueType) -> None:
 
 
 async def _guided(ctx: Context, mode: pb.GuidedMode.ValueType, temperature: float) -> Choice:
-    request = ctx.request(guided_decoding=GUIDES[mode], max_tokens=ROOM, temperature=temperature)
-    return (await ctx.generate(request)).choice
+    request = ctx.request(guided_decoding=GUIDES[mode], max_tokens=_room(ctx), temperature=temperature)
+    choice = (await ctx.generate(request)).choice
+    if _room(ctx) < ROOM and choice.finish_reason == pb.FINISH_REASON_LENGTH:
+        raise NotApplicable("the context window has no room for a guided output")
+    return choice
+
+
+def _room(ctx: Context) -> int:
+    """For a guided output, which ends by itself."""
+    return min(ROOM, ctx.room(requests.PROMPT_TOKENS))
 
 
 async def _text(ctx: Context, choice: Choice) -> str:

@@ -10,8 +10,8 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session.adapters import loaded
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.session.kv_view import Picture, Subscription, hashes, sources, subscribe
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.views.kv_view import Picture, Subscription, hashes, sources, subscribe
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.violation import expect, expect_equal
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -17,7 +18,7 @@ ROOM: Final = 8
 @check("LIM-01", needs=SHAPE)
 async def max_tokens_holds(ctx: Context) -> None:
     """Small and larger numbers, odd ones among them."""
-    for count in (1, 2, 7, 33):
+    for count in sorted({ctx.tokens(count) for count in (1, 2, 7, 33)}):
         stream = await ctx.generate(ctx.request(max_tokens=count))
         expect(
             len(stream.tokens) <= count,
@@ -62,10 +63,11 @@ async def the_window_bounds(ctx: Context) -> None:
 @check("LIM-06", needs=(*SHAPE, "LIM-01"))
 async def min_tokens_holds(ctx: Context) -> None:
     """A token known to come early as stop and as end of sequence."""
-    greedy = await ctx.greedy()
-    early = greedy.tokens[0]
+    greedy = await ctx.greedy(least=5)
+    early, most = greedy.tokens[0], len(greedy.tokens)
     for stop in ({"stop_token_ids": [early]}, {"eos_token_ids": [early], "ignore_eos": False}):
-        stream = await ctx.generate(ctx.request(token_ids=greedy.prompt, min_tokens=5, max_tokens=16, **stop))
+        request = ctx.request(token_ids=greedy.prompt, min_tokens=5, max_tokens=most, **stop)
+        stream = await ctx.generate(request)
         seen = len(stream.tokens)
         expect(
             seen >= 5, "a stop condition applied below min_tokens", expected="at least 5 tokens", seen=seen
@@ -92,7 +94,8 @@ async def more_than_fits_is_clamped(ctx: Context) -> None:
     window = ctx.context_length()
     prompt = ctx.prompt(window - ROOM)
     for asked in (ROOM + 1, window, UINT32_MAX):
-        stream = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=asked))
+        request = requests.change(ctx.request(token_ids=prompt), max_tokens=asked)
+        stream = await ctx.generate(request)
         seen = f"{len(stream.tokens)} tokens, {stream.choice.reason_name}"
         message = f"max_tokens {asked} with room for {ROOM} has another end"
         expect_equal(seen, f"{ROOM} tokens, LENGTH", message)

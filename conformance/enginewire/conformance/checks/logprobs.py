@@ -115,7 +115,8 @@ async def probabilities_are_shares(ctx: Context) -> None:
 async def prompt_rows_are_aligned(ctx: Context) -> None:
     """A prompt that ends with what the model said to it: there its tokens are the best alternatives."""
     greedy = await ctx.greedy()
-    prompt = [*greedy.prompt, *greedy.tokens[:PROMPT]]
+    count = min(PROMPT, len(greedy.tokens))
+    prompt = [*greedy.prompt, *greedy.tokens[:count]]
     top = min(ctx.limits.max_prompt_logprobs, 1) if ctx.limits.HasField("max_prompt_logprobs") else 1
     stream = await ctx.generate(ctx.request(token_ids=prompt, prompt_logprobs=top))
     places = [number for number, output in enumerate(stream.outputs) if output.HasField("prompt_logprobs")]
@@ -127,7 +128,7 @@ async def prompt_rows_are_aligned(ctx: Context) -> None:
         expect_equal(
             len(table.top_token_ids), len(prompt) - 1, "prompt_logprobs has not one alternative a row"
         )
-        _describes(table, prompt[1:])
+        _describes(table, prompt[1:], count)
 
 
 @check("LOG-08", needs=NEEDS)
@@ -200,11 +201,11 @@ async def _asked(ctx: Context) -> int:
 
 async def _greedy(ctx: Context) -> Stream:
     asked = await _asked(ctx)
-    return await _observed(ctx, ctx.request(max_tokens=TOKENS, logprobs=asked))
+    return await _observed(ctx, ctx.request(max_tokens=ctx.tokens(TOKENS), logprobs=asked))
 
 
 async def _sampled(ctx: Context) -> Stream:
-    return await _observed(ctx, ctx.request(max_tokens=TOKENS, temperature=1.0, logprobs=0))
+    return await _observed(ctx, ctx.request(max_tokens=ctx.tokens(TOKENS), temperature=1.0, logprobs=0))
 
 
 async def _observed(ctx: Context, request: pb.GenerateRequest) -> Stream:
@@ -221,13 +222,13 @@ def _are_logarithms(table: pb.Logprobs) -> None:
         expect(possible, "no log-probability", expected="at most 0, at least -1e30", seen=value)
 
 
-def _describes(table: pb.Logprobs, tokens: list[int]) -> None:
+def _describes(table: pb.Logprobs, tokens: list[int], count: int) -> None:
     """The last rows are about greedy tokens: their own best alternatives, with the same value."""
-    best = [row for row in range(-PROMPT, 0) if table.top_token_ids[row] == tokens[row]]
+    best = [row for row in range(-count, 0) if table.top_token_ids[row] == tokens[row]]
     message = "rows of prompt_logprobs are not about the next token of the prompt"
-    expected = f"{PROMPT} greedy tokens are the best of their rows"
+    expected = f"{count} greedy tokens are the best of their rows"
     # Computed at once and computed one by one differ in rounding, so a few rows may differ.
-    expect(len(best) > PROMPT / 2, message, expected=expected, seen=f"{len(best)} are")
+    expect(len(best) > count / 2, message, expected=expected, seen=f"{len(best)} are")
     for row in best:
         value, first = table.token_logprobs[row], table.top_logprobs[row]
         same = math.isclose(value, first, abs_tol=SAME, rel_tol=SAME)

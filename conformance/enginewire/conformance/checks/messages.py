@@ -203,7 +203,7 @@ def _padded(request: pb.GenerateRequest, size: int) -> bytes:
 def _largest(ctx: Context) -> list[pb.GenerateRequest]:
     """Requests whose answers have as many numbers as may be asked for, of a size that ends in time."""
     window = ctx.context_length() if ctx.config.HasField("context_length") else 1024
-    tokens = min(max(ctx.bounds.tokens_in(ctx.bounds.reaction), 16), window - len(ctx.prompt()))
+    tokens = ctx.tokens(max(ctx.bounds.tokens_in(ctx.bounds.reaction), 16))
     wanted = [ctx.request(max_tokens=tokens, stream_interval=tokens)]
     if ctx.capabilities.logprobs:
         most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else 20

@@ -11,8 +11,8 @@ from typing import Final
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
-from enginewire.conformance.session.kv_view import sources
+from enginewire.conformance.session.views.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
+from enginewire.conformance.session.views.kv_view import sources
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 REQUESTS: Final = 6
@@ -41,7 +41,9 @@ async def counters_grow_and_gauges_return(ctx: Context) -> None:
     """The same work twice, looked at before, during and after."""
     seen = [await scrape(ctx)]
     for _ in range(2):
-        work = asyncio.gather(*(ctx.generate(ctx.request(max_tokens=TOKENS)) for _ in range(REQUESTS)))
+        work = asyncio.gather(
+            *(ctx.generate(ctx.request(max_tokens=ctx.tokens(TOKENS))) for _ in range(REQUESTS))
+        )
         seen.append(await scrape(ctx))
         await work
         await ctx.idle()
@@ -77,7 +79,9 @@ async def generated_tokens_are_counted(ctx: Context) -> None:
     """As many as were streamed."""
     await ctx.idle()
     before = (await scrape(ctx)).sum_of(GENERATED)
-    streams = await asyncio.gather(*(ctx.generate(ctx.request(max_tokens=TOKENS)) for _ in range(REQUESTS)))
+    streams = await asyncio.gather(
+        *(ctx.generate(ctx.request(max_tokens=ctx.tokens(TOKENS))) for _ in range(REQUESTS))
+    )
     wanted = before + sum(len(stream.tokens) for stream in streams)
     now = await _until(ctx, lambda now: now.sum_of(GENERATED) >= wanted)
     expect_equal(now.sum_of(GENERATED), wanted, "the exported tokens are not those that were streamed")

@@ -65,6 +65,7 @@ async def seeded_answers_are_those_of_generate(ctx: Context) -> None:
 
 async def _are_the_same(ctx: Context, *wanted: dict[str, Value]) -> None:
     async with open_stream(ctx) as stream:
+        wanted = tuple({**changes, "max_tokens": ctx.tokens(_most(changes))} for changes in wanted)
         alone = [await ctx.generate(ctx.request(**changes)) for changes in wanted]
         for number, changes in enumerate(wanted):
             stream.submit(number, ctx.request(**changes))
@@ -164,7 +165,7 @@ async def handles_are_aborted(ctx: Context) -> None:
     """A running one, one of the same frame, one that is not there; the others go on."""
     async with open_stream(ctx) as stream:
         stream.submit(1, ctx.long_request())
-        stream.submit(2, ctx.request(max_tokens=LAGGING_TOKENS))
+        stream.submit(2, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
         await stream.until(lambda: bool(stream.handle(1).tokens))
         stream.send(stream.submitted(3, ctx.long_request()), abort=(1, 3, 4))
         await stream.until_ended(1, 3, within=2 * ctx.bounds.answer)
@@ -186,7 +187,7 @@ async def half_closing_lets_requests_finish(ctx: Context) -> None:
         )
         for number in range(SEVERAL):
             tokens = len(stream.handle(number).tokens)
-            expect_equal(tokens, _tokens_of(number), "half-closing cut a request")
+            expect_equal(tokens, _tokens_of(ctx, number), "half-closing cut a request")
     async with open_stream(ctx) as empty:
         empty.half_close()
         exchange = await empty.finish()
@@ -213,13 +214,13 @@ async def frames_are_in_order(ctx: Context) -> None:
         steps = [frame.step for frame in stream.frames]
         expect(steps == sorted(steps), "the step of a frame decreased", seen=steps[:64])
         for number in range(SEVERAL):
-            _require_positions(stream.handle(number), _tokens_of(number))
+            _require_positions(stream.handle(number), _tokens_of(ctx, number))
 
 
 @check("MUX-11", needs=(*WHOLE, FIRST), phase=Phase.LOAD, alone=True)
 async def a_slow_reader_loses_nothing(ctx: Context) -> None:
     """The server has finished before anybody reads on."""
-    count = min(LAGGING_TOKENS, ctx.room(len(ctx.prompt())))
+    count = ctx.tokens(LAGGING_TOKENS)
     if ctx.limits.HasField("max_stream_buffer_tokens"):
         count = min(count, ctx.limits.max_stream_buffer_tokens // 2)
     async with open_stream(ctx, ctx.connect(None, *NARROW)) as stream:
@@ -245,15 +246,17 @@ async def timeouts_end_their_request(ctx: Context) -> None:
         async with Stopwatch() as watch:
             await stream.until_ended(1)
         await stream.until_ended(2)
-        status = stream.handle(1).status
-        ended = status.code if status else 0
-        expected = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        # A request that is faster than its timeout has nothing to be cut.
-        message = "a request has another end after its timeout"
-        expect(ended == expected or watch.seconds < SHORT, message, expected=expected, seen=status)
         expect(
             stream.handle(2).status is None, "a timeout ended another request", seen=stream.handle(2).status
         )
+        status = stream.handle(1).status
+        ended = status.code if status else 0
+        expected = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        # What ends by itself at about that time has nothing to be cut, whenever this machine gets to see it.
+        if not status and watch.seconds < SHORT + ctx.bounds.reaction / 2:
+            raise NotApplicable("the longest request ends before a timeout can be seen to end it")
+        message = "a request has another end after its timeout"
+        expect(ended == expected, message, expected=expected, seen=status)
 
 
 @negative("multiplexed")
@@ -281,12 +284,19 @@ async def _several(ctx: Context) -> AsyncIterator[Multiplexed]:
     async with open_stream(ctx) as stream:
         for number in range(SEVERAL):
             prompt = ctx.prompt(salt=number)
-            stream.submit(number, ctx.request(max_tokens=_tokens_of(number), token_ids=prompt))
+            stream.submit(number, ctx.request(max_tokens=_tokens_of(ctx, number), token_ids=prompt))
         yield stream
 
 
-def _tokens_of(number: int) -> int:
-    return 8 * (number + 1)
+def _tokens_of(ctx: Context, number: int) -> int:
+    """As many more for each handle as fit."""
+    return (number + 1) * max(ctx.tokens(8 * SEVERAL) // SEVERAL, 1)
+
+
+def _most(changes: dict[str, Value]) -> int:
+    most = changes["max_tokens"]
+    assert isinstance(most, int)
+    return most
 
 
 def _require_cancelled(handle: Handle) -> None:

@@ -31,6 +31,7 @@ REPEATS: Final = 10
 MOST_QUEUED: Final = 2048
 BURST: Final = 32
 BEYOND: Final = 32
+FEW: Final = 2
 """Requests sent beyond all room, so that a few that end early leave the queue full."""
 
 
@@ -175,10 +176,10 @@ async def messages_tell_no_secrets(ctx: Context) -> None:
 async def invalid_requests_are_survived(ctx: Context) -> None:
     """Each of the suite, and after each of them a good request."""
     life = (await ctx.client.load()).engine_lifetime_id
-    tokens = (await ctx.generate(ctx.request())).tokens
+    tokens = (await ctx.generate(ctx.request(max_tokens=FEW))).tokens
     for invalid in invalid_requests(ctx):
         exchange = await ctx.refused(invalid.request)
-        again = await ctx.start(ctx.request()).end()
+        again = await ctx.start(ctx.request(max_tokens=FEW)).end()
         message = f"after {invalid.wrong} ({exchange.status}) a good request fails"
         expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
         expect_equal(again.tokens, tokens, f"after {invalid.wrong} a good request has other tokens")

@@ -16,14 +16,14 @@ from enginewire.conformance.wire.stream import Choice, Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 TOKENS: Final = 16
-CUTS: Final = (1, 7, 15)
+FEWEST: Final = 4
 RESUMED: Final = "RES-01"
 
 
 @check("RES-01", needs=SHAPE)
 async def greedy_goes_on(ctx: Context) -> None:
     """Cut after the first token, in the middle, and before the last."""
-    await _goes_on(ctx, "greedy", max_tokens=TOKENS)
+    await _goes_on(ctx, "greedy", max_tokens=ctx.tokens(TOKENS))
 
 
 @check(
@@ -34,27 +34,28 @@ async def greedy_goes_on(ctx: Context) -> None:
 )
 async def seeded_goes_on(ctx: Context) -> None:
     """The random number of a token does not depend on who drew those before it."""
-    await _goes_on(ctx, "seeded", max_tokens=TOKENS, seed=11, temperature=1.0)
+    await _goes_on(ctx, "seeded", max_tokens=ctx.tokens(TOKENS), seed=11, temperature=1.0)
 
 
 @check("RES-03", needs=(*SHAPE, RESUMED), gate="penalties")
 async def penalties_go_on(ctx: Context) -> None:
     """The tokens handed in count as output."""
     for name, value in (("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 5.0)):
-        await _goes_on(ctx, "penalised", max_tokens=TOKENS, **{name: value})
+        await _goes_on(ctx, "penalised", max_tokens=ctx.tokens(TOKENS), **{name: value})
 
 
 @check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"))
 async def limits_count_what_was_delivered(ctx: Context) -> None:
     """max_tokens, min_tokens, usage, and a stop id that comes after the cut."""
-    greedy = await ctx.greedy(TOKENS)
-    stream = await ctx.generate(_resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:7]))
-    expect_equal(len(stream.tokens), TOKENS - 7, "max_tokens does not count what was delivered")
+    greedy = await ctx.greedy(TOKENS, least=FEWEST)
+    count, cut = len(greedy.tokens), _cuts(len(greedy.tokens))[1]
+    stream = await ctx.generate(_resumed(ctx.request(max_tokens=count), greedy.tokens[:cut]))
+    expect_equal(len(stream.tokens), count - cut, "max_tokens does not count what was delivered")
     usage = stream.usage
-    expect_equal(usage.completion_tokens, TOKENS, "completion_tokens does not count what was delivered")
+    expect_equal(usage.completion_tokens, count, "completion_tokens does not count what was delivered")
     expect_equal(usage.prompt_tokens, len(greedy.prompt), "prompt_tokens counts what was delivered")
     place = greedy.first_new(2)
-    request = ctx.request(max_tokens=TOKENS, stop_token_ids=[greedy.tokens[place]])
+    request = ctx.request(max_tokens=count, stop_token_ids=[greedy.tokens[place]])
     stream = await ctx.generate(_resumed(request, greedy.tokens[: place - 1]))
     expect_equal(stream.tokens, greedy.tokens[place - 1 : place + 1], "a stop id is not found after a cut")
     expect_equal(stream.choice.reason_name, "STOP", "a stop id ended a resumed choice in another way")
@@ -64,9 +65,9 @@ async def limits_count_what_was_delivered(ctx: Context) -> None:
 async def min_tokens_goes_on(ctx: Context) -> None:
     """A stop id right after the cut, with and without room below min_tokens."""
     greedy = await ctx.greedy(TOKENS)
-    place = greedy.first_new(4)
+    place = greedy.first_new(min(4, len(greedy.tokens) - 1))
     stop = [greedy.tokens[place]]
-    request = ctx.request(max_tokens=TOKENS, stop_token_ids=stop, min_tokens=place + 1)
+    request = ctx.request(max_tokens=len(greedy.tokens), stop_token_ids=stop, min_tokens=place + 1)
     stream = await ctx.generate(_resumed(request, greedy.tokens[:place]))
     expect_equal(stream.tokens, stop, "min_tokens does not count what was delivered")
 
@@ -75,8 +76,9 @@ async def min_tokens_goes_on(ctx: Context) -> None:
 async def positions_go_on(ctx: Context) -> None:
     """From the number of tokens handed in, without gaps."""
     greedy = await ctx.greedy(TOKENS)
-    for cut in (0, *CUTS):
-        stream = await ctx.generate(_resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:cut]))
+    count = len(greedy.tokens)
+    for cut in (0, *_cuts(count)):
+        stream = await ctx.generate(_resumed(ctx.request(max_tokens=count), greedy.tokens[:cut]))
         position = cut
         for output in stream.choice.outputs:
             message = "first_output_position does not go on after what was delivered"
@@ -87,10 +89,11 @@ async def positions_go_on(ctx: Context) -> None:
 @check("RES-07", needs=(*SHAPE, RESUMED, "LOG-01", "LOG-03", "LOG-10"), gate="logprobs")
 async def logprobs_go_on(ctx: Context) -> None:
     """The rows of the new tokens alone, and the sum over all of them."""
-    whole = await ctx.generate(ctx.request(max_tokens=TOKENS, logprobs=0))
+    count = ctx.tokens(TOKENS)
+    whole = await ctx.generate(ctx.request(max_tokens=count, logprobs=0))
     rows = _rows(whole.choice)
-    for cut in CUTS:
-        request = _resumed(ctx.request(max_tokens=TOKENS, logprobs=0), whole.tokens[:cut])
+    for cut in _cuts(count):
+        request = _resumed(ctx.request(max_tokens=count, logprobs=0), whole.tokens[:cut])
         request.request.resume.choices[0].cum_log_probs = math.fsum(rows[:cut])
         stream = await ctx.generate(request)
         mine, expected = _rows(stream.choice), rows[cut:]
@@ -107,8 +110,8 @@ async def finished_choices_stay_finished(ctx: Context) -> None:
     """One of two choices is finished, and sends nothing."""
     if ctx.choices(2) < 2:
         raise NotApplicable("Limits.max_n is 1")
-    greedy = await ctx.greedy(TOKENS)
-    request = _resumed(ctx.request(max_tokens=TOKENS, n=2), greedy.tokens[:4])
+    greedy = await ctx.greedy(TOKENS, least=FEWEST)
+    request = _resumed(ctx.request(max_tokens=len(greedy.tokens), n=2), greedy.tokens[:4])
     request.request.resume.choices[0].finished = True
     stream = await ctx.generate(request)
     sent = [output for output in stream.outputs if output.index == 0]
@@ -120,13 +123,14 @@ async def finished_choices_stay_finished(ctx: Context) -> None:
 @check("RES-09", needs=(*SHAPE, RESUMED))
 async def there_has_to_be_something_to_do(ctx: Context) -> None:
     """All choices finished; a choice that there is not; one that is named twice."""
-    greedy = await ctx.greedy(TOKENS)
-    done = pb.ResumedChoice(generated_token_ids=greedy.tokens[:4], finished=True)
-    absent = pb.ResumedChoice(index=1, generated_token_ids=greedy.tokens[:4])
-    live = pb.ResumedChoice(generated_token_ids=greedy.tokens[:4])
+    greedy = await ctx.greedy(TOKENS, least=FEWEST)
+    first, count = greedy.tokens[: FEWEST - 1], len(greedy.tokens)
+    done = pb.ResumedChoice(generated_token_ids=first, finished=True)
+    absent = pb.ResumedChoice(index=1, generated_token_ids=first)
+    live = pb.ResumedChoice(generated_token_ids=first)
     for choices in ([done], [absent], [live, live]):
         change: dict[str, Value] = {"resume": pb.Resume(choices=choices, attempt=1)}
-        good = _resumed(ctx.request(max_tokens=TOKENS), greedy.tokens[:4])
+        good = _resumed(ctx.request(max_tokens=count), first)
         exchange = await ctx.rejects(change, good=good, field="")
         named = exchange.detail.field if exchange.detail else ""
         expect(named.startswith("resume"), "the refusal names another field", expected="resume", seen=named)
@@ -135,12 +139,17 @@ async def there_has_to_be_something_to_do(ctx: Context) -> None:
 async def _goes_on(ctx: Context, what: str, **changes: Value) -> None:
     """An undisturbed run, and the same run cut in several places."""
     whole = await ctx.generate(ctx.request(**changes))
-    if len(whole.tokens) < TOKENS:
+    if len(whole.tokens) < whole.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the answer is too short to be cut")
-    for cut in CUTS:
+    for cut in _cuts(len(whole.tokens)):
         stream: Stream = await ctx.generate(_resumed(ctx.request(**changes), whole.tokens[:cut]))
         message = f"a {what} request cut after {cut} tokens goes on in another way"
         expect_equal(stream.tokens, whole.tokens[cut:], message)
+
+
+def _cuts(count: int) -> tuple[int, ...]:
+    """Where an answer of so many tokens is cut: after the first, in the middle, before the last."""
+    return (1, (count - 1) // 2, count - 1)
 
 
 def _resumed(request: pb.GenerateRequest, tokens: list[int]) -> pb.GenerateRequest:

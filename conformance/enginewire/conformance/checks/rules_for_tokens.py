@@ -52,7 +52,9 @@ async def only_allowed_ids_come(ctx: Context) -> None:
         count = ctx.choices(CHOICES)
         changes: dict[str, Value] = {"n": count} if count > 1 else {}
         stream = await ctx.generate(
-            ctx.request(max_tokens=TOKENS, temperature=temperature, allowed_token_ids=allowed, **changes)
+            ctx.request(
+                max_tokens=ctx.tokens(TOKENS), temperature=temperature, allowed_token_ids=allowed, **changes
+            )
         )
         for index, choice in stream.choices.items():
             message = f"choice {index} has a token that is none of {size} allowed ones"
@@ -118,7 +120,7 @@ async def penalties_count_the_output(ctx: Context) -> None:
             return -presence * (token in before) - frequency * before.count(token)
 
         prompt = ctx.prompt(PROMPT, salt=503 + number)
-        changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": MANY, **penalties}
+        changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": ctx.tokens(MANY, PROMPT), **penalties}
         kept = 2 if temperature > 1 else 1
         seen += [await _best_comes(ctx, penalised, str(penalties), temperature, changes, kept)]
     _could_be_seen(seen)
@@ -154,7 +156,12 @@ async def _best_comes(
 ) -> bool:
     """Each token is among the `kept` best after the change; True when it mattered somewhere."""
     mattered = False
-    options: dict[str, Value] = {"max_tokens": TOKENS, "temperature": temperature, "top_k": kept, **changes}
+    options: dict[str, Value] = {
+        "max_tokens": ctx.tokens(TOKENS),
+        "temperature": temperature,
+        "top_k": kept,
+        **changes,
+    }
     for index, positions in enumerate(await drawn(ctx, **options)):
         before: list[int] = []
         for position in positions:

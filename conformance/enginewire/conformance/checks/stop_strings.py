@@ -13,12 +13,12 @@ TOKENS = 24
 @check("STP-06", needs=(*SHAPE, "STP-03"))
 async def stop_strings_are_cut_exactly(ctx: Context) -> None:
     """A string of the greedy text that two tokens share, hidden and shown."""
-    prompt = ctx.prompt()
-    whole = (await ctx.generate(ctx.request(token_ids=prompt, max_tokens=TOKENS))).choice
+    prompt, count = ctx.prompt(), ctx.tokens(TOKENS)
+    whole = (await ctx.generate(ctx.request(token_ids=prompt, max_tokens=count))).choice
     stop, before = _spanning(whole)
     for is_shown in (False, True):
         stream = await ctx.generate(
-            ctx.request(token_ids=prompt, max_tokens=TOKENS, stop=[stop], include_stop_str_in_output=is_shown)
+            ctx.request(token_ids=prompt, max_tokens=count, stop=[stop], include_stop_str_in_output=is_shown)
         )
         expect_equal(
             stream.choice.reason_name, "STOP", "a stop string over two tokens does not end the choice"

@@ -104,7 +104,7 @@ async def the_first_stop_ends(ctx: Context) -> None:
 async def stops_are_not_shared(ctx: Context) -> None:
     """One prompt of some blocks twice at the same time, and only one of the requests has a stop."""
     prompt = ctx.fresh_prompt(BLOCKS, room=16)
-    alone = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=16))
+    alone = await ctx.generate(ctx.request(token_ids=prompt, max_tokens=ctx.tokens(16, len(prompt))))
     greedy = Greedy(prompt, alone.tokens)
     stop = [greedy.tokens[_place(greedy)]]
     stopped, free = await asyncio.gather(_again(ctx, greedy, stop_token_ids=stop), _again(ctx, greedy))

@@ -21,6 +21,7 @@ from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect
 
 TOKENS: Final = 12
+LEAST: Final = 4
 STOPS: Final = 20
 TOP: Final = 2
 Changes = dict[str, Value]
@@ -29,11 +30,11 @@ Changes = dict[str, Value]
 @check("INF-09", variant="together", needs=(*WHOLE, "INF-09", "SAM-01", "MSG-03"), alone=True)
 async def what_is_advertised_works_together(ctx: Context) -> None:
     """Plain, then with rows, in runs, as several choices; all at once, and over one stream."""
-    greedy = await ctx.greedy()
+    greedy = await ctx.greedy(least=LEAST)
     wanted = [
         {"token_ids": greedy.prompt, **ending, **_offered(ctx, beside)}
         for beside in ({}, *_beside())
-        for ending in _endings(greedy, ctx.config.vocab_size)
+        for ending in _endings(ctx, greedy)
     ]
     # Some wait for all the others.
     streams = [ctx.start(ctx.request(**changes), timeout=ctx.bounds.check) for changes in wanted]
@@ -59,20 +60,20 @@ async def _over_one_stream(ctx: Context, wanted: list[Changes]) -> None:
         await stream.close()
 
 
-def _endings(greedy: Greedy, vocab_size: int) -> Iterator[Changes]:
+def _endings(ctx: Context, greedy: Greedy) -> Iterator[Changes]:
     """What may end a choice, where the greedy run says that it will."""
     at = greedy.first_new(2)
-    token = greedy.tokens[at]
-    others = [other for other in range(vocab_size) if other not in greedy.tokens][:STOPS]
-    yield {"max_tokens": TOKENS}
+    token, beyond = greedy.tokens[at], ctx.tokens(TOKENS + at)
+    others = [other for other in range(ctx.config.vocab_size) if other not in greedy.tokens][:STOPS]
+    yield {"max_tokens": ctx.tokens(TOKENS)}
     yield {"max_tokens": at, "min_tokens": at}
     yield {"max_tokens": at + 1, "stop_token_ids": [*others, token]}
-    yield {"max_tokens": TOKENS + at, "stop_token_ids": [*others, token], "stop_token_ids_visible": others}
+    yield {"max_tokens": beyond, "stop_token_ids": [*others, token], "stop_token_ids_visible": others}
     yield {"max_tokens": at + 1, "eos_token_ids": [token], "ignore_eos": False}
     yield {
-        "max_tokens": TOKENS + at,
+        "max_tokens": beyond,
         "stop_token_ids_hidden": [token],
-        "min_tokens": at + 2,
+        "min_tokens": min(at + 2, beyond),
         "ignore_eos": None,
     }
 

@@ -75,8 +75,7 @@ async def cached_tokens_are_told(ctx: Context) -> None:
 @check("USE-07", needs=(*SHAPE, "USE-06"), alone=True)
 async def salts_part_the_cache(ctx: Context) -> None:
     """A prompt under one salt, under another one, and under none; then under the first again."""
-    block = ctx.config.kv_cache_block_size or 16
-    prompt = ctx.prompt(BLOCKS * block + 1, salt=ctx.session.next_number())
+    block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
     await _cached(ctx, prompt, salt="tenant-a")
     for other in ("tenant-b", ""):
         cached = await _cached(ctx, prompt, salt=other)

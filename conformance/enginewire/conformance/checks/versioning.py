@@ -11,6 +11,7 @@ from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.fields import unknown_fields
+from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 UINT32_MAX: Final = 2**32 - 1
@@ -69,17 +70,18 @@ async def revisions_do_not_mix(ctx: Context) -> None:
     high = ctx.info.maximum_client_revision
     if high >= UINT32_MAX:
         raise NotApplicable("there is no revision that is not accepted")
-    alone = (await ctx.generate(ctx.request(max_tokens=64))).tokens
-    streams = [
-        ctx.start(requests.change(ctx.request(max_tokens=64), client_revision=revision))
-        for revision in (0, ctx.info.minimum_client_revision, high)
-    ]
+    count = ctx.tokens(64)
+    alone = (await ctx.generate(ctx.request(max_tokens=count))).tokens
+
+    def started(revision: int) -> Stream:
+        return ctx.start(requests.change(ctx.request(max_tokens=count), client_revision=revision))
+
+    streams = [*map(started, (0, ctx.info.minimum_client_revision, high))]
     for stream in streams:
         await stream.first_token()
     refused = await ctx.refused(requests.change(ctx.request(), client_revision=high + 1))
     require_refusal(refused, (grpc.StatusCode.FAILED_PRECONDITION,))
-    again = [requests.change(ctx.request(max_tokens=64), client_revision=revision) for revision in (0, high)]
-    for stream in [*streams, *(ctx.start(request) for request in again)]:
+    for stream in [*streams, *map(started, (0, high))]:
         await stream.end()
         if not stream.exchange.is_ok or stream.tokens != alone:
             revision = stream.request.client_revision

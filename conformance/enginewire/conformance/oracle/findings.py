@@ -35,8 +35,11 @@ STEPS: Final = 120
 PER_KIND: Final = 3
 """Failures of one kind that are looked into, where the smallest form of one does not explain the others."""
 
-SHARE: Final = 0.3
-"""Of the time of a check for asking all cases; as much again for making failures small."""
+FEWEST: Final = 4
+"""Tokens of a greedy run that tells anything about where to stop."""
+
+EFFORTS: Final = 1.2
+"""For asking all cases; as many again for making failures small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ async def _findings(ctx: Context) -> list[Finding]:
         return [Finding(VALID, violation, client.exchanges[-1])]
     seed, wanted = ctx.session.given.seed, ctx.session.given.cases
     cases = {number: draw(seed, number, target.runs, target.offer) for number in range(1, wanted + 1)}
-    deadline, failed, asked = time.monotonic() + SHARE * ctx.bounds.check, list[Failed](), 0
+    deadline, failed, asked = time.monotonic() + EFFORTS * ctx.bounds.effort, list[Failed](), 0
     for numbers in _batches(cases):
         if time.monotonic() > deadline:
             break
@@ -81,7 +84,7 @@ async def _findings(ctx: Context) -> list[Finding]:
         failed += await _ask(target, {number: cases[number] for number in numbers})
     many = f"{asked}" if asked == wanted else f"{asked} of {wanted}, for want of time"
     ctx.session.drawn = f"drawn cases: {many}, seed {seed}"
-    deadline = time.monotonic() + SHARE * ctx.bounds.check
+    deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
     return [each async for each in _explained(target, failed, deadline, seed)]
 
 
@@ -93,17 +96,18 @@ async def _target(ctx: Context, client: Client) -> Target:
         raise NotApplicable("the window has no room for the greedy runs")
     runs = []
     for number, length in enumerate(lengths):
-        request = ctx.request(token_ids=ctx.prompt(length, salt=SALTS + number), max_tokens=TOKENS)
+        count = ctx.tokens(TOKENS, length)
+        request = ctx.request(token_ids=ctx.prompt(length, salt=SALTS + number), max_tokens=count)
         stream = await ctx.start(request, client=client).ok()
         message = "a greedy run past every end of sequence has another length"
-        expect(len(stream.tokens) == TOKENS, message, expected=TOKENS, seen=len(stream.tokens))
+        expect(len(stream.tokens) == count, message, expected=count, seen=len(stream.tokens))
         runs.append(Greedy(list(request.request.token_ids), stream.tokens))
     return Target(ctx, client, runs, Offer.of(ctx.config))
 
 
 def _fits(ctx: Context, prompt_tokens: int) -> bool:
     bounded = ctx.config.HasField("context_length")
-    return not bounded or prompt_tokens + TOKENS <= ctx.config.context_length
+    return not bounded or prompt_tokens + FEWEST <= ctx.config.context_length
 
 
 def _batches(cases: dict[int, Case]) -> Iterator[list[int]]:

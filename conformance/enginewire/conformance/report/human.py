@@ -41,10 +41,10 @@ def _unexpected(report: Report, traced: bool) -> Iterator[str]:
 
 
 def by_reason(report: Report, status: Status) -> Iterator[str]:
-    """One line per reason for all outcomes of this status; a few are named."""
+    """One line per reason for all outcomes of this status that have one; a few are named."""
     reasons: dict[str, list[str]] = {}
     for outcome in report.outcomes:
-        if outcome.status is status:
+        if outcome.status is status and outcome.message:
             reasons.setdefault(outcome.message, []).append(outcome.key)
     for reason, keys in reasons.items():
         named = f" ({', '.join(keys)})" if len(keys) <= MOST_NAMED else ""
@@ -91,6 +91,7 @@ def _known(report: Report) -> Iterator[str]:
 def _without_verdict(report: Report) -> Iterator[str]:
     for outcome in report.without_verdict:
         yield f"N/A {outcome.key}: {outcome.message}"
+    yield from by_reason(report, Status.PASS)
 
 
 def _areas(report: Report) -> Iterator[str]:

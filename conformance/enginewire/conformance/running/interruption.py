@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,18 +17,14 @@ import grpc
 
 from enginewire.conformance.running.outcome import CutShort, ExitCode, Outcome, Status
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.presence import PATIENCE_SECONDS, absence
 
 T = TypeVar("T")
 
 CODES: Final = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
-REFUSED_SECONDS: Final = 4.0
-"""A server at an address that does not answer for so long is gone; one that restarts may be back."""
-
 EXIT_SECONDS: Final = 1.0
 """Between a connection that broke and the end of the process that held it."""
-
-POLL_SECONDS: Final = 0.1
 
 
 class Interrupted(Exception):
@@ -108,14 +103,16 @@ class Life:
 
     connection: Connection
     process: Watched | None = None
-    patience: float = REFUSED_SECONDS
+    patience: float = PATIENCE_SECONDS
     """Seconds."""
 
     async def end_after(self, outcome: Outcome) -> str:
         """How the server ended; empty while it is there. Waits only where the check lost its connection."""
         if not (self.process and self.process.exit_code is not None) and not _lost_connection(outcome):
             return ""
-        return await self._end_of(self.process) if self.process else await self._refusal()
+        if self.process:
+            return await self._end_of(self.process)
+        return await absence(self.connection, self.patience)
 
     async def _end_of(self, process: Watched) -> str:
         try:
@@ -124,14 +121,6 @@ class Life:
             return ""
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         return f"{how}; last lines of its output: {' | '.join(process.last_lines()) or 'none'}"
-
-    async def _refusal(self) -> str:
-        deadline = time.monotonic() + self.patience
-        while not await self.connection.accepts():
-            if time.monotonic() > deadline:
-                return f"nothing has listened at its address for {self.patience:.0f} s"
-            await asyncio.sleep(POLL_SECONDS)
-        return ""
 
 
 def died(during: Sequence[str], how: str) -> CutShort:

@@ -53,6 +53,9 @@ class ExitCode(IntEnum):
 NEEDS_LAUNCH = "needs --launch"
 """Part of the message of what only --launch lets the kit judge."""
 
+IN_PART = "for want of time"
+"""How the message of a PASS begins that rests on less than usual."""
+
 FAILED = frozenset({Status.FAIL, Status.XPASS, Status.FLAKY})
 RAN = frozenset({Status.PASS, Status.FAIL, Status.WARN, Status.XFAIL, Status.XPASS, Status.FLAKY})
 UNEXPECTED = (Status.FAIL, Status.XPASS, Status.FLAKY, Status.ERROR, Status.WARN, Status.BLOCKED)

@@ -18,7 +18,7 @@ from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.gates import why_closed
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life, died
-from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
+from enginewire.conformance.running.outcome import IN_PART, NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.context import Context
@@ -32,6 +32,17 @@ NOT_ALONE: Final = (
     "the server has {number} requests of somebody else: what reads its load, fills its slots or measures "
     "time may fail because of them"
 )
+
+ENOUGH: Final = 64
+"""Tokens of an answer that leave hardly anything out."""
+SLOW: Final = (
+    "a token takes {ms:.0f} ms: answers have at most {most} tokens, and what is repeated is repeated less; "
+    "the report says where, and --patience gives more time"
+)
+SLOWER: Final = (
+    "the target is much slower than it was, as when a machine gets busy: {key} is judged again ({bounds})"
+)
+JUDGED_AGAIN: Final = frozenset({Status.FAIL, Status.WARN})
 
 
 @dataclass
@@ -74,6 +85,8 @@ class Runner:
         await self.session.open()
         if self.session.others:
             self.say(NOT_ALONE.format(number=self.session.others))
+        if (most := self.session.bounds.tokens_with_patience) < ENOUGH:
+            self.say(SLOW.format(ms=1000 * self.session.bounds.least_itl, most=most))
         await self._run_root()
         self._left = sum(check.key != ROOT and self._decided(check) is None for check in self.checks)
         for phase in Phase:
@@ -169,7 +182,7 @@ class Runner:
 
     async def _run_once(self, check: Check) -> Outcome:
         if check.phase is not Phase.DESTRUCTIVE:
-            return await self._judge(check, self.session)
+            return await self._judge_at_its_speed(check)
         if not self.session.launcher:
             if self._is_ended:
                 ended = f"an earlier check ended this server: {NEEDS_LAUNCH}"
@@ -193,9 +206,20 @@ class Runner:
         except Unreachable as reason:
             return verdict.failure(check, Violation(str(reason)))
 
+    async def _judge_at_its_speed(self, check: Check) -> Outcome:
+        """A failure of what measures time counts when the target is as fast as when it was measured."""
+        outcome = await self._judge(check, self.session)
+        if outcome.status in JUDGED_AGAIN and check.alone and await self.session.is_slower():
+            self.say(SLOWER.format(key=check.key, bounds=self.session.bounds.describe()))
+            return await self._judge(check, self.session)
+        return outcome
+
     async def _judge(self, check: Check, session: Session) -> Outcome:
         context = Context(session, check.key)
         outcome = await verdict.judged(check, context, session.bounds.check)
+        if outcome.status is Status.PASS and context.left_out:
+            # A result that rests on less than usual says so.
+            outcome = replace(outcome, message=f"{IN_PART}: {'; '.join(context.left_out)}")
         self._watch(check.key, session, outcome.exchanges)
         context.forget()
         return verdict.without_old_calls(outcome)

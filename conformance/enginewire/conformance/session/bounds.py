@@ -7,6 +7,7 @@ A bound is a floor or a multiple of what was measured, whichever is larger, time
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -28,6 +29,16 @@ ENOUGH_SECONDS: Final = 4.0
 """After the first token: those that come in this time say how fast tokens are."""
 
 
+FEWEST_TOKENS: Final = 4
+"""Of an answer that is still one, however slow the target is."""
+
+MOST_TOKENS: Final = 2**20
+"""More than any check wants."""
+
+EFFORT_SECONDS: Final = 15.0
+"""For doing a thing again and again, however slow one of them is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What was measured, and the bounds that follow from it."""
@@ -37,6 +48,8 @@ class Bounds:
     least_itl: float = 0.0
     """Of all measured requests; the others are the longest, for a machine may stall while it measures."""
     scale: float = 1.0
+    patience: float = math.inf
+    """For one answer that could be shorter: a target that is slower is asked for fewer tokens."""
 
     @property
     def reaction(self) -> float:
@@ -63,6 +76,22 @@ class Bounds:
         """Tokens that one stream needs at least that time for; at least 1."""
         return max(1, round(seconds / max(self.least_itl, 20e-6)))
 
+    @property
+    def effort(self) -> float:
+        """For all repetitions of a check that may do with fewer."""
+        return EFFORT_SECONDS * self.scale
+
+    @property
+    def tokens_with_patience(self) -> int:
+        """The most tokens that one answer is asked for."""
+        most = min(self.scale * self.patience / max(self.least_itl, 20e-6), MOST_TOKENS)
+        return max(FEWEST_TOKENS, round(most))
+
+    def times_with_effort(self, tokens: int) -> int:
+        """How often an answer of so many tokens can be had, one after the other; at least once."""
+        each = self.ttft + self.least_itl * max(tokens - 1, 0)
+        return max(1, round(self.effort / max(each, 20e-6)))
+
     def describe(self) -> str:
         """One line for reports."""
         measured = "not measured, for no small request was served"
@@ -84,7 +113,9 @@ class Speed:
     itl: float
 
 
-async def measured(client: Client, requests: Iterable[pb.GenerateRequest], scale: float = 1.0) -> Bounds:
+async def measured(
+    client: Client, requests: Iterable[pb.GenerateRequest], scale: float = 1.0, patience: float = math.inf
+) -> Bounds:
     """Bounds from the slowest of these requests; a target that serves none of them gets the floors.
 
     `scale` multiplies the patience as it does the bounds.
@@ -99,7 +130,22 @@ async def measured(client: Client, requests: Iterable[pb.GenerateRequest], scale
         itl=max((speed.itl for speed in speeds), default=0.0),
         least_itl=min((speed.itl for speed in speeds), default=0.0),
         scale=scale,
+        patience=patience,
     )
+
+
+async def slowdown(client: Client, request: pb.GenerateRequest, bounds: Bounds) -> float:
+    """How many times slower this request is than the slowest one that was measured; at least 1.
+
+    1 as well where that cannot be said: nothing was measured, or the request is not served in time.
+    """
+    speed = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(bounds.answer):
+            speed = await _speed(client, request, bounds.scale)
+    if not (speed and bounds.ttft and bounds.itl):
+        return 1.0
+    return max(speed.ttft / bounds.ttft, speed.itl / bounds.itl, 1.0)
 
 
 async def _speed(client: Client, request: pb.GenerateRequest, scale: float) -> Speed | None:

@@ -16,22 +16,21 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
-from enginewire.conformance.session.bounds import Bounds, pause
+from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.session import Program, Session
+from enginewire.conformance.session.sizes import Sizes
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
-from enginewire.field_rules import FIELD_RULES
-
-USUAL_WINDOW = 8192
-"""Tokens, where the target does not say."""
-USUAL_BLOCK = 16
 
 LASTING_SECONDS = 0.3
 """Long enough to be still running after a few calls."""
+
+LASTING_TOKENS = 4
+"""At least, however slow the target is: one token says nothing about what comes after the first."""
 
 LEFT = (None, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 """What a call has whose caller went away: the server may not have noticed."""
@@ -58,11 +57,11 @@ class Greedy:
         raise NotApplicable("the model repeats itself: no later token of the greedy run is new")
 
 
-class Context:
+class Context(Sizes):
     """The target as one check sees it."""
 
     def __init__(self, session: Session, name: str) -> None:
-        self.session = session
+        super().__init__(session)
         self.client = session.client()
         self._name = name.replace("/", "-")
         self._clients = [self.client]
@@ -71,31 +70,6 @@ class Context:
         self._programs: list[Program] = []
         self._streams: list[Stream] = []
         self._shown: list[Exchange] = []
-
-    @property
-    def info(self) -> pb.GetEngineInfoResponse:
-        """GetEngineInfo as it was at the start of the run."""
-        return self.session.info
-
-    @property
-    def config(self) -> pb.EngineConfig:
-        """What the engine says about itself."""
-        return self.info.config
-
-    @property
-    def capabilities(self) -> pb.Capabilities:
-        """What it advertises."""
-        return self.config.capabilities
-
-    @property
-    def limits(self) -> pb.Limits:
-        """Its bounds of requests."""
-        return self.config.limits
-
-    @property
-    def bounds(self) -> Bounds:
-        """How long things may take here."""
-        return self.session.bounds
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -114,41 +88,15 @@ class Context:
         """Count a shared observation among the evidence of this check."""
         self._shown.append(exchange)
 
-    def prompt(self, length: int = requests.PROMPT_TOKENS, salt: int = 0) -> list[int]:
-        """Valid token ids, none of which ends a choice; another `salt`, other ids."""
-        return requests.prompt(length, self.config.vocab_size, self.config.eos_token_ids, salt)
-
-    def room(self, prompt_tokens: int) -> int:
-        """Tokens that the window has beside so many others; at least 1."""
-        window = self.config.context_length if self.config.HasField("context_length") else USUAL_WINDOW
-        return max(window - prompt_tokens, 1)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block of the KV cache."""
-        return self.config.kv_cache_block_size or USUAL_BLOCK
-
-    def fresh_prompt(self, most: int, *, least: int = 1, room: int = requests.OUTPUT_TOKENS) -> list[int]:
-        """A prompt that no check had before: up to `most` full blocks and one token, with `room` for output.
-
-        NotApplicable where the window has not even `least` blocks.
-        """
-        blocks = min(most, (self.room(room) - 1) // self.block_size)
-        if blocks < least:
-            raise NotApplicable(
-                f"the context window has no room for {least} blocks of {self.block_size} tokens"
-            )
-        return self.prompt(blocks * self.block_size + 1, salt=self.session.next_number())
-
-    def choices(self, most: int) -> int:
-        """As many choices as a request may have here, at most so many."""
-        offered = FIELD_RULES["sampling_options.n"].most(self.limits)
-        return min(most, offered) if self.capabilities.multiple_choices else 1
-
     def request(self, **changes: requests.Value) -> pb.GenerateRequest:
-        """A good request with an id of its own and some fields changed, as in `requests.change`."""
+        """A good request with an id of its own and some fields changed, as in `requests.change`.
+
+        NotApplicable where it asks for more than fits the window.
+        """
         request_id = f"{self.session.run_id}-{self._name}-{self.session.next_number()}"
-        return requests.change(requests.good_request(request_id, self.prompt()), **changes)
+        request = requests.change(requests.good_request(request_id, self.prompt()), **changes)
+        self.require_room(request)
+        return request
 
     def start(
         self, request: pb.GenerateRequest, *, client: Client | None = None, timeout: float = 0
@@ -186,7 +134,7 @@ class Context:
         The status must be one of `codes`, before any message, and its detail name `field` (by default
         the changed one; "" = do not look) and `reason`.
         """
-        base = good or self.request()
+        base = good or self.request(max_tokens=1)
         await self.generate(base)
         changed = requests.change(base, request_id=self.request().request_id, **change)
         exchange = await self.refused(changed)
@@ -194,8 +142,12 @@ class Context:
         require_refusal(exchange, tuple(codes), path, reason)
         return exchange
 
-    async def greedy(self, count: int = 16) -> Greedy:
-        """What the target generates greedily past every EOS; the run is made once and shared."""
+    async def greedy(self, wanted: int = 16, *, least: int = 1) -> Greedy:
+        """What the target generates greedily past every EOS; the run is made once and shared.
+
+        As many tokens as wanted, or as `tokens` allows.
+        """
+        count = self.tokens(wanted, least=least)
         return await self.session.once(("greedy", count), lambda: self._greedy(count))
 
     def long_request(self, **changes: requests.Value) -> pb.GenerateRequest:
@@ -211,7 +163,8 @@ class Context:
         """A request that is still running after a few calls, and whose end can be waited for."""
         request = self.long_request(**changes)
         longest = request.request.stop_conditions.max_tokens
-        return requests.change(request, max_tokens=min(self.bounds.tokens_in(seconds), longest))
+        tokens = max(self.bounds.tokens_in(seconds), LASTING_TOKENS)
+        return requests.change(request, max_tokens=min(tokens, longest))
 
     async def idle(self) -> pb.Load:
         """Wait until nothing is held any more; a Violation when it takes longer than the reaction bound."""
@@ -257,12 +210,6 @@ class Context:
                 raise Violation("the server ended before it listened", seen=f"exit code {program.exit_code}")
             await pause()
         return self.connect(connection)
-
-    def context_length(self) -> int:
-        """The window; NotApplicable where the target does not say."""
-        if not self.config.HasField("context_length"):
-            raise NotApplicable("EngineConfig.context_length is absent")
-        return self.config.context_length
 
     async def end(self, request_ids: list[str]) -> None:
         """Abort what may still run: only a courtesy to the checks to come, ABO-04 judges the answer."""

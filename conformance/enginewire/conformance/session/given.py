@@ -16,6 +16,9 @@ SEED: Final = 240
 CASES: Final = 64
 """Drawn by default: few enough to add little to a run."""
 
+PATIENCE: Final = 2.0
+"""Seconds. At a token per second a run takes about a quarter of an hour with it."""
+
 PAIR: Final = frozenset({"prefill", "disaggregation"})
 """The gates that hold when there are a prefill and a decode engine; that of `decode` is the target's role."""
 
@@ -25,13 +28,17 @@ PAIR_RUN: Final = ("DIS-*", "DRN-09", "PRB-01/*", "INF-01", "INF-02", "INF-06", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Empty where the user gave nothing. `adapters`: as LoadAdapter takes them; `cases`: how many to draw."""
+    """Empty where the user gave nothing. `adapters`: as LoadAdapter takes them; `cases`: how many to draw.
+
+    `patience`: seconds for one answer that could be shorter; a slower target is asked for fewer tokens.
+    """
 
     prefill: str = ""
     adapters: tuple[str, ...] = ()
     metrics_url: str = ""
     seed: int = SEED
     cases: int = CASES
+    patience: float = PATIENCE
 
     def sources(self, count: int) -> tuple[str, ...]:
         """That many different adapters; NotApplicable with fewer."""
@@ -63,6 +70,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=SEED, metavar="N", help=f"draws the mixed cases (default {SEED})"
     )
     group.add_argument(
+        "--patience",
+        type=_seconds,
+        default=PATIENCE,
+        metavar="S",
+        help=f"for one answer of a slow target, which is asked for fewer tokens (default {PATIENCE:g})",
+    )
+    group.add_argument(
         "--cases", type=_count, default=CASES, metavar="N", help=f"cases that are drawn (default {CASES})"
     )
 
@@ -87,13 +101,22 @@ def given(options: argparse.Namespace) -> Given:
         metrics_url=options.metrics_url,
         seed=options.seed,
         cases=options.cases,
+        patience=options.patience,
     )
 
 
 def drawn(options: argparse.Namespace) -> list[str]:
-    """The words that draw the same cases again; none for those of every run."""
+    """The words that draw the same cases again, and ask as much; none for those of every run."""
     words = ["--seed", str(options.seed)] if options.seed != SEED else []
-    return [*words, "--cases", str(options.cases)] if options.cases != CASES else words
+    words += ["--cases", str(options.cases)] if options.cases != CASES else []
+    return [*words, "--patience", f"{options.patience:g}"] if options.patience != PATIENCE else words
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("above 0")
+    return number
 
 
 def _count(text: str) -> int:

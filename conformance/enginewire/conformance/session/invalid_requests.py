@@ -101,7 +101,7 @@ def _of_other_reasons(ctx: Context) -> Iterator[Invalid]:
         newer = requests.change(ctx.request(), client_revision=ctx.info.maximum_client_revision + 1)
         yield Invalid("a newer client", newer, pb.ERROR_REASON_REVISION_MISMATCH, "client_revision")
     if ctx.config.HasField("context_length"):
-        long = ctx.request(token_ids=ctx.prompt(ctx.config.context_length))
+        long = requests.change(ctx.request(), token_ids=ctx.prompt(ctx.config.context_length))
         yield Invalid("too long a prompt", long, pb.ERROR_REASON_CONTEXT_EXCEEDED, "token_ids")
 
 

@@ -12,20 +12,33 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from signal import Signals
-from typing import Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
-from enginewire.conformance.session.bounds import MEASURED_REQUESTS, MEASURED_TOKENS, Bounds, measured
+from enginewire.conformance.session.bounds import (
+    MEASURED_REQUESTS,
+    MEASURED_TOKENS,
+    Bounds,
+    measured,
+    slowdown,
+)
 from enginewire.conformance.session.given import Given
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.presence import absence
 from enginewire.conformance.wire.violation import Violation
 
 T = TypeVar("T")
+
+MUCH_SLOWER: Final = 2.5
+"""Times. Less than this is what any two measurements differ by."""
+
+MOST_SLOWER: Final = 10.0
+"""Times. Whoever is slower than that is waited for no longer."""
 
 
 class Server(Protocol):
@@ -90,7 +103,7 @@ class Session:
     info: pb.GetEngineInfoResponse = field(default_factory=pb.GetEngineInfoResponse)
     bounds: Bounds = field(default_factory=Bounds)
     others: int = 0
-    """Requests that ran or waited before the kit sent any: somebody else uses the server."""
+    """Requests that ran, waited or ended while the kit measured, and are not its own."""
     drawn: str = ""
     """Which cases were drawn, for the head of the report."""
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
@@ -139,9 +152,11 @@ class Session:
             raise Unreachable(f"nothing listens at {self.connection.target}") from None
         # What is wrong with an answer is for the checks to say.
         with suppress(Violation):
-            self.info = await self.client().info()
-            self.others = await self._others()
+            self.info = await self._first_answer()
+            before = await self._load()
             self.bounds = await self._measure()
+            ended = (await self._load()).requests_finished - before.requests_finished
+            self.others = before.running + before.waiting or max(ended - MEASURED_REQUESTS, 0)
 
     async def close(self) -> None:
         """Close the channel and forget what was observed."""
@@ -151,6 +166,18 @@ class Session:
         if self._channel:
             await self._channel.close()
 
+    async def is_slower(self) -> bool:
+        """Look at the speed again; where it is much lower than at first, the bounds are wider from now on.
+
+        So what a machine needs that got busy meanwhile is not held against the target.
+        """
+        again = self._small(MEASURED_REQUESTS + self.next_number())
+        times = await slowdown(self.client(), again, self.bounds)
+        if times < MUCH_SLOWER:
+            return False
+        self.bounds = replace(self.bounds, scale=self.bounds.scale * min(times, MOST_SLOWER))
+        return True
+
     async def once(self, key: object, observe: Callable[[], Awaitable[T]]) -> T:
         """The result of `observe`, made once per session and key; its failure is shared as well."""
         if key not in self._observations:
@@ -158,16 +185,25 @@ class Session:
         # One check that gives up must not take the observation from the others.
         return cast(T, await asyncio.shield(self._observations[key]))
 
-    async def _others(self) -> int:
+    async def _first_answer(self) -> pb.GetEngineInfoResponse:
+        """The facts. Raises Unreachable where something listens that has nobody behind it."""
+        exchange = await self.client().ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
+        if exchange.code is not grpc.StatusCode.UNAVAILABLE:
+            return cast(pb.GetEngineInfoResponse, exchange.response())
+        if how := await absence(self.connection):
+            raise Unreachable(f"{self.connection.target}: {how}")
+        return await self.client().info()
+
+    async def _load(self) -> pb.Load:
+        """Empty where the target tells none."""
         with suppress(Violation):
-            load = await self.client().load()
-            return load.running + load.waiting
-        return 0
+            return await self.client().load()
+        return pb.Load()
 
     async def _measure(self) -> Bounds:
         """A target that cannot generate gets the floors; its checks will say what is wrong."""
-        salts = range(MEASURED_REQUESTS)
-        return await measured(self.client(), map(self._small, salts), self.time_scale)
+        small = map(self._small, range(MEASURED_REQUESTS))
+        return await measured(self.client(), small, self.time_scale, self.given.patience)
 
     def _small(self, number: int) -> pb.GenerateRequest:
         prompt = requests.prompt(requests.PROMPT_TOKENS, self.info.config.vocab_size, salt=number)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from typing import Self
 
 CHUNK = 64 * 1024
 
@@ -27,7 +28,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def open(cls, upstream: str, *, at: str = "") -> Proxy:
+    async def open(cls, upstream: str, *, at: str = "") -> Self:
         """Listen on a free TCP port of loopback, or on the Unix socket `at`, such as `unix:/path`."""
         proxy = cls(upstream)
         if at:

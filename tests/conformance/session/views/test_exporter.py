@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from enginewire.conformance.session.exporter import GENERATED, RUNNING, WAITING, parse
+from enginewire.conformance.session.views.exporter import GENERATED, RUNNING, WAITING, parse
 from enginewire.conformance.wire.violation import NotApplicable
 
 TEXT = """\

@@ -7,7 +7,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.session.detokenizer import parse
+from enginewire.conformance.session.views.detokenizer import parse
 
 
 def test_byte_level_names_become_their_bytes() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.kv_view import Picture
+from enginewire.conformance.session.views.kv_view import Picture
 
 
 def stored(*names: int, parent: int | None = None) -> pb.KvEvent:
