@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.commands.demo_show import QUESTIONS, Answer, Screen
+from enginewire.backend.commands.demo_show import QUESTIONS, Answer, Screen, next_steps
+from enginewire.backend.commands.options import DemoOptions
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.server import demo_model
 from tests.backend.our_processes import PATIENCE_SECONDS, children_of, is_alive, running, until
@@ -48,8 +50,25 @@ def test_the_answers_of_the_built_in_model_are_streamed_by_two_processes_that_ar
     found = PROCESS_LINE.findall(done.stdout)
     assert [name for name, _, _ in found] == ["engine server", "backend"]
     assert not any(is_alive(int(pid)) or Path(socket).exists() for _, pid, socket in found)
-    assert done.stdout.endswith("Both have drained.\n")
+    assert "Both have drained.\n\nAsk it something yourself:\n" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("options", [DemoOptions(), DemoOptions(model="mocker", engine="mocker")])
+@pytest.mark.parametrize(
+    ("place", "command"), [(sys.prefix, "bin/enginewire"), ("/", None), (".", "enginewire")]
+)
+def test_what_it_says_to_type_next_works(
+    options: DemoOptions, place: str, command: str | None, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path if place == "." else place)
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
+    typed = next_steps(options)[-1]
+    assert typed.split()[0] == (command or f"{sys.prefix}/bin/enginewire".lstrip("/"))
+    assert ("--engine" in typed) == (options.engine == "mocker")
+    done = subprocess.run(typed, shell=True, capture_output=True, encoding="utf-8", timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_the_answers_show_characters_of_several_tokens() -> None:

@@ -6,8 +6,11 @@ Knows the backend only through its gRPC service and its command line.
 from __future__ import annotations
 
 import asyncio
+import shlex
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TextIO
 
 import grpc
@@ -92,8 +95,22 @@ async def show(options: DemoOptions, screen: Screen) -> int:
             screen.line(f"{backend.name}: pid {backend.pid}, unix:{backend_socket}", DIM)
             await _drain(backend)
             await _drain(engine)
-    screen.line("Both have drained.", DIM)
+    screen.line("Both have drained.\n", DIM)
+    for line in next_steps(options):
+        screen.line(line)
     return 0
+
+
+def next_steps(options: DemoOptions) -> tuple[str, ...]:
+    """What to type after the demo, as it can be typed in this folder."""
+    installed = Path(sys.prefix, "bin", "enginewire")
+    command = installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed.name
+    engine = () if options.engine == DemoOptions().engine else ("--engine", options.engine)
+    launch = shlex.quote(shlex.join((options.model, *engine)))
+    return (
+        "Ask it something yourself:",
+        f"  {command} backend generate --launch {launch} --prompt 'What does Drain do?'",
+    )
 
 
 async def converse(target: str, ready_timeout: float, screen: Screen) -> None:
