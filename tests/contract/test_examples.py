@@ -16,6 +16,12 @@ DIGESTS = ("typescript/src/service.ts", "cpp/src/service.h", "go/service.go", "r
 REVISIONS = ("typescript/src/rules.ts", "cpp/src/rules.h", "go/rules.go", "rust/src/rules.rs")
 
 
+# The minimal engines, and how many lines of code each may have.
+MINIMAL = {"minimal-python/engine.py": 150}
+NO_CODE = re.compile(r'\s*(#.*|//.*|""".*""")?')
+LONGEST_LINE = 110
+
+
 @pytest.mark.parametrize("path", DIGESTS)
 def test_an_example_reports_the_digest_of_the_contract(path: str) -> None:
     (digest,) = re.findall(r'"([0-9a-f]{64})"', (EXAMPLES / path).read_text())
@@ -27,3 +33,18 @@ def test_an_example_reports_the_revision_of_the_contract(path: str) -> None:
     code = (EXAMPLES / path).read_text()
     (revision,) = re.findall(r"\b(?:revision|REVISION|kRevision)(?:: u32)?\s*= (\d+)", code)
     assert int(revision) == pb.CONTRACT_REVISION
+
+
+@pytest.mark.parametrize(("path", "most"), MINIMAL.items())
+def test_a_minimal_engine_is_one_small_file(path: str, most: int) -> None:
+    file = EXAMPLES / path
+    lines = file.read_text().splitlines()
+    assert len([line for line in lines if not NO_CODE.fullmatch(line)]) <= most
+    assert max(map(len, lines)) <= LONGEST_LINE
+    assert [other.name for other in file.parent.glob(f"*{file.suffix}")] == [file.name]
+
+
+def test_every_minimal_engine_is_counted() -> None:
+    assert {folder.name for folder in EXAMPLES.glob("minimal-*")} == {
+        path.partition("/")[0] for path in MINIMAL
+    }
