@@ -47,6 +47,14 @@ def breaks(invariant: str, wrong: str) -> Callable[[Callable[[], Exchange | Brok
     return register
 
 
+def of_life(name: str) -> Facts:
+    """The facts of an engine that says which life it is in."""
+    info = pb.GetEngineInfoResponse()
+    info.CopyFrom(INFO)
+    info.engine_lifetime_id = name
+    return info
+
+
 def output(invariant: str, wrong: str, change: Change, tokens: object = None, **asked: object) -> None:
     """Register an answer in which the outputs of a correct one are changed."""
     reasons = asked.pop("reasons", ())
@@ -706,6 +714,7 @@ RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
             frame(1, outputs(request())[-1], step=3),
         ],
     ),
+    "an answer of this life": lambda: (generated(request(), outputs(request())), of_life(LIFE)),
     "a load": lambda: told(load(running=4, kv_blocks_used=8)),
     "a watch": lambda: watched(0.1),
     "outcomes": lambda: aborted("a", "b"),
@@ -717,6 +726,21 @@ RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
     "an engine behind a proxy": lambda: (refused(request(), None), pb.GetEngineInfoResponse()),
 }
 """What is right, or not to be judged."""
+
+
+@breaks("the_server_lives_on", "an answer of another life")
+def _() -> Broken:
+    return generated(request(), outputs(request())), of_life("another")
+
+
+@breaks("the_server_lives_on", "a load of another life")
+def _() -> Broken:
+    return told(load(engine_lifetime_id="life-2")), of_life(LIFE)
+
+
+@breaks("the_server_lives_on", "a handle that was accepted in another life")
+def _() -> Broken:
+    return frames(ONE, [frame(1, *outputs(request()), accepted="r-1")]), of_life("another")
 
 
 # -- what may not be accepted
