@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,6 +69,14 @@ def parse_self_test(argv: Sequence[str]) -> argparse.Namespace:
         metavar="K/N",
         help="only every Nth mutant from the Kth on: all of them, not --quick, take more than half an hour",
     )
+    parser.add_argument(
+        "--second-order",
+        type=_sample,
+        metavar="N",
+        help="so many mutants that are wrong only under a drawn condition, or `all`; without --run and "
+        "--shard 40 of them, otherwise none",
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="draws them (default 1)")
     parser.add_argument(
         "--flakes",
         type=positive,
@@ -217,6 +226,14 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _sample(text: str) -> int:
+    """How many, or `all`: more than there are."""
+    number = sys.maxsize if text == "all" else int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("at least 0, or all")
     return number
 
 

@@ -47,6 +47,14 @@ def breaks(invariant: str, wrong: str) -> Callable[[Callable[[], Exchange | Brok
     return register
 
 
+def of_life(name: str) -> Facts:
+    """The facts of an engine that says which life it is in."""
+    info = pb.GetEngineInfoResponse()
+    info.CopyFrom(INFO)
+    info.engine_lifetime_id = name
+    return info
+
+
 def output(invariant: str, wrong: str, change: Change, tokens: object = None, **asked: object) -> None:
     """Register an answer in which the outputs of a correct one are changed."""
     reasons = asked.pop("reasons", ())
@@ -706,6 +714,7 @@ RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
             frame(1, outputs(request())[-1], step=3),
         ],
     ),
+    "an answer of this life": lambda: (generated(request(), outputs(request())), of_life(LIFE)),
     "a load": lambda: told(load(running=4, kv_blocks_used=8)),
     "a watch": lambda: watched(0.1),
     "outcomes": lambda: aborted("a", "b"),
@@ -717,3 +726,32 @@ RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
     "an engine behind a proxy": lambda: (refused(request(), None), pb.GetEngineInfoResponse()),
 }
 """What is right, or not to be judged."""
+
+
+@breaks("the_server_lives_on", "an answer of another life")
+def _() -> Broken:
+    return generated(request(), outputs(request())), of_life("another")
+
+
+@breaks("the_server_lives_on", "a load of another life")
+def _() -> Broken:
+    return told(load(engine_lifetime_id="life-2")), of_life(LIFE)
+
+
+@breaks("the_server_lives_on", "a handle that was accepted in another life")
+def _() -> Broken:
+    return frames(ONE, [frame(1, *outputs(request()), accepted="r-1")]), of_life("another")
+
+
+# -- what may not be accepted
+
+for _name, _wrong, _asked in (
+    ("prompts_are_needed", "no prompt", {"token_ids": []}),
+    ("ids_are_checked", "a stop id beyond the vocabulary", {"stop_token_ids": [128]}),
+    ("ids_are_checked", "a bias beyond the vocabulary", {"logit_bias": [pb.LogitBias(token_id=999)]}),
+    ("numbers_are_checked", "no number", {"temperature": float("nan")}),
+    ("ranges_are_checked", "an empty nucleus", {"top_p": 0.0}),
+    ("the_number_of_choices_is_checked", "more than there may be", {"n": 129}),
+    ("the_number_of_alternatives_is_checked", "more than there may be", {"logprobs": 21}),
+):
+    breaks(_name, _wrong)(lambda asked=_asked: generated(request(**asked), outputs(request())))  # type: ignore[misc]

@@ -55,6 +55,18 @@ def test_a_proof_counts_exact_kills_by_area() -> None:
         assert f"| {area} | {number} | {counts} |" in table
 
 
+def test_a_proof_says_how_many_of_the_second_order_were_killed_and_which_were_not() -> None:
+    more = {
+        "second_order_mutants": 3,
+        "second_order_kills": 2,
+        "second_order_survivors": ["total_wrong@resumed"],
+    }
+    table = docs.proof_table(docs.read_proof(json.dumps({**SUMMARY, **more})))
+    assert "3 second-order mutants were drawn, 2 of them killed." in table
+    assert "Of those live: `total_wrong@resumed`." in table
+    assert "second-order" not in docs.proof_table(docs.read_proof(json.dumps(SUMMARY)))
+
+
 def test_a_page_without_the_section_is_refused() -> None:
     with pytest.raises(ValueError, match="<!-- requirements -->"):
         docs.filled("# Nothing")

@@ -10,7 +10,8 @@ from enginewire.conformance.client_side.reference.backend import ReferenceBacken
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
 from enginewire.conformance.proof import self_test
-from enginewire.conformance.proof.self_test import Kill, is_in_passing, judge, kill
+from enginewire.conformance.proof.matrix import Kill
+from enginewire.conformance.proof.self_test import is_in_passing, judge, kill
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Report

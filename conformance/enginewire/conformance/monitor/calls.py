@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.monitor.facts import Seen
+from enginewire.conformance.monitor.facts import Seen, loads_of
 from enginewire.conformance.monitor.invariant import of_calls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -46,6 +47,14 @@ def facts_stay_the_same(seen: Seen) -> None:
     for info in _messages(seen, pb.GetEngineInfoResponse):
         if seen.info.ByteSize():
             expect_equal(info, seen.info, "GetEngineInfo answers differ")
+
+
+@of_calls("ERR-19")
+def the_server_lives_on(seen: Seen) -> None:
+    """Every load and every answer names the life that the run began with."""
+    life = seen.info.engine_lifetime_id
+    for told in _lives(seen) if life else ():
+        expect_equal(told, life, "engine_lifetime_id is another one than at the start of the run")
 
 
 @of_calls("ABO-04")
@@ -115,6 +124,15 @@ def embeddings_name_their_request(seen: Seen) -> None:
     for response in _messages(seen, pb.EmbedResponse):
         if isinstance(request, pb.EmbedRequest):
             expect_equal(response.request_id, request.request_id, "EmbedResponse carries another request_id")
+
+
+def _lives(seen: Seen) -> Iterator[str]:
+    """What is named; a message that names none says nothing."""
+    named = [load.engine_lifetime_id for load in loads_of(seen.exchange)]
+    named += [answer.engine_lifetime_id for answer in _messages(seen, pb.GenerateResponse)]
+    for frame in _messages(seen, pb.GenerateMultiplexedResponse):
+        named += [event.accepted.engine_lifetime_id for event in frame.events]
+    return filter(None, named)
 
 
 def _messages(seen: Seen, kind: type[M]) -> list[M]:

@@ -13,14 +13,14 @@ from weakref import WeakSet
 
 from enginewire import v1 as pb
 from enginewire.conformance.monitor import (
+    accepted,
     calls,
     endings,
-    events,
+    extras,
     failures,
     frames,
     load,
     logprobs,
-    roles,
     shape,
     streams,
     usage,
@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 MODULES: Final[Sequence[ModuleType]] = (
     shape,
+    accepted,
     endings,
     usage,
     logprobs,
-    events,
-    roles,
+    extras,
     failures,
     frames,
     load,

@@ -54,7 +54,7 @@ class SyntheticProbe(Reference):
 @mutant(
     "probe_swallow_error",
     kills="PRB-03",
-    also=("INF-04/seen", "PRB-02/seen", "STR-07/seen", "USE-04/seen", "LIM-03/seen"),
+    also=("ERR-02/seen", "INF-04/seen", "PRB-02/seen", "STR-07/seen", "USE-04/seen", "LIM-03/seen"),
 )
 class ProbeSwallowError(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:

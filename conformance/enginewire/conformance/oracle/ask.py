@@ -13,11 +13,14 @@ from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.draw import Offer
 from enginewire.conformance.session.context import Context, Greedy
+from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
 from enginewire.conformance.wire.stream import Choice, Stream, choices_of
 from enginewire.conformance.wire.violation import Violation
+
+Changes = dict[str, Value]
 
 BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -53,9 +56,15 @@ class Target:
         """The greedy run that a case repeats."""
         return self.runs[case.prompt]
 
-    async def ask(self, cases: Sequence[Case]) -> list[Answer]:
-        """All at the same time, those that are multiplexed over one stream; in their order."""
-        requests = [self._request(case) for case in cases]
+    async def ask(self, cases: Sequence[Case], beside: Sequence[Changes] = ()) -> list[Answer]:
+        """All at the same time, those that are multiplexed over one stream; in their order.
+
+        `beside`: what else each of them is changed by.
+        """
+        requests = [
+            change(self._request(case), **other)
+            for case, other in zip(cases, beside or [{}] * len(cases), strict=True)
+        ]
         plain = [number for number, case in enumerate(cases) if not case.multiplexed]
         multiplexed = [number for number, case in enumerate(cases) if case.multiplexed]
         found = await asyncio.gather(

@@ -11,6 +11,7 @@ from enginewire.conformance.oracle.ask import Answer, Target
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.draw import Offer, draw
 from enginewire.conformance.oracle.judge import Fault, judge, requirement
+from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
 from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.shrink import Patience, shrink
 from enginewire.conformance.session.context import Context, Greedy
@@ -85,7 +86,20 @@ async def _findings(ctx: Context) -> list[Finding]:
     many = f"{asked}" if asked == wanted else f"{asked} of {wanted}, for want of time"
     ctx.session.drawn = f"drawn cases: {many}, seed {seed}"
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
-    return [each async for each in _explained(target, failed, deadline, seed)]
+    found = [each async for each in _explained(target, failed, deadline, seed)]
+    if wanted:
+        await _ask_mistaken(target, mistaken(seed, target.runs, target.offer, ctx.config))
+    return found
+
+
+async def _ask_mistaken(target: Target, some: Sequence[Mistaken]) -> None:
+    """What comes of them the monitor sees; here nothing is known to compare it with."""
+    deadline = time.monotonic() + EFFORTS * target.ctx.bounds.effort
+    for start in range(0, len(some), TOGETHER):
+        part = some[start : start + TOGETHER]
+        if time.monotonic() > deadline:
+            break
+        await target.ask([each.case for each in part], [each.changes for each in part])
 
 
 async def _target(ctx: Context, client: Client) -> Target:

@@ -33,6 +33,10 @@ class Proof:
     seconds: float
     kills: dict[str, list[str]]
     expected: dict[str, list[str]]
+    second_order: int = 0
+    second_order_kills: int = 0
+    survivors: tuple[str, ...] = ()
+    """Of the second order."""
 
 
 def filled(page: str, proof: Proof | None = None) -> str:
@@ -60,6 +64,7 @@ def proof_table(proof: Proof) -> str:
     )
     gaps = [f"Checks that no mutant fails: {', '.join(proof.unkilled) or 'none'}."]
     gaps += [f"Mutants that live: {', '.join(proof.alive)}."] if proof.alive else []
+    gaps += list(_second_order(proof))
     return "\n".join([totals, *gaps, "", *_table(head, rows), ""])
 
 
@@ -75,7 +80,18 @@ def read_proof(output: str) -> Proof:
         seconds=summary["seconds"],
         kills=summary["kills"],
         expected=summary["expected"],
+        second_order=summary.get("second_order_mutants", 0),
+        second_order_kills=summary.get("second_order_kills", 0),
+        survivors=tuple(summary.get("second_order_survivors", ())),
     )
+
+
+def _second_order(proof: Proof) -> Iterator[str]:
+    if proof.second_order:
+        killed = f"{proof.second_order_kills} of them killed"
+        yield f"{proof.second_order} second-order mutants were drawn, {killed}."
+    if proof.survivors:
+        yield f"Of those live: {', '.join(f'`{name}`' for name in proof.survivors)}."
 
 
 def _by_area(proof: Proof) -> Iterator[tuple[str, int, int, int]]:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -25,14 +24,15 @@ from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.client_side.stage.stands import InProcessStarter
 from enginewire.conformance.mutants import Mutant, mutants
+from enginewire.conformance.proof import second_order
+from enginewire.conformance.proof.matrix import Kill, line, show, show_reference, summary_of, verdict_of
 from enginewire.conformance.reference.adapters import SOURCES
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.report.text import visible
-from enginewire.conformance.report.verdict import tally
 from enginewire.conformance.running.in_process import InProcess, InProcessLauncher, Served
-from enginewire.conformance.running.outcome import FAILED, ExitCode, Outcome, Report, Status
+from enginewire.conformance.running.outcome import FAILED, Outcome, Report, Status
 from enginewire.conformance.running.registry import SHAPE, Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
@@ -53,31 +53,6 @@ LOAD_SECONDS: Final = 0.6
 KILLING: Final = FAILED | {Status.WARN}
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """What became of one mutant."""
-
-    name: str
-    expected: tuple[str, ...]
-    failed: tuple[str, ...]
-    faults: tuple[str, ...]
-    seconds: float
-    surprises: tuple[str, ...] = ()
-    """What the checks said that should not have failed."""
-    in_passing: tuple[str, ...] = ()
-    """What the monitor saw of the same ids, or of others that the mutant names: no surprise, and no proof."""
-
-    @property
-    def is_killed(self) -> bool:
-        """True when every check that should fail did."""
-        return set(self.expected) <= set(self.failed)
-
-    @property
-    def is_exact(self) -> bool:
-        """True when nothing else failed."""
-        return set(self.expected) == set(self.failed) and not self.faults
-
-
 def main(options: argparse.Namespace) -> int:
     """Run everything, print the matrix; 0 when every kill is exact and the references pass."""
     started = time.monotonic()
@@ -86,18 +61,20 @@ def main(options: argparse.Namespace) -> int:
     is_whole = not options.run and parts == 1
     references = asyncio.run(_judge_references())
     for reference in references:
-        _show_reference(reference)
+        show_reference(reference)
     kills = _killed(chosen, options.workers, options.quick)
     for kill in kills:
-        print("\n".join([_line(kill), *(f"      {surprise}" for surprise in kill.surprises)]))
+        print("\n".join([line(kill), *(f"      {surprise}" for surprise in kill.surprises)]))
     passes = _adversary_passes() if not options.run and part == 1 else {}
     for name, count in passes.items():
         print(f"adversary {name:24} {count} PASS")
-    summary = _summary(kills, references, passes, time.monotonic() - started)
-    _show_summary(summary, is_whole=is_whole)
+    summary = summary_of(kills, references, passes, time.monotonic() - started)
+    wanted = second_order.wanted(options, is_whole=is_whole)
+    summary |= second_order.survey(wanted, judge_at_times, options) if wanted else {}
+    show(summary, is_whole=is_whole)
     if options.json:
         print(json.dumps(summary))
-    return _verdict(summary, is_whole=is_whole)
+    return verdict_of(summary, is_whole=is_whole)
 
 
 async def judge(
@@ -201,6 +178,14 @@ async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
     return await judge(mutant.server, phases_of(mutant), name=mutant.name, run=run, skip=spared)
 
 
+async def judge_at_times(mutant: Mutant, quick: bool) -> Report:
+    """The kit against a second-order mutant: as against the first one, but for what starts programs."""
+    spared = [check.key for check in all_checks() if check.is_costly and check.key not in mutant.kills]
+    run = [*needed_by(mutant), "*/drawn"] if quick else ()
+    phases = phases_of(mutant) - {Phase.LAUNCH}
+    return await reached(judge(mutant.server, phases, run=run, skip=spared))
+
+
 async def kill(mutant: Mutant, *, quick: bool = False) -> Kill:
     """What became of one mutant."""
     report = await reached(judge_mutant(mutant, quick=quick))
@@ -277,63 +262,6 @@ def _is_chosen(mutant: Mutant, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def _line(kill: Kill) -> str:
-    verdict = "exact" if kill.is_exact else "MORE" if kill.is_killed else "FAULT" if kill.faults else "ALIVE"
-    others = [key for key in kill.failed if key not in kill.expected]
-    extra = f"  also {', '.join(others)}" if others else ""
-    faults = f"  faults {kill.faults}" if kill.faults else ""
-    return f"{verdict:5} {kill.name:34} {', '.join(kill.expected)}{extra}{faults}  {kill.seconds:.1f} s"
-
-
 def _said(outcome: Outcome) -> str:
     seen = f", seen: {outcome.seen}" if outcome.seen else ""
     return visible(f"{outcome.key}: {outcome.message}{seen} after {outcome.seconds:.1f} s")
-
-
-def _show_reference(report: Report) -> None:
-    print(report.unreachable or f"{report.engine}: {tally(report)} in {report.seconds:.1f} s")
-    for outcome in report.unexpected:
-        print(f"  {outcome.status.value} {outcome.key}: {outcome.message} {outcome.seen}")
-
-
-def _summary(
-    kills: list[Kill], references: Sequence[Report], passes: dict[str, int], seconds: float
-) -> dict[str, object]:
-    proven = {key for kill in kills if kill.is_killed for key in kill.expected}
-    # The ERR-17 checks are one function with a table behind it: one mutant proves them all.
-    keys = {"ERR-17" if check.unless and check.gate == "" else check.key for check in all_checks()}
-    keys |= {check.key for check in client_checks()}
-    unkilled = sorted(key for key in keys if not any(_proves(done, key) for done in proven))
-    return {
-        "checks": len(keys),
-        "mutants": len(kills),
-        "unkilled_checks": unkilled,
-        "exact_kills": sum(kill.is_exact for kill in kills),
-        "inexact": sorted(kill.name for kill in kills if not kill.is_exact),
-        "alive": sorted(kill.name for kill in kills if not kill.is_killed),
-        "failed_by_reference": [outcome.key for reference in references for outcome in reference.unexpected],
-        "unreachable": [reference.unreachable for reference in references if reference.unreachable],
-        "adversary_passes": passes,
-        "seconds": round(seconds, 1),
-        "kills": {kill.name: list(kill.failed) for kill in kills},
-        "seen": {kill.name: list(kill.in_passing) for kill in kills if kill.in_passing},
-        "expected": {kill.name: list(kill.expected) for kill in kills},
-    }
-
-
-def _proves(done: str, key: str) -> bool:
-    return done == key or (key == "ERR-17" and done.startswith("ERR-17/"))
-
-
-def _show_summary(summary: dict[str, object], *, is_whole: bool) -> None:
-    print(f"{summary['checks']} checks, {summary['mutants']} mutants, {summary['exact_kills']} exact kills")
-    if is_whole:
-        print(f"checks that no mutant kills: {summary['unkilled_checks'] or 'none'}")
-    print(f"{summary['seconds']} s")
-
-
-def _verdict(summary: dict[str, object], *, is_whole: bool) -> int:
-    wrong = ["inexact", "failed_by_reference", "unreachable", *(["unkilled_checks"] if is_whole else [])]
-    passes = summary["adversary_passes"]
-    passed = isinstance(passes, dict) and any(passes.values())
-    return ExitCode.VIOLATION if passed or any(summary[name] for name in wrong) else ExitCode.CONFORMANT
