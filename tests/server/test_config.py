@@ -72,7 +72,7 @@ def test_a_name_needs_it_when_it_resolves_to_such_an_address(
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (["--engine", "vllm"], ["--engine", "torch, mocker or module:Class"]),
+        (["--engine", "vllm"], ["--engine", "torch, mocker, upstream or module:Class"]),
         (["--engine", ":Class"], ["--engine"]),
         (["--engine", "module:"], ["--engine"]),
         (
