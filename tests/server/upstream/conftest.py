@@ -37,9 +37,8 @@ def server_of(raw: RawServer, socket_folder: Path) -> Callable[..., EngineServer
     """`server_of(**options)` is a server in front of it that has not begun."""
 
     def made(**given: object) -> EngineServer:
-        options = ServerOptions(
-            engine="upstream", upstream=raw.target, uds=socket_folder / "front.sock", **given
-        )
+        given = {"upstream": raw.target, "uds": socket_folder / "front.sock"} | given
+        options = ServerOptions(engine="upstream", **given)
         return EngineServer(make_engine(options), options)
 
     return made
