@@ -89,8 +89,8 @@ async def run_invariant(model: str, settings: Settings) -> AsyncIterator[Times]:
 
 async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
     from enginewire import v1 as pb
-    from enginewire.backend.engines.channel import open_channel
     from enginewire.backend.engines.client import EngineClient
+    from enginewire.channel import open_channel
 
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -31,8 +31,8 @@ from enginewire import event_loop, v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.engines.channel import open_channel
 from enginewire.backend.engines.client import EngineClient
+from enginewire.channel import open_channel
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]

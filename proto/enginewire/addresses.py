@@ -14,6 +14,7 @@ from typing import Final
 
 from enginewire.options import OptionError
 
+SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  # whoever uses it must check the owner
 SHOWN_KV_FOLDER: Final = "/dev/shm/enginewire-kv-<uid>, else kv beside the default socket"  # noqa: S108
 SHOWN_FOLDER: Final = "$XDG_RUNTIME_DIR/enginewire, else /tmp/enginewire-<uid>"
@@ -43,6 +44,14 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return host == "localhost"
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def is_on_this_machine(target: str) -> bool:
+    """True for Unix sockets and loopback addresses; `target` is any gRPC name."""
+    if target.startswith(SOCKET_SCHEMES):
+        return True
+    host, _, _ = target.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").rpartition(":")
+    return is_loopback(host.removeprefix("ipv6:").strip("[]"))
 
 
 def listens_on_loopback(host: str) -> bool:

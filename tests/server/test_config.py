@@ -72,7 +72,7 @@ def test_a_name_needs_it_when_it_resolves_to_such_an_address(
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (["--engine", "vllm"], ["--engine", "torch, mocker or module:Class"]),
+        (["--engine", "vllm"], ["--engine", "torch, mocker, upstream or module:Class"]),
         (["--engine", ":Class"], ["--engine"]),
         (["--engine", "module:"], ["--engine"]),
         (
@@ -142,3 +142,31 @@ def test_the_dump_of_a_server_starts_the_same_server(
         load_options([*argv, "--dump-config"])
     (tmp_path / "dump.toml").write_text(capsys.readouterr().out)
     assert load_options(["--config", str(tmp_path / "dump.toml")]) == load_options(argv)
+
+
+def test_an_upstream_means_its_engine(tmp_path: Path) -> None:
+    options = load_options(["--upstream", "unix:/run/raw.sock"])
+    assert (options.engine, options.upstream) == ("upstream", "unix:/run/raw.sock")
+    assert load_options(["--upstream", "localhost:50050", "--engine", "upstream"]).engine == "upstream"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--engine", "upstream"], "needs --upstream"),
+        (["--upstream", "unix:/run/raw.sock", "--engine", "mocker"], "there is one engine"),
+        (["--upstream", "/run/raw.sock"], "must be unix:/path or host:port"),
+        (["--upstream", "unix:/run/"], "must be unix:/path or host:port"),
+        (["--upstream", "10.0.0.1:50050"], "say --allow-insecure"),
+    ],
+)
+def test_an_upstream_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    message = refusal(capsys, *argv)
+    assert words in message
+    assert "--upstream" in message
+
+
+def test_an_upstream_elsewhere_needs_a_word() -> None:
+    assert load_options(["--upstream", "10.0.0.1:50050", "--allow-insecure"]).upstream == "10.0.0.1:50050"

@@ -13,6 +13,7 @@ from enginewire.conformance import options as command_line
 from enginewire.conformance.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
 from enginewire.conformance.levels import level_of
+from enginewire.conformance.profiles import is_of_any
 from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running.interruption import Interruption
 from enginewire.conformance.running.outcome import ExitCode, Report
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _list(due()) if options.list else _judge(options, client.judge_as_asked)
     options = command_line.parse(arguments)
     if options.list:
-        return _list(requirements().values())
+        profiles = command_line.globs(options.profile)
+        return _list(each for each in requirements().values() if is_of_any(each, profiles))
     if options.proto_path:
         return _print_proto_path()
     if options.explain:

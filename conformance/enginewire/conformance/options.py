@@ -166,7 +166,11 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("selection")
     group.add_argument(
-        "--profile", action="append", default=[], metavar="NAMES", help="such as core,logprobs"
+        "--profile",
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="such as core,logprobs or bare",
     )
     group.add_argument(
         "--level",

@@ -13,13 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.addresses import (
-    SHOWN_KV_FOLDER,
-    default_kv_folder,
-    default_socket,
-    shown_socket,
-    wants_tcp,
-)
+from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.server.handoff.options import Role
 from enginewire.server.option_rules import RULES
@@ -56,7 +50,7 @@ class ServerOptions:
         "name that clients use for the model; the first is shown, the others are aliases",
         contract="EngineConfig.served_model_name",
     )
-    engine: str = option("torch", "engine to run: torch, mocker, or module:Class of your own")
+    engine: str = option("torch", "engine to run: torch, mocker, upstream, or module:Class of your own")
     role: Role = option(
         "aggregated",
         "part in disaggregated serving: prefill computes prompts and hands them over, decode goes on",
@@ -134,10 +128,7 @@ class ServerOptions:
         contract="EngineConfig.total_kv_blocks",
     )
     kv_cache_memory_bytes: int | None = option(
-        None,
-        "memory for the KV cache; chosen by device when not set",
-        unit="bytes",
-        at_least=1,
+        None, "memory for the KV cache; chosen by device when not set", unit="bytes", at_least=1
     )
     enable_prefix_caching: bool = option(
         True,
@@ -192,14 +183,10 @@ class ServerOptions:
         "127.0.0.1", f"listen on TCP at this host, at port {DEFAULT_PORT} unless --port is set"
     )
     port: int | None = option(
-        None,
-        "listen on TCP at this port; 0 picks a free one and prints it",
-        at_least=0,
-        at_most=65535,
+        None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
     )
     allow_insecure: bool = option(
-        False,
-        "allow a --host beyond loopback, where anyone can read prompts and send requests",
+        False, "allow a --host beyond loopback, where anyone can read prompts and send requests"
     )
     instance_id: str = option(
         "",
@@ -276,10 +263,7 @@ class ServerOptions:
         contract="Limits.max_stream_buffer_tokens",
     )
     slow_consumer_timeout: float = option(
-        30.0,
-        "how long a reader may take nothing before its request is aborted",
-        unit="s",
-        at_least=0.1,
+        30.0, "how long a reader may take nothing before its request is aborted", unit="s", at_least=0.1
     )
 
     shutdown_timeout: float = option(
@@ -310,13 +294,20 @@ class ServerOptions:
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
     log_requests: bool = option(False, "log a line per request: ids, counts and times, never prompts")
 
+    upstream: str = option(
+        "", "bare engine to be the server of: unix:/path or host:port", heading="--engine upstream"
+    )
+    upstream_start_timeout: float = option(600.0, "how long it may take to answer", unit="s", at_least=0)
+    upstream_silence_timeout: float = option(
+        120.0, "how long a running request may wait for a token until it fails", unit="s", at_least=0.1
+    )
+
     mocker_ttft_ms: float = option(
         0.0, "time to the first token", unit="ms", at_least=0, heading="--engine mocker"
     )
     mocker_itl_ms: float = option(0.0, "time between tokens", unit="ms", at_least=0)
     mocker_script: Path | None = option(
-        None,
-        'JSON file with answers: [{"prompt": text or ids, "answer": text or ids}, …]',
+        None, 'JSON file with answers: [{"prompt": text or ids, "answer": text or ids}, …]'
     )
     mocker_fault: str = option("", "fail on purpose: step:N, stall:N or forward:REQUEST_ID")
 
@@ -333,14 +324,21 @@ def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
         argv,
         prog="enginewire-server",
         description="Serve a model on the engine contract, enginewire.v1.",
-        resolve=choose_address,
+        resolve=complete,
     )
     return loaded.options
 
 
-def choose_address(loaded: Loaded[ServerOptions]) -> ServerOptions:
-    """A host alone means TCP at the default port. Raises OptionError when two addresses were given."""
+def complete(loaded: Loaded[ServerOptions]) -> ServerOptions:
+    """A host alone means TCP at the default port, `upstream` alone its engine. Raises OptionError.
+
+    There is one address, and one engine.
+    """
     options = loaded.options
+    if options.upstream and "engine" not in loaded.sources:
+        options = replace(options, engine="upstream")
+    if options.upstream and options.engine != "upstream":
+        raise OptionError(f"--upstream and --engine {options.engine} exclude each other: there is one engine")
     if wants_tcp(loaded.sources) and options.port is None:
         return replace(options, port=DEFAULT_PORT)
     return options

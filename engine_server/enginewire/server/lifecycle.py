@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -161,10 +162,13 @@ class Lifecycle:
         await self._become(pb.ENGINE_STATE_STOPPED)
 
     async def declare_dead(self, seconds: float) -> None:
-        """The step loop is stuck: nothing more comes from the engine."""
+        """Nothing more comes from the engine: a step is stuck, or it has died, and `seconds` is infinite."""
         self.requests.close(lambda: EngineDead("the engine is dead"))
         await self._become(pb.ENGINE_STATE_DEAD)
-        self.requests.fail_all(lambda: Stuck(f"the engine made no progress for {seconds:.0f} s"))
+        if seconds == math.inf:
+            self.requests.fail_all(lambda: EngineDead("the engine died"))
+        else:
+            self.requests.fail_all(lambda: Stuck(f"the engine made no progress for {seconds:.0f} s"))
 
     async def _run_drain(self, plan: DrainPlan) -> None:
         self.drain_state = pb.DRAIN_STATE_GRACE

@@ -1,6 +1,6 @@
 """Which engine `--engine` names. Imports an engine only when it was chosen.
 
-`torch` and `mocker` are ours; `module:Class` is any class of yours that is an `LLMEngine` or a
+`torch`, `mocker` and `upstream` are ours; `module:Class` is any class of yours that is an `LLMEngine` or a
 `StepEngine` and whose constructor takes the `ServerOptions`.
 """
 
@@ -117,6 +117,20 @@ def _mocker(options: ServerOptions) -> StepEngine:
     )
 
 
+def _upstream(options: ServerOptions) -> StepEngine:
+    from enginewire.server.upstream.engine import UpstreamEngine
+    from enginewire.server.upstream.options import UpstreamOptions
+
+    return UpstreamEngine(
+        UpstreamOptions(
+            target=options.upstream,
+            start_timeout=options.upstream_start_timeout,
+            silence_timeout=options.upstream_silence_timeout,
+            max_num_seqs=options.max_num_seqs,
+        )
+    )
+
+
 def _transfer(options: ServerOptions) -> TransferOptions | None:
     if options.role == "aggregated":
         return None
@@ -130,7 +144,7 @@ def _log_progress(phase: str, done: float) -> None:
 def _custom(options: ServerOptions) -> object:
     module_name, _, attribute = options.engine.partition(":")
     if not attribute:
-        raise EngineUnavailable(f"--engine {options.engine}: allowed torch, mocker or module:Class")
+        raise EngineUnavailable(f"--engine {options.engine}: allowed torch, mocker, upstream or module:Class")
     factory = getattr(importlib.import_module(module_name), attribute, None)
     if factory is None:
         raise EngineUnavailable(f"--engine {options.engine}: {module_name} has no {attribute}")
@@ -139,4 +153,8 @@ def _custom(options: ServerOptions) -> object:
     return factory(options)
 
 
-OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {"torch": _torch, "mocker": _mocker}
+OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {
+    "torch": _torch,
+    "mocker": _mocker,
+    "upstream": _upstream,
+}

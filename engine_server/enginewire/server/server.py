@@ -10,6 +10,7 @@ import asyncio
 import faulthandler
 import gc
 import logging
+import math
 import secrets
 import signal
 import sys
@@ -61,6 +62,7 @@ EMBEDDING_SERVICE = embedding_service_pb2.DESCRIPTOR.services_by_name["Embedding
 SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE, EMBEDDING_SERVICE)
 
 OURS: Final = frozenset({"torch", "mocker"})
+"""What they send is not checked, unless somebody asks for it."""
 
 EXIT_OK: Final = 0
 EXIT_START_FAILED: Final = 1
@@ -78,7 +80,7 @@ class EngineServer:
     def __init__(self, engine: StepEngine, options: ServerOptions) -> None:
         self.options = options
         named = engine if isinstance(engine, NamedEngine) else None
-        own_name = f"enginewire-{options.engine}" if options.engine in OURS else options.engine
+        own_name = options.engine if ":" in options.engine else f"enginewire-{options.engine}"
         self.identity = Identity(
             engine_name=(named and named.engine_name) or own_name,
             engine_version=(named and named.engine_version) or __version__,
@@ -263,14 +265,17 @@ class EngineServer:
             await self.lifecycle.requests.abort_slow()
 
     async def _watch_steps(self) -> None:
-        """Turn a step that never ends into NOT_SERVING and the end of the process."""
-        limit = self.options.watchdog_timeout
-        while limit > 0:
+        """Turn a step that never ends, or the engine's death, into NOT_SERVING and the process's end."""
+        limit = self.options.watchdog_timeout or math.inf
+        while True:
             await asyncio.sleep(min(1.0, limit / 4))
             stalled = self.lifecycle.engine.stalled_for()
-            if stalled > limit:
-                log.critical("no progress for %.1f s; stacks follow", stalled)
-                faulthandler.dump_traceback(sys.stderr)
+            if stalled > limit or stalled == math.inf:
+                if stalled == math.inf:
+                    log.critical("the engine is dead")
+                else:
+                    log.critical("no progress for %.1f s; stacks follow", stalled)
+                    faulthandler.dump_traceback(sys.stderr)
                 await self.lifecycle.declare_dead(stalled)
                 self._died.set()
                 return

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from enginewire import v1 as pb
+from enginewire import channel, v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines import channel
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from enginewire.conformance.levels import Level, level_of
-from enginewire.conformance.report import as_badge, as_html, as_json, as_markdown, human
+from enginewire.conformance.profiles import BARE, OF_BARE, is_of
+from enginewire.conformance.report import as_badge, as_html, as_json, as_markdown, human, results
 from enginewire.conformance.report.standing import lines, short
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
 from tests.conformance.report.reports import outcome, report
 
@@ -81,8 +83,46 @@ def test_programs_get_the_standing_as_an_object() -> None:
     assert document["standing"] == {
         "level": 2,
         "name": "operable",
+        "profile": "",
         "not_judged": [],
         "missing": [{"id": "VER-01", "why": "does not hold", "reason": "boom"}],
         "capabilities": ["seed"],
     }
     assert {each["id"]: each["of_level"] for each in document["outcomes"]}["LOG-01"] == 0
+
+
+def bare_with(*changed: Outcome, gates: tuple[str, ...] = ()) -> Report:
+    """What a bare engine keeps passes, with these capabilities; the rest of the contract did not run."""
+    names = {each.requirement.id for each in changed}
+    others = [
+        outcome(_status_for_bare(entry, gates), entry.id)
+        for entry in requirements().values()
+        if entry.id not in names
+    ]
+    return replace(report(*others, *changed), profile=BARE)
+
+
+def _status_for_bare(entry: Requirement, gates: tuple[str, ...]) -> Status:
+    if not is_of(entry, BARE):
+        return Status.NOT_RUN
+    return Status.PASS if entry.id in OF_BARE or entry.gate in gates else Status.NOT_APPLICABLE
+
+
+def test_a_bare_engine_has_its_profile_in_place_of_a_level() -> None:
+    run = bare_with(gates=("seed", "logprobs"))
+    assert lines(run) == ["profile: bare", "capabilities: seed, logprobs"]
+    assert json.loads(as_badge.render(run))["message"] == "bare + seed, logprobs"
+    standing = json.loads(as_json.render(run))["standing"]
+    assert (standing["profile"], standing["level"], standing["missing"]) == ("bare", 0, [])
+    assert (
+        results.table({"raw": json.loads(as_json.render(run))}).splitlines()[2].startswith("| raw | bare |")
+    )
+
+
+def test_what_a_bare_engine_lacks_is_named() -> None:
+    run = bare_with(outcome(Status.FAIL, "STP-02"), outcome(Status.NOT_APPLICABLE, "SAM-07", "no logprobs"))
+    assert lines(run) == [
+        "profile: bare, which lacks 1: STP-02",
+        "not judged at this server: SAM-07 (no logprobs)",
+    ]
+    assert json.loads(as_badge.render(run))["message"] == "1 failed"

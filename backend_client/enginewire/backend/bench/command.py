@@ -28,11 +28,11 @@ from enginewire.backend.bench.workload import (
     random_word_jobs,
 )
 from enginewire.backend.commands.life import describe, run_until_signal
-from enginewire.backend.engines.channel import open_channel
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.processes.sidecar import SidecarDied, engine_sidecar
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
+from enginewire.channel import open_channel
 from enginewire.trusted_paths import user_id
 
 EXIT_FAILED: Final = 1

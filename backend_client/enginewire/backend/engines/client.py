@@ -16,13 +16,13 @@ from typing import Final, Self
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.channel import MAX_MESSAGE_BYTES, check_owner, open_channel
 from enginewire.backend.engines.failure import RequestFailed, failed, from_stream_error
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.offered_tokenizer import received
 from enginewire.backend.engines.revision import common_revision
 from enginewire.backend.engines.rpc import EngineRpc, GenerateCall, parsed
 from enginewire.backend.engines.stream import PATIENCE, EngineStream, Patience
+from enginewire.channel import MAX_MESSAGE_BYTES, check_owner, open_channel
 from enginewire.trusted_paths import UntrustedPath
 
 POLL_SECONDS: Final = 0.05

@@ -41,7 +41,7 @@ def _row(name: str, report: Mapping[str, Any]) -> str:
 
 
 def _level(standing: Mapping[str, Any]) -> str:
-    level = str(standing["level"])
+    level = str(standing["profile"] or standing["level"])
     needs_launch = any("--launch" in each["reason"] for each in standing["not_judged"])
     return f"{level}, except what needs `--launch`" if needs_launch else level
 

@@ -18,21 +18,22 @@ MOST_CAPABILITIES: Final = 4
 
 
 def lines(report: Report) -> list[str]:
-    """For people: the level, what of it could not be judged, what the next one lacks."""
+    """For people: the level or the profile, what of it could not be judged, what the next one lacks."""
     where = standing(report)
     return [*_lines(where)] if where else []
 
 
 def short(report: Report) -> str:
-    """For a badge: `level 2 + seed, logprobs`; empty for a server without a level."""
+    """For a badge: `level 2 + seed, logprobs`, `bare`; empty for a server that has reached neither."""
     where = standing(report)
-    if not where or where.level == NO_LEVEL:
+    if not where or not (where.level or (where.profile and not where.missing)):
         return ""
     capabilities = where.capabilities
     many = len(capabilities) > MOST_CAPABILITIES
     added = f"{len(capabilities)} capabilities" if many else ", ".join(capabilities)
     excepted = " except launch" if where.needs_launch else ""
-    return f"level {where.level}{excepted}" + (f" + {added}" if added else "")
+    reached = where.profile or f"level {where.level}{excepted}"
+    return reached + (f" + {added}" if added else "")
 
 
 def document(report: Report) -> dict[str, object] | None:
@@ -43,6 +44,7 @@ def document(report: Report) -> dict[str, object] | None:
     return {
         "level": where.level,
         "name": name(where.level),
+        "profile": where.profile,
         "not_judged": [_fact(each) for each in where.not_judged],
         "missing": [_fact(each) for each in where.missing],
         "capabilities": list(where.capabilities),
@@ -52,15 +54,19 @@ def document(report: Report) -> dict[str, object] | None:
 def _lines(where: Standing) -> Iterator[str]:
     if not where.is_known:
         return
-    yield f"level: {_reached(where)}"
+    yield f"profile: {_kept(where)}" if where.profile else f"level: {_reached(where)}"
     if others := [each for each in where.not_judged if each.proof is Proof.NOT_APPLICABLE]:
         yield f"not judged at this server: {', '.join(f'{e.requirement.id} ({e.reason})' for e in others)}"
-    if where.missing:
+    if where.missing and not where.profile:
         did_run = any(each.proof is not Proof.NOT_RUN for each in where.missing)
         needs = "lacks" if did_run else "asks for what did not run,"
         yield f"level {where.level + 1} ({name(where.level + 1)}) {needs} {_areas(where.missing)}"
     if where.capabilities:
         yield f"capabilities: {', '.join(where.capabilities)}"
+
+
+def _kept(where: Standing) -> str:
+    return f"{where.profile}, which lacks {_areas(where.missing)}" if where.missing else where.profile
 
 
 def _reached(where: Standing) -> str:

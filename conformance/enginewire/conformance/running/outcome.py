@@ -103,6 +103,8 @@ class Report:
     bounds: str = ""
     outcomes: tuple[Outcome, ...] = ()
     seconds: float = 0.0
+    profile: str = ""
+    """The name of what it was judged as, where that is less than all of core."""
     watched: int = 0
     """Calls that went through the monitor."""
     strict: bool = False

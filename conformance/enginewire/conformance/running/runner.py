@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from enginewire.conformance.monitor.watch import SHARED, Monitor
+from enginewire.conformance.profiles import BARE
 from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.gates import why_closed
@@ -250,6 +251,7 @@ class Runner:
             outcomes=verdict.in_order(
                 [*map(self._with_negative, self._outcomes.values()), *self._seen()], requirements().values()
             ),
+            profile=BARE if self.selection.is_bare else "",
             watched=self._monitor.watched,
             seconds=seconds,
             cut_short=self.interruption.why,

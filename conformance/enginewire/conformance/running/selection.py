@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from enginewire.conformance.levels import NO_LEVEL, level_of
+from enginewire.conformance.profiles import BARE, is_of_any
 from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH
 from enginewire.conformance.running.registry import Check, Phase
@@ -33,7 +34,7 @@ class Selection:
         names = (requirement.id, check.key)
         if requirement.since > self.revision:
             return f"since revision {requirement.since}"
-        if self.profiles and requirement.profile not in self.profiles:
+        if not is_of_any(requirement, self.profiles):
             return "not in the chosen profiles"
         if self.level and not NO_LEVEL < level_of(requirement) <= self.level:
             return f"not of level {self.level}"
@@ -46,9 +47,19 @@ class Selection:
         return ""
 
     def leaves_out(self, check: Check) -> bool:
-        """True for what was seen in passing and is not wanted; that nobody chose it is no reason."""
-        is_late = requirements()[check.id].since > self.revision
-        return is_late or _matches((check.id, check.key), self.skip)
+        """True for what was seen in passing and is not wanted; that nobody chose it is no reason.
+
+        Unless the server is not meant to keep it: then there is nothing to see.
+        """
+        requirement = requirements()[check.id]
+        is_late = requirement.since > self.revision
+        is_foreign = self.is_bare and not is_of_any(requirement, self.profiles)
+        return is_late or is_foreign or _matches((check.id, check.key), self.skip)
+
+    @property
+    def is_bare(self) -> bool:
+        """The server is judged as a bare engine."""
+        return BARE in self.profiles
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:

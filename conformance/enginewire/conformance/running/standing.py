@@ -1,4 +1,4 @@
-"""How far a server is: the level it reached, and the capabilities of which everything passed.
+"""How far a server is: the level it reached or the profile it keeps, and the capabilities it has proved.
 
 Only what ran and passed counts. A refusal, a requirement that says nothing about this server and one that did
 not run are no pass; those of the level that is reached are named. Computes; runs nothing.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from enginewire.conformance.levels import LAUNCH, NO_LEVEL, OUTSIDE, Level, level_of
+from enginewire.conformance.profiles import BARE, OF_BARE, is_of
 from enginewire.conformance.requirements import Requirement
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
 
@@ -42,13 +43,15 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`level` is NO_LEVEL for a server that has not reached the first one."""
+    """`level` is NO_LEVEL for a server that has not reached the first one, or was judged by a profile."""
 
     level: int
+    profile: str = ""
+    """What the server was judged as; it keeps that when nothing is missing."""
     not_judged: tuple[Judged, ...]
     """MUSTs of the levels reached that this run could not judge: without --launch, or of this server."""
     missing: tuple[Judged, ...]
-    """MUSTs that the next level lacks."""
+    """MUSTs that the next level lacks, or the profile."""
     capabilities: tuple[str, ...]
 
     @property
@@ -59,12 +62,18 @@ class Standing:
     @property
     def is_known(self) -> bool:
         """False where the run left out requirements of the first level, so that it cannot say."""
-        return self.level > NO_LEVEL or all(each.proof is not Proof.NOT_RUN for each in self.missing)
+        return (
+            bool(self.profile)
+            or self.level > NO_LEVEL
+            or all(each.proof is not Proof.NOT_RUN for each in self.missing)
+        )
 
 
 def standing(report: Report) -> Standing | None:
     """Where the judged server stands; None for a report about something without levels."""
     judged = _judged(report.outcomes)
+    if report.profile == BARE:
+        return _as_bare(judged)
     musts = [each for each in judged if level_of(each.requirement) and each.requirement.is_must]
     if not any(each.proof is not Proof.NOT_RUN for each in musts):
         return None
@@ -81,6 +90,17 @@ def standing(report: Report) -> Standing | None:
         ),
         missing=missing,
         capabilities=_capabilities(judged),
+    )
+
+
+def _as_bare(judged: Sequence[Judged]) -> Standing:
+    musts = [each for each in judged if each.requirement.id in OF_BARE]
+    return Standing(
+        level=NO_LEVEL,
+        profile=BARE,
+        not_judged=tuple(each for each in musts if each.proof in EXCUSED),
+        missing=tuple(each for each in musts if _lacks(each)),
+        capabilities=_capabilities([each for each in judged if is_of(each.requirement, BARE)]),
     )
 
 

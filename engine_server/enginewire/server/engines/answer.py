@@ -25,7 +25,7 @@ class Answer:
         self._context = context
         self._stop = request.stop_conditions
         self._num_prompt = len(request.token_ids)
-        self._room = _room(request, config)
+        self._room = room_for(request, config)
         self._eos, self._stops = _endings(request, config)
         self._counts = dict.fromkeys(range(max(1, request.sampling_options.n)), 0)
         self._open = set(self._counts)
@@ -88,7 +88,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> pb.CompletionUsage:
     )
 
 
-def _room(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> int:
+def room_for(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> int:
     """Most output tokens of a choice."""
     stop = request.stop_conditions
     wanted = stop.max_tokens if stop.HasField("max_tokens") else 1 if request.is_probe else MAX_UINT32

@@ -12,7 +12,13 @@ from contextlib import asynccontextmanager
 
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import Answer
-from enginewire.server.engines.interface import GenerateContext, MetricsBindings, MetricsContext, Tokenizer
+from enginewire.server.engines.interface import (
+    GenerateContext,
+    Item,
+    MetricsBindings,
+    MetricsContext,
+    Tokenizer,
+)
 from enginewire.server.engines.slots import Slots
 from enginewire.server.engines.step_streams import open_choices
 
@@ -34,10 +40,8 @@ class BaseEngine(ABC):
         """Load everything; on return `generate` must work. Raises on failure."""
 
     @abstractmethod
-    def generate(
-        self, request: pb.PreprocessedRequest, context: GenerateContext
-    ) -> AsyncIterator[pb.LLMEngineOutput]:
-        """An async generator of outputs, until every choice had its terminal one."""
+    def generate(self, request: pb.PreprocessedRequest, context: GenerateContext) -> AsyncIterator[Item]:
+        """An async generator of outputs and events, until every choice had its terminal output."""
 
     @asynccontextmanager
     async def answering(

@@ -214,7 +214,10 @@ class StepEngine(LLMEngine, Protocol):
         ...
 
     def stalled_for(self) -> float:
-        """Seconds the current step has been running beyond its expected time; 0.0 when healthy."""
+        """Seconds the current step has been running beyond its expected time; 0.0 when healthy.
+
+        Infinite once the engine has died: then the server ends.
+        """
         ...
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
@@ -41,11 +41,17 @@ class Slots:
                 self.num_running -= count
             self._grant()
 
+    def refuse_waiting(self, refusal: Callable[[], Exception]) -> None:
+        """Raise it for everybody who has no slot yet."""
+        for turn, _ in self._waiting:
+            if not turn.done():
+                turn.set_exception(refusal())
+
     def _grant(self) -> None:
         while self._waiting and self._fits(self._waiting[0][1]):
             turn, count = self._waiting.popleft()
             self.num_running += count
-            if not turn.done():  # else it is being cancelled, and gives its slots back
+            if not turn.done():  # else it is being cancelled or refused, and gives its slots back
                 turn.set_result(None)
 
     def _fits(self, count: int) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginewire.backend.engines.channel import is_on_this_machine, keepalive
+from enginewire.addresses import is_on_this_machine
+from enginewire.channel import keepalive
 
 
 @pytest.mark.parametrize(

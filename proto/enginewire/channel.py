@@ -7,7 +7,7 @@ from typing import Final
 
 import grpc
 
-from enginewire.addresses import is_loopback
+from enginewire.addresses import SOCKET_SCHEMES, is_on_this_machine
 from enginewire.trusted_paths import check_socket
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -23,7 +23,6 @@ OPTIONS: Final = (
     # gRPC would share connections between channels; a dead one shall not outlive its client.
     ("grpc.use_local_subchannel_pool", 1),
 )
-SOCKET_SCHEMES: Final = ("unix:", "unix-abstract:")
 # gRPC would name the socket's path, which servers on Rust's h2 refuse.
 SOCKET_OPTIONS: Final = (("grpc.default_authority", "localhost"),)
 
@@ -58,14 +57,6 @@ def keepalive(target: str, min_ping_interval_ms: int | None) -> tuple[tuple[str,
         ("grpc.keepalive_timeout_ms", answer),
         ("grpc.http2.ping_timeout_ms", answer),
     )
-
-
-def is_on_this_machine(target: str) -> bool:
-    """True for Unix sockets and loopback addresses."""
-    if target.startswith(SOCKET_SCHEMES):
-        return True
-    host, _, _ = target.rpartition("/")[2].removeprefix("dns:").removeprefix("ipv4:").rpartition(":")
-    return is_loopback(host.removeprefix("ipv6:").strip("[]"))
 
 
 def check_owner(target: str, owner: int | None = None) -> None:
