@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=SEED, metavar="N", help=f"draws the mixed cases (default {SEED})"
     )
     group.add_argument(
-        "--cases", type=_count, default=CASES, metavar="N", help=f"cases that are drawn (default {CASES})"
+        "--cases", type=count, default=CASES, metavar="N", help=f"cases that are drawn (default {CASES})"
     )
 
 
@@ -96,7 +96,8 @@ def drawn(options: argparse.Namespace) -> list[str]:
     return [*words, "--cases", str(options.cases)] if options.cases != CASES else words
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A number of an option, at least 0."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError("at least 0")
