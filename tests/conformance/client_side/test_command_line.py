@@ -58,3 +58,15 @@ def test_the_list_has_the_requirements_of_backends_only(capsys: pytest.CaptureFi
 def test_without_a_command_there_is_nothing_to_judge() -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["client"])
+
+
+def test_a_case_is_played_alone_and_named_in_the_repro(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    case = '{"tokens": [["a"]], "ends": ["LENGTH"], "messages": [[0, 1]]}'
+    path = tmp_path / "report.json"
+    arguments = ["client", "--command", "false {target} {port}", "--case", case, "--json", str(path)]
+    assert main(arguments) == ExitCode.UNREACHABLE
+    with pytest.raises(SystemExit, match="2"):
+        main(["client", "--command", "false {target} {port}", "--case", '{"tokens": []}'])
+    assert "--case: no case" in capsys.readouterr().err

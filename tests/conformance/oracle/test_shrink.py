@@ -4,7 +4,7 @@ import time
 
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.predict import is_possible
-from enginewire.conformance.oracle.shrink import Patience, shrink
+from enginewire.conformance.oracle.shrink import Patience, shrink, smaller
 from tests.conformance.oracle.cases import OFFER, RUNS
 
 LARGE = Case(
@@ -43,13 +43,13 @@ def patience(steps: int = 500) -> Patience:
 
 
 async def test_what_a_fault_does_not_need_is_taken_away() -> None:
-    found = await shrink(LARGE, possible, Planted("stream_interval", "n").fails, patience())
+    found = await shrink(LARGE, smaller, possible, Planted("stream_interval", "n").fails, patience())
     assert found.case.described == "max_tokens 1, stream_interval 4, n 2"
     assert found.fault == "planted"
 
 
 async def test_lists_and_cuts_become_as_short_as_the_fault_allows() -> None:
-    found = await shrink(LARGE, possible, Planted("stop_token_ids", "resumed").fails, patience())
+    found = await shrink(LARGE, smaller, possible, Planted("stop_token_ids", "resumed").fails, patience())
     assert found.case.described == "max_tokens 2, stop_token_ids [25], resumed [1]"
 
 
@@ -57,18 +57,18 @@ async def test_a_fault_of_the_last_of_many_ids_keeps_as_many() -> None:
     async def fails(case: Case) -> bool | None:
         return (len(case.stop_token_ids) > 16 and case.stop_token_ids[-1] == 25) or None
 
-    found = await shrink(LARGE, possible, fails, patience())
+    found = await shrink(LARGE, smaller, possible, fails, patience())
     assert (len(found.case.stop_token_ids), set(found.case.options)) == (17, {"max_tokens", "stop_token_ids"})
 
 
 async def test_shrinking_ends_when_its_steps_are_used_up() -> None:
     planted = Planted("n")
-    found = await shrink(LARGE, possible, planted.fails, patience(steps=3))
+    found = await shrink(LARGE, smaller, possible, planted.fails, patience(steps=3))
     assert planted.asked == 4
     assert found.fault == "planted"
     assert "n" in found.case.options
 
 
 async def test_a_failure_that_does_not_come_again_has_no_smaller_case() -> None:
-    found = await shrink(LARGE, possible, Planted("no such option").fails, patience())
+    found = await shrink(LARGE, smaller, possible, Planted("no such option").fails, patience())
     assert (found.case, found.fault) == (LARGE, None)

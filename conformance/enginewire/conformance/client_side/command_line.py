@@ -7,7 +7,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from enginewire.conformance.client_side.checks import DRAWN
+from enginewire.conformance.client_side.given import add_options as add_given, given, words as words_of
 from enginewire.conformance.client_side.judge import judge
+from enginewire.conformance.client_side.oracle.findings import cases
 from enginewire.conformance.client_side.stage.stands import CommandStarter
 from enginewire.conformance.conclusion import add_options, check_options
 from enginewire.conformance.options import globs, positive, scale
@@ -41,12 +44,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="multiplies every bound")
     parser.add_argument("--strict", action="store_true", help="a SHOULD that does not hold is a failure")
     parser.add_argument("--trace", action="store_true", help="show every call of what is unexpected")
+    add_given(parser)
     add_options(parser)
     options = parser.parse_args(argv)
     check_options(parser, options)
+    if options.case:
+        options.run = options.run or [f"*/{DRAWN}"]
+        _check_case(parser, options)
     if not (options.command or options.list):
         parser.error("one of --command and --list is needed")
     return options
+
+
+def _check_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    try:
+        cases(given(options))
+    except ValueError as reason:
+        parser.error(f"--case: {reason}")
 
 
 async def judge_as_asked(options: argparse.Namespace, interruption: Interruption) -> Report:
@@ -65,6 +79,7 @@ async def judge_as_asked(options: argparse.Namespace, interruption: Interruption
             invocation=_invocation(options),
             time_scale=options.time_scale,
             multiplexed=options.multiplexed,
+            given=given(options),
             interruption=interruption,
         )
     except Unreachable as reason:
@@ -76,4 +91,4 @@ async def judge_as_asked(options: argparse.Namespace, interruption: Interruption
 def _invocation(options: argparse.Namespace) -> str:
     words = ["client", "--command", options.command]
     words += ["--multiplexed"] if options.multiplexed else []
-    return shlex.join(words)
+    return shlex.join([*words, *words_of(options)])

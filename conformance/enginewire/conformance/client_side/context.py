@@ -6,13 +6,14 @@ One per check, so that its calls are its evidence. Knows nothing about requireme
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.answer import Answer
+from enginewire.conformance.client_side.given import Given
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import PLAIN, Facts
 from enginewire.conformance.client_side.stage.script import Step
@@ -25,6 +26,8 @@ from enginewire.conformance.wire.violation import expect
 
 OUTPUT_TOKENS = 64
 _numbers = count(1)
+
+T = TypeVar("T")
 
 
 class Stand(Protocol):
@@ -41,7 +44,12 @@ class Stand(Protocol):
 
 
 class Stands(Protocol):
-    """Where stands come from."""
+    """Where stands come from, what the run is given, and what its checks share."""
+
+    given: Given
+
+    async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+        """What `make` gives, made for whoever asks first."""
 
     def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
         """Such an engine, with GenerateMultiplexed as all of this run have it, for a stand of one's own."""
@@ -62,6 +70,7 @@ class ClientContext:
         self.client = stand.client()
         self._clients = [self.client]
         self._scenes: list[Scene] = []
+        self._shown: list[Exchange] = []
 
     @property
     def bounds(self) -> Bounds:
@@ -73,7 +82,11 @@ class ClientContext:
         """The calls of the check, and the calls of the backend that they led to."""
         found = [exchange for client in self._clients for exchange in client.exchanges]
         found += [turn.exchange for scene in self._scenes for turn in scene.turns]
-        return sorted(found, key=lambda exchange: exchange.started_at)
+        return sorted([*found, *self._shown], key=lambda exchange: exchange.started_at)
+
+    def show(self, exchanges: Sequence[Exchange]) -> None:
+        """Calls that others made, as evidence of this check."""
+        self._shown += exchanges
 
     async def on(self, stand: Stand) -> ClientContext:
         """The same check in front of another backend."""
@@ -82,12 +95,12 @@ class ClientContext:
         other._scenes = self._scenes
         return other
 
-    def play(self, *script: Step, then: Sequence[Sequence[Step]] = (), ending: bytes = b"") -> Scene:
+    def play(self, *script: Step, then: Sequence[Sequence[Step]] = (), ending: Sequence[int] = b"") -> Scene:
         """A prompt of its own, with this ending, that the engine answers with this script.
 
         `then`, for further attempts.
         """
-        prompt = list(f"prompt {next(_numbers)}".encode() + ending)
+        prompt = [*f"prompt {next(_numbers)}".encode(), *ending]
         self._scenes.append(self.stand.engine.play(prompt, [script, *then]))
         return self._scenes[-1]
 

@@ -24,6 +24,14 @@ class Failed(Exception):
         self.status = pb.Status(code=code.value[0], message=message)
         self.status.details.add().Pack(pb.ErrorDetail(reason=reason, field=field, retryable=retryable))
 
+    @property
+    def retry_after(self) -> float:
+        """Seconds that the engine wants to be left alone."""
+        detail = pb.ErrorDetail()
+        for packed in self.status.details:
+            packed.Unpack(detail)
+        return detail.retry_after.ToMilliseconds() / 1e3
+
 
 def violation(what: str) -> Failed:
     """The engine broke the contract."""

@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from enginewire.conformance.client_side.checks import WAY_THROUGH, client_checks
+from enginewire.conformance.client_side.checks import DRAWN, WAY_THROUGH, client_checks
 from enginewire.conformance.client_side.context import ClientContext
+from enginewire.conformance.client_side.given import Given
 from enginewire.conformance.client_side.stage.stands import RunningStand, RunningStands, Starter
 from enginewire.conformance.requirements import Requirement, requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.interruption import Interrupted, Interruption
-from enginewire.conformance.running.outcome import CutShort, Outcome, Report, Status
+from enginewire.conformance.running.outcome import FAILED, CutShort, Outcome, Report, Status
 from enginewire.conformance.running.registry import Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.session import Unreachable
@@ -22,6 +23,8 @@ from enginewire.conformance.wire.violation import Violation
 
 GATE: Final = "backend"
 CONCURRENCY: Final = 8
+
+FAILING: Final = FAILED | {Status.ERROR}
 
 
 async def judge(
@@ -32,6 +35,7 @@ async def judge(
     invocation: str = "",
     time_scale: float = 1.0,
     multiplexed: bool = False,
+    given: Given | None = None,
     interruption: Interruption | None = None,
 ) -> Report:
     """Judge the backends that `starter` starts. Raises Unreachable when none of them listens.
@@ -39,7 +43,7 @@ async def judge(
     `multiplexed`: their engine offers GenerateMultiplexed too. Raises Interrupted before one listens.
     """
     started, interruption = time.monotonic(), interruption or Interruption()
-    stands = RunningStands(starter, time_scale, multiplexed=multiplexed)
+    stands = RunningStands(starter, time_scale, multiplexed=multiplexed, given=given)
     try:
         stand = await interruption.unless_asked(stands.shared())
         run = _Run(stands, selection)
@@ -49,13 +53,17 @@ async def judge(
             target=name,
             invocation=invocation,
             engine="a backend in front of the scripted engine",
-            bounds=stand.bounds.describe(),
+            bounds=f"{stand.bounds.describe()}; {_drawn(stands.given)}",
             outcomes=verdict.in_order(run.outcomes(interruption.why), due()),
             seconds=time.monotonic() - started,
             cut_short=interruption.why,
         )
     finally:
         await stands.close()
+
+
+def _drawn(given: Given) -> str:
+    return "one case" if given.case else f"drawn cases: {given.cases}, seed {given.seed}"
 
 
 def due() -> list[Requirement]:
@@ -89,16 +97,25 @@ class _Run:
         # Those that wait for long begin first, so that they wait beside the others.
         queue = sorted(checks.values(), key=lambda check: not check.is_costly)
         self._done[first.key] = outcome
-        await asyncio.gather(*(self._run(check, blocked=blocked) for check in queue))
+        needed = WAY_THROUGH if blocked else ""
+        await asyncio.gather(*(self._run(check, needed) for check in queue if check.variant != DRAWN))
+        needed = needed or self._why_not_drawn()
+        await asyncio.gather(*(self._run(check, needed) for check in queue if check.variant == DRAWN))
 
-    async def _run(self, check: Check, *, blocked: bool) -> None:
-        self._done[check.key] = await self._outcome_of(check, blocked=blocked)
+    def _why_not_drawn(self) -> str:
+        """The first simple check that fails: drawn cases would say the same of everything."""
+        needs = {need for check in client_checks() if check.variant == DRAWN for need in check.needs}
+        failed = [key for key, each in self._done.items() if each.status in FAILING]
+        return next((key for key in sorted(failed) if key.partition("/")[0] in needs), "")
 
-    async def _outcome_of(self, check: Check, *, blocked: bool) -> Outcome:
+    async def _run(self, check: Check, needed: str) -> None:
+        self._done[check.key] = await self._outcome_of(check, needed)
+
+    async def _outcome_of(self, check: Check, needed: str) -> Outcome:
         if reason := self._why_not(check):
             return verdict.outcome(check, Status.NOT_RUN, reason)
-        if blocked:
-            return verdict.outcome(check, Status.BLOCKED, f"{WAY_THROUGH} has to hold first")
+        if needed:
+            return verdict.outcome(check, Status.BLOCKED, f"{needed} has to hold first")
         async with self._slots:
             return await self._repeat(check)
 

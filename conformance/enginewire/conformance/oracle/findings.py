@@ -13,7 +13,7 @@ from enginewire.conformance.oracle.draw import Offer, draw
 from enginewire.conformance.oracle.judge import Fault, judge, requirement
 from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
 from enginewire.conformance.oracle.predict import is_possible
-from enginewire.conformance.oracle.shrink import Patience, shrink
+from enginewire.conformance.oracle.shrink import Patience, shrink, smaller
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import PROMPT_TOKENS
 from enginewire.conformance.wire.client import Client
@@ -172,7 +172,7 @@ async def _smallest(target: Target, failed: Failed, patience: Patience) -> Faile
     def possible(case: Case) -> bool:
         return is_possible(case, target.run_of(case).tokens, target.offer.eos_token_ids)
 
-    return (await shrink(failed.case, possible, fails, patience)).fault or failed
+    return (await shrink(failed.case, smaller, possible, fails, patience)).fault or failed
 
 
 def _finding(small: Failed, first: Failed, seed: int) -> Finding:

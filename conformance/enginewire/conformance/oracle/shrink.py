@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from enginewire.conformance.oracle.case import LISTS, Case
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 
@@ -26,20 +27,23 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Shrunk(Generic[T]):
+class Shrunk(Generic[C, T]):
     """The smallest case found, and what it did; None when not even the first one failed again."""
 
-    case: Case
+    case: C
     fault: T | None
 
 
 async def shrink(
-    case: Case,
-    is_possible: Callable[[Case], bool],
-    fails: Callable[[Case], Awaitable[T | None]],
+    case: C,
+    smaller: Callable[[C], Iterable[C]],
+    is_possible: Callable[[C], bool],
+    fails: Callable[[C], Awaitable[T | None]],
     patience: Patience,
-) -> Shrunk[T]:
-    """`fails` asks for a case and returns the fault when it is the same one."""
+) -> Shrunk[C, T]:
+    """`smaller` gives the cases that are one step simpler; `fails` asks for a case and returns the fault
+    when it is the same one.
+    """
     fault = await fails(case)
     if fault is None:
         return Shrunk(case, None)

@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"for one answer of a slow target, which is asked for fewer tokens (default {PATIENCE:g})",
     )
     group.add_argument(
-        "--cases", type=_count, default=CASES, metavar="N", help=f"cases that are drawn (default {CASES})"
+        "--cases", type=count, default=CASES, metavar="N", help=f"cases that are drawn (default {CASES})"
     )
 
 
@@ -119,7 +119,8 @@ def _seconds(text: str) -> float:
     return number
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A number of an option, at least 0."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError("at least 0")

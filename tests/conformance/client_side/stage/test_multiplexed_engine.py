@@ -107,3 +107,19 @@ async def test_an_engine_that_does_not_offer_it_has_no_such_call() -> None:
         stream.half_close()
         assert (await stream.finish()).code is grpc.StatusCode.UNIMPLEMENTED
     await engine.stop()
+
+
+async def test_an_aborted_handle_ends_all_of_its_choices_and_not_the_stream(caller: Caller) -> None:
+    first = caller.engine.play([1, 1], [[say("a", index=1, finish=LENGTH), say("b"), Stay()]])
+    submit = good_request("r1", first.prompt)
+    submit.request.sampling_options.n = 3
+    caller.stream.submit(1, submit)
+    caller.ask(2, say("c"), Stay())
+    await caller.stream.until(lambda: bool(caller.stream.handle(1).outputs[1:]))
+    caller.stream.send(abort=(1,))
+    await caller.stream.until_ended(1, within=PATIENCE)
+    ends = {each.index: each.finish_reason for each in caller.stream.handle(1).terminals}
+    cancelled = pb.FINISH_REASON_CANCELLED
+    assert ends == {0: cancelled, 1: pb.FINISH_REASON_LENGTH, 2: cancelled}
+    assert not caller.stream.handle(2).has_ended
+    await caller.stream.close()

@@ -17,11 +17,19 @@ ClientCheckFunction = Callable[["ClientContext"], Awaitable[None]]
 WAY_THROUGH: Final = "CLI-01"
 """What every other check needs: text, tokens and the end of a plain answer."""
 
+DRAWN: Final = "drawn"
+"""The variant of checks that judge what is drawn: they are last, for the others say more."""
+
 CHECKS: Final = Catalogue[Check](__name__)
 
 
 def client_check(
-    identifier: str, variant: str = "", *, hostile: bool = False, costly: bool = False
+    identifier: str,
+    variant: str = "",
+    *,
+    needs: tuple[str, ...] = (),
+    hostile: bool = False,
+    costly: bool = False,
 ) -> Callable[[ClientCheckFunction], ClientCheckFunction]:
     """Register a check of one requirement; the words are those of `running.registry.check`.
 
@@ -30,7 +38,7 @@ def client_check(
     phase = Phase.DESTRUCTIVE if hostile else Phase.SAFE
 
     def register(function: ClientCheckFunction) -> ClientCheckFunction:
-        added = Check(identifier, function, variant, phase=phase, is_costly=costly)
+        added = Check(identifier, function, variant, needs, phase, is_costly=costly)
         CHECKS.add(added.key, added)
         return function
 

@@ -126,7 +126,7 @@ class RetriesFinalRefusals(ReferenceBackend):
         )
 
 
-@client_mutant("never_tries_again", kills="CLI-28")
+@client_mutant("never_tries_again", kills=("CLI-28", "CLI-28/drawn"))
 class NeverTriesAgain(ReferenceBackend):
     def may_go_on(self, failure: Failed, request: Request) -> bool:
         return request.has_delivered and super().may_go_on(failure, request)

@@ -43,8 +43,8 @@ class DropsTheTokenOfAStop(ReferenceChoice):
 
 @client_mutant("skipped_token_is_no_stop", kills=("CLI-02/special-token", "CLI-04/special-token"))
 class SkippedTokenIsNoStop(ReferenceChoice):
-    def bytes_of(self, token: int) -> bytes:
-        return b"" if token in self.vocabulary.special and self.skips() else super().bytes_of(token)
+    def is_special_stop(self, token: int) -> bool:
+        return False
 
 
 @client_mutant("skipped_stop_not_shown", kills="CLI-04/special-token")

@@ -160,7 +160,7 @@ class ReferenceBackend:
             except Failed as failure:
                 if not self.may_go_on(failure, request):
                     raise
-                await asyncio.sleep(BACKOFF_SECONDS)
+                await asyncio.sleep(failure.retry_after + BACKOFF_SECONDS)
             finally:
                 self.leave(call, request)
 

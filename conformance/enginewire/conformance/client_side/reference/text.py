@@ -70,6 +70,8 @@ class ReferenceChoice:
     text: str = ""
     shown: int = 0
     finish: int = 0
+    pending: Match | None = None
+    """A stop string that is complete, while a longer one or one that began before still may be."""
     match: Match | None = None
     stop_token: int | None = None
     received: int = 0
@@ -126,19 +128,47 @@ class ReferenceChoice:
         """One more token: text, stop strings, limits."""
         before = len(self.text)
         self.token_ids.append(token)
+        if self.is_special_stop(token):
+            self.stop_at_special(self.vocabulary.special[token])
+            return
         self.text += self.decode(self.bytes_of(token))
-        if self.is_armed() and (match := self.find(before)):
-            self.match, self.finish = match, pb.FINISH_REASON_STOP
+        self.look(before)
+        if self.pending and not self.is_open(self.pending):
+            self.match, self.finish = self.pending, pb.FINISH_REASON_STOP
         elif self.is_full():
-            self.finish = pb.FINISH_REASON_LENGTH
+            self.end(pb.FINISH_REASON_LENGTH)
+
+    def look(self, before: int) -> None:
+        """Note a stop string that ends beyond the first `before` characters."""
+        found = [self.pending, self.find(before) if self.is_armed() else None]
+        self.pending = self.best([match for match in found if match])
+
+    def is_open(self, match: Match) -> bool:
+        """What comes may still make another match the right one."""
+        return len(self.text) - self.longest_open() <= match.begin
+
+    def end(self, reason: int) -> None:
+        """Nothing more comes: whatever is undecided is decided."""
+        before = len(self.text)
+        self.text += self.flush()
+        self.look(before)
+        self.match = self.pending
+        self.finish = pb.FINISH_REASON_STOP if self.match else reason
+
+    def stop_at_special(self, stop: str) -> None:
+        """A skipped token has no text but as the stop string that it is."""
+        self.end(pb.FINISH_REASON_STOP)
+        if not self.match:
+            begin = len(self.text)
+            self.text += stop
+            self.match = Match(begin, len(self.text), stop)
 
     def take_finish(self, output: pb.LLMEngineOutput) -> None:
         """Put the engine's word beside what was found here."""
-        if output.finish_reason and not self.match:
-            before = len(self.text)
-            self.text += self.flush()
-            self.match = self.find(before) if self.is_armed() else None
-            self.finish = pb.FINISH_REASON_STOP if self.match else output.finish_reason
+        if output.finish_reason and not self.finish:
+            self.end(output.finish_reason)
+        elif output.finish_reason and not self.match:
+            self.finish = output.finish_reason
         if self.engine_wins(output.finish_reason):
             self.match, self.finish = None, output.finish_reason
         if output.HasField("stop_match") and not self.match:
@@ -149,10 +179,13 @@ class ReferenceChoice:
         if token in self.hidden_ids():
             return b""
         if token in self.vocabulary.special:
-            text = self.vocabulary.special[token]
-            is_stop = text in self.stop_strings() and self.is_armed()
-            return b"" if self.skips() and not is_stop else text.encode()
+            return b"" if self.skips() else self.vocabulary.special[token].encode()
         return self.vocabulary.bytes_of.get(token, b"")
+
+    def is_special_stop(self, token: int) -> bool:
+        """A skipped special token whose text is a stop string."""
+        is_shown = token in self.hidden_ids() or not self.skips()
+        return not is_shown and self.is_armed() and self.vocabulary.special.get(token) in self.stop_strings()
 
     def skips(self) -> bool:
         """Special tokens are not shown, except for what ends the text as a stop string."""
@@ -162,7 +195,8 @@ class ReferenceChoice:
     def hidden_ids(self) -> set[int]:
         """Ids whose text is never shown."""
         hidden = set(self._stops.stop_token_ids)
-        return hidden if self._stops.ignore_eos else hidden | self.eos_token_ids
+        system = self.eos_token_ids | set(self._stops.stop_token_ids_hidden)
+        return hidden if self._stops.ignore_eos else hidden | system
 
     def decode(self, data: bytes) -> str:
         """The characters that are complete with these bytes."""
@@ -198,6 +232,10 @@ class ReferenceChoice:
         return min(found, key=lambda match: (match.begin, -match.end), default=None)
 
     def held(self) -> int:
+        """How many characters wait."""
+        return self.longest_open()
+
+    def longest_open(self) -> int:
         """How many characters may still become a stop string."""
         lengths = [
             length

@@ -16,7 +16,10 @@ from enginewire import v1 as pb
 from enginewire.byte_level import CHARACTER_OF_BYTE
 
 NUM_BYTES: Final = 256
-WORDS: Final = ("stream", "abcd", " END and", "xyEND", " STOP more", "STOP", "word")
+WORDS: Final = (
+    *("stream", "abcd", " END and", "xyEND", " STOP more", "STOP", "word"),
+    *("aab", "  ", " \u00e9", "e\u0301", "\u65e5\u672c", "\U0001f642!"),
+)
 """Tokens of several characters: where text before and after a stop comes at once."""
 EOS_TEXT: Final = "<|end|>"
 EOS: Final = NUM_BYTES + len(WORDS)
@@ -27,6 +30,7 @@ NUM_TOKENS: Final = TURN + 1
 VOCAB_SIZE: Final = NUM_TOKENS + 8
 """Padded, as in many models: the last ids are below it and mean nothing."""
 UNKNOWN: Final = NUM_TOKENS + 3
+SPECIAL: Final = {EOS: EOS_TEXT, TURN: TURN_TEXT}
 SPACE: Final = "\u2581"
 """How vocabularies of SentencePiece spell a space."""
 
@@ -45,6 +49,14 @@ def _ids(piece: Piece) -> Iterable[int]:
     if piece in WORDS:
         return [NUM_BYTES + WORDS.index(piece)]
     return piece.encode() if isinstance(piece, str) else piece
+
+
+def bytes_of(token: int) -> bytes:
+    """The text of a token on its own, special ones included; nothing for an id without a meaning."""
+    if token < NUM_BYTES:
+        return bytes([token])
+    word = SPECIAL.get(token, "") if token >= EOS else WORDS[token - NUM_BYTES]
+    return word.encode()
 
 
 @cache

@@ -153,7 +153,8 @@ class ScriptedEngine:
                 yield step
                 turn.said += 1
             elif await self._left(step, turn):
-                yield speaker.output(Say(finish=CANCELLED))
+                for index in speaker.unfinished:
+                    yield speaker.output(Say(finish=CANCELLED, index=index))
                 return
 
     async def _left(self, step: Hold | Stay, turn: Turn) -> bool:

@@ -71,14 +71,16 @@ class Fail:
     retryable: bool = False
     field: str = ""
     message: str = "scripted"
+    retry_after_ms: int = 0
 
     @property
     def detail(self) -> pb.Status:
         """The status as `grpc-status-details-bin` has it."""
         status = pb.Status(code=self.code.value[0], message=self.message)
-        status.details.add().Pack(
-            pb.ErrorDetail(reason=self.reason, field=self.field, retryable=self.retryable)
-        )
+        detail = pb.ErrorDetail(reason=self.reason, field=self.field, retryable=self.retryable)
+        if self.retry_after_ms:
+            detail.retry_after.FromMilliseconds(self.retry_after_ms)
+        status.details.add().Pack(detail)
         return status
 
 
@@ -110,7 +112,13 @@ class Speaker:
     @property
     def is_finished(self) -> bool:
         """Every choice had its terminal."""
-        return len(self.finished) >= max(1, self.request.sampling_options.n)
+        return not self.unfinished
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Choices that had no terminal."""
+        every = range(max(1, self.request.sampling_options.n))
+        return [index for index in every if index not in self.finished]
 
     def output(self, step: Say) -> pb.LLMEngineOutput:
         """The output of a step."""

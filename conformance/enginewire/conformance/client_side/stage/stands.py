@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 
 from enginewire.conformance.client_side.failure import Failed
+from enginewire.conformance.client_side.given import Given
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import PLAIN, Facts
 from enginewire.conformance.running.in_process import InProcess, Served
@@ -23,9 +24,12 @@ from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.session.session import Server, Unreachable
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.tasks import stop
 
 POLL_SECONDS: Final = 0.02
 SCRIPTED: Final = "127.0.0.1:0"
+
+T = TypeVar("T")
 
 
 class Starter(Protocol):
@@ -119,7 +123,11 @@ class RunningStand:
 class RunningStands:
     """The stands of one run."""
 
-    def __init__(self, starter: Starter, time_scale: float, *, multiplexed: bool = False) -> None:
+    def __init__(
+        self, starter: Starter, time_scale: float, *, multiplexed: bool = False, given: Given | None = None
+    ) -> None:
+        self.given = given or Given()
+        self._made: dict[str, asyncio.Task[Any]] = {}
         self._starter = starter
         self._scale = time_scale
         self._multiplexed = multiplexed
@@ -128,6 +136,13 @@ class RunningStands:
     def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
         """See Stands."""
         return ScriptedEngine(replace(facts, multiplexed=self._multiplexed))
+
+    async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+        """See Stands."""
+        if name not in self._made:
+            self._made[name] = asyncio.ensure_future(make())
+        made: T = await asyncio.shield(self._made[name])
+        return made
 
     async def shared(self, facts: Facts = PLAIN) -> RunningStand:
         """See Stands. Raises Unreachable."""
@@ -147,6 +162,7 @@ class RunningStands:
 
     async def close(self) -> None:
         """Nothing is left running."""
+        await stop(list(self._made.values()))
         started = await asyncio.gather(*self._shared.values(), return_exceptions=True)
         for stand in started:
             if isinstance(stand, RunningStand):
