@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -77,12 +77,12 @@ class Real:
     encode: Callable[[str], list[int]]
 
 
-def texts() -> Iterator[str]:
+@cache
+def texts() -> tuple[str, ...]:
     """English, code, and everything in SAMPLES."""
-    for samples in SAMPLES.values():
-        yield from samples
-    for path in [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "backend_client").rglob("*.py"))]:
-        yield path.read_text()
+    samples = [text for texts in SAMPLES.values() for text in texts]
+    paths = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "backend_client").rglob("*.py"))]
+    return (*samples, *(path.read_text() for path in paths))
 
 
 def real(tokenizer: Tokenizer) -> Real:
@@ -233,11 +233,13 @@ def byte_fallback_unigram() -> Tokenizer:
     return tokenizer
 
 
+@cache
 def unigram() -> Tokenizer:
     """A decoder that no table knows."""
     return toy.unigram(((ROOT / "docs" / "architecture.md").read_text(),), 400)
 
 
+@cache
 def word_piece() -> Tokenizer:
     """BERT's: the decoder joins and tidies."""
-    return toy.word_piece(tuple(texts()), 3000)
+    return toy.word_piece(texts(), 3000)

@@ -108,10 +108,10 @@ def every_family() -> dict[str, Tokenizer]:
 
 def expected_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
     """What `decode` gives; but a byte run keeps the characters that came before its first bad byte."""
-    if "ByteFallback" not in str(tokenizer.decoder):
+    decoder, special = facts(tokenizer)
+    if "ByteFallback" not in decoder:
         return tokenizer.decode(ids, skip_special_tokens=skip)
-    added = tokenizer.get_added_tokens_decoder()
-    hidden = {token_id for token_id, token in added.items() if skip and token.special}
+    hidden = special if skip else frozenset()
     pieces: list[str | bytes] = []
     for token_id in ids:
         piece = tokenizer.id_to_token(token_id)
@@ -124,7 +124,14 @@ def expected_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
         else:
             pieces.append(piece.replace("▁", " "))
     text = "".join(piece if isinstance(piece, str) else run_text(piece) for piece in pieces)
-    return text.removeprefix(" ") if "Strip" in str(tokenizer.decoder) else text
+    return text.removeprefix(" ") if "Strip" in decoder else text
+
+
+@cache
+def facts(tokenizer: Tokenizer) -> tuple[str, frozenset[int]]:
+    """Its decoder in words and its special ids; asked once, because the library copies all of them."""
+    added = tokenizer.get_added_tokens_decoder()
+    return str(tokenizer.decoder), frozenset(token_id for token_id, token in added.items() if token.special)
 
 
 def prompt_text(tokenizer: Tokenizer, prompt: list[int], skip: bool) -> str:
