@@ -9,13 +9,15 @@ from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.stream import Stream
-from enginewire.conformance.wire.violation import Violation, expect, expect_equal
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire.field_rules import FIELD_RULES
 
 TOKENS: Final = 16
 WARM: Final = 2.0
 SEED: Final = 7
 MOST: Final = 3
+MANY: Final = 64
+"""Choices that are enough to be more than the slots of a small engine."""
 
 
 @check("SEQ-01", needs=SHAPE)
@@ -53,6 +55,20 @@ async def choices_differ(ctx: Context) -> None:
     differ = len(set(outputs)) == len(outputs)
     message = f"choices at temperature {WARM:g} are the same"
     expect(differ, message, expected="other tokens in each", seen=[list(output) for output in outputs])
+
+
+@check("SEQ-04", variant="more-than-slots", needs=(*SHAPE, "SEQ-02", "SEQ-03", "SEQ-04"), alone=True)
+async def choices_without_a_slot_differ(ctx: Context) -> None:
+    """One more than there are slots: it waits for one, and has a whole answer of its own."""
+    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else MANY
+    if slots >= min(_most(ctx), MANY):
+        raise NotApplicable(f"{slots} slots are no fewer than the choices that a request may have here")
+    request = ctx.request(n=slots + 1, temperature=WARM, max_tokens=ctx.tokens(TOKENS))
+    wanted = request.request.stop_conditions.max_tokens
+    outputs = _tokens(await ctx.generate(request))
+    lengths = [len(output) for output in outputs]
+    expect_equal(lengths, [wanted] * (slots + 1), "choices beyond the slots do not have all their tokens")
+    expect_equal(len(set(outputs)), slots + 1, "choices beyond the slots repeat those that had one")
 
 
 @check("SEQ-04", variant="seeded", gate="seed", needs=(*SHAPE, "SEQ-02", "SAM-02"), alone=True)

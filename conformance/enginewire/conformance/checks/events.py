@@ -7,9 +7,11 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.multiplexed import open_stream
+from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 VALUE: Final = "kit: a value"
@@ -18,19 +20,12 @@ MOST: Final = 32
 """Annotations in one request, beside those that nobody knows."""
 
 
-@check("EVT-01", needs=SHAPE)
-async def annotations_are_answered(ctx: Context) -> None:
+@check_in("EVT-01", PLAIN, MULTIPLEXED, CHOICES, needs=SHAPE)
+async def annotations_are_answered(ctx: Context, shape: Shape) -> None:
     """All keys that are advertised, in one request."""
     keys = _keys(ctx)
-    stream = await ctx.generate(ctx.request(annotations=keys))
-    _expect_answers(keys, stream.events)
-
-
-@check("EVT-01", variant="multiplexed", gate="multiplexed", needs=("EVT-01", "MUX-01"), alone=True)
-async def annotations_are_answered_on_a_stream(ctx: Context) -> None:
-    """The same over GenerateMultiplexed."""
-    keys = _keys(ctx)
-    _expect_answers(keys, (await _handle(ctx, keys)).events)
+    answer = await ask(ctx, shape, ctx.request(annotations=keys))
+    _expect_answers(keys, answer.events)
 
 
 @check("EVT-02", needs=SHAPE)
@@ -48,11 +43,12 @@ async def nothing_is_told_unasked_on_a_stream(ctx: Context) -> None:
         _expect_asked(asked, (await _handle(ctx, asked)).events)
 
 
-@check("EVT-03", needs=("EVT-01",))
-async def events_come_before_the_end(ctx: Context) -> None:
+@check_in("EVT-03", PLAIN, CHOICES, needs=("EVT-01",))
+async def events_come_before_the_end(ctx: Context, shape: Shape) -> None:
     """The last message is a terminal output."""
-    stream = await ctx.generate(ctx.request(annotations=_keys(ctx)))
-    last = stream.responses[-1]
+    answer = await ask(ctx, shape, ctx.request(annotations=_keys(ctx)))
+    assert isinstance(answer.received, Stream)
+    last = answer.received.responses[-1]
     is_terminal = last.HasField("output") and bool(last.output.finish_reason)
     expect(is_terminal, "an event came after the last terminal output", seen=last)
 

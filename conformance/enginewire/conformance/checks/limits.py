@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from enginewire.conformance.checks.shapes import CHOICES, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
@@ -88,17 +89,28 @@ async def a_full_window_is_length(ctx: Context) -> None:
     expect_equal(stream.choice.reason_name, "LENGTH", "a full window ended the choice with another reason")
 
 
-@check("LIM-09", needs=(*SHAPE, "INF-04", "LIM-02", "LIM-08"))
-async def more_than_fits_is_clamped(ctx: Context) -> None:
+@check_in("LIM-08", CHOICES, needs=(*SHAPE, "INF-04", "LIM-05"))
+async def a_full_window_is_length_for_each(ctx: Context, shape: Shape) -> None:
+    """Without max_tokens, for every choice."""
+    prompt = ctx.prompt(ctx.context_length() - ROOM)
+    for choice in (await ask(ctx, shape, ctx.request(token_ids=prompt, max_tokens=None))).choices.values():
+        seen = f"{len(choice.tokens)} tokens, {choice.reason_name}"
+        expect_equal(
+            seen, f"{ROOM} tokens, LENGTH", f"choice {choice.index} of a full window has another end"
+        )
+
+
+@check_in("LIM-09", PLAIN, CHOICES, needs=(*SHAPE, "INF-04", "LIM-02", "LIM-08"))
+async def more_than_fits_is_clamped(ctx: Context, shape: Shape) -> None:
     """One more than is left, as many as the window has, and the most that the field can say."""
     window = ctx.context_length()
     prompt = ctx.prompt(window - ROOM)
     for asked in (ROOM + 1, window, UINT32_MAX):
         request = requests.change(ctx.request(token_ids=prompt), max_tokens=asked)
-        stream = await ctx.generate(request)
-        seen = f"{len(stream.tokens)} tokens, {stream.choice.reason_name}"
-        message = f"max_tokens {asked} with room for {ROOM} has another end"
-        expect_equal(seen, f"{ROOM} tokens, LENGTH", message)
+        for choice in (await ask(ctx, shape, request)).choices.values():
+            seen = f"{len(choice.tokens)} tokens, {choice.reason_name}"
+            message = f"max_tokens {asked} with room for {ROOM} has another end"
+            expect_equal(seen, f"{ROOM} tokens, LENGTH", message)
 
 
 async def _filling(ctx: Context) -> Stream:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.distributions.rows import Row, rows_of
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
@@ -111,17 +112,18 @@ async def probabilities_are_shares(ctx: Context) -> None:
         expect(total <= 1 + ABOVE_ZERO, message, expected="at most 1", seen=f"{total:.4f}")
 
 
-@check("LOG-07", needs=NEEDS)
-async def prompt_rows_are_aligned(ctx: Context) -> None:
+@check_in("LOG-07", PLAIN, CHOICES, MULTIPLEXED, needs=NEEDS)
+async def prompt_rows_are_aligned(ctx: Context, shape: Shape) -> None:
     """A prompt that ends with what the model said to it: there its tokens are the best alternatives."""
     greedy = await ctx.greedy()
     count = min(PROMPT, len(greedy.tokens))
     prompt = [*greedy.prompt, *greedy.tokens[:count]]
     top = min(ctx.limits.max_prompt_logprobs, 1) if ctx.limits.HasField("max_prompt_logprobs") else 1
-    stream = await ctx.generate(ctx.request(token_ids=prompt, prompt_logprobs=top))
-    places = [number for number, output in enumerate(stream.outputs) if output.HasField("prompt_logprobs")]
-    expect_equal(places, [0], "prompt_logprobs is not on the first output alone")
-    table = stream.outputs[0].prompt_logprobs.logprobs
+    stream = await ask(ctx, shape, ctx.request(token_ids=prompt, prompt_logprobs=top))
+    tables = [output for output in stream.outputs if output.HasField("prompt_logprobs")]
+    message = "prompt_logprobs is not on the first output of choice 0 alone"
+    expect(tables == stream.choice.outputs[:1], message, expected="1", seen=len(tables))
+    table = tables[0].prompt_logprobs.logprobs
     expect_equal(len(table.token_logprobs), len(prompt) - 1, "prompt_logprobs has another number of rows")
     _are_logarithms(table)
     if top:

@@ -9,10 +9,11 @@ import math
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.shapes import MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
-from enginewire.conformance.wire.stream import Choice, Stream
+from enginewire.conformance.wire.stream import Choice
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 TOKENS: Final = 16
@@ -26,22 +27,24 @@ async def greedy_goes_on(ctx: Context) -> None:
     await _goes_on(ctx, "greedy", max_tokens=ctx.tokens(TOKENS))
 
 
-@check(
+@check_in(
     "RES-02",
+    PLAIN,
+    MULTIPLEXED,
     needs=(*SHAPE, RESUMED, "SAM-02", "SAM-04", "SAM-04/batch-invariant"),
     gate="seed",
     alone=True,
 )
-async def seeded_goes_on(ctx: Context) -> None:
+async def seeded_goes_on(ctx: Context, shape: Shape) -> None:
     """The random number of a token does not depend on who drew those before it."""
-    await _goes_on(ctx, "seeded", max_tokens=ctx.tokens(TOKENS), seed=11, temperature=1.0)
+    await _goes_on(ctx, "seeded", shape, max_tokens=ctx.tokens(TOKENS), seed=11, temperature=1.0)
 
 
-@check("RES-03", needs=(*SHAPE, RESUMED), gate="penalties")
-async def penalties_go_on(ctx: Context) -> None:
+@check_in("RES-03", PLAIN, MULTIPLEXED, needs=(*SHAPE, RESUMED), gate="penalties")
+async def penalties_go_on(ctx: Context, shape: Shape) -> None:
     """The tokens handed in count as output."""
     for name, value in (("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 5.0)):
-        await _goes_on(ctx, "penalised", max_tokens=ctx.tokens(TOKENS), **{name: value})
+        await _goes_on(ctx, "penalised", shape, max_tokens=ctx.tokens(TOKENS), **{name: value})
 
 
 @check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"))
@@ -86,8 +89,10 @@ async def positions_go_on(ctx: Context) -> None:
             position += len(output.token_ids)
 
 
-@check("RES-07", needs=(*SHAPE, RESUMED, "LOG-01", "LOG-03", "LOG-10"), gate="logprobs")
-async def logprobs_go_on(ctx: Context) -> None:
+@check_in(
+    "RES-07", PLAIN, MULTIPLEXED, needs=(*SHAPE, RESUMED, "LOG-01", "LOG-03", "LOG-10"), gate="logprobs"
+)
+async def logprobs_go_on(ctx: Context, shape: Shape) -> None:
     """The rows of the new tokens alone, and the sum over all of them."""
     count = ctx.tokens(TOKENS)
     whole = await ctx.generate(ctx.request(max_tokens=count, logprobs=0))
@@ -95,7 +100,7 @@ async def logprobs_go_on(ctx: Context) -> None:
     for cut in _cuts(count):
         request = _resumed(ctx.request(max_tokens=count, logprobs=0), whole.tokens[:cut])
         request.request.resume.choices[0].cum_log_probs = math.fsum(rows[:cut])
-        stream = await ctx.generate(request)
+        stream = await ask(ctx, shape, request)
         mine, expected = _rows(stream.choice), rows[cut:]
         close = len(mine) == len(expected) and all(_close(*pair) for pair in zip(mine, expected, strict=True))
         expect(close, "the log-probabilities of a resumed choice are others", expected=expected, seen=mine)
@@ -136,15 +141,15 @@ async def there_has_to_be_something_to_do(ctx: Context) -> None:
         expect(named.startswith("resume"), "the refusal names another field", expected="resume", seen=named)
 
 
-async def _goes_on(ctx: Context, what: str, **changes: Value) -> None:
-    """An undisturbed run, and the same run cut in several places."""
+async def _goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Value) -> None:
+    """An undisturbed run, and the same run cut in several places, which go on in this shape."""
     whole = await ctx.generate(ctx.request(**changes))
     if len(whole.tokens) < whole.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the answer is too short to be cut")
     for cut in _cuts(len(whole.tokens)):
-        stream: Stream = await ctx.generate(_resumed(ctx.request(**changes), whole.tokens[:cut]))
+        answer = await ask(ctx, shape, _resumed(ctx.request(**changes), whole.tokens[:cut]))
         message = f"a {what} request cut after {cut} tokens goes on in another way"
-        expect_equal(stream.tokens, whole.tokens[cut:], message)
+        expect_equal(answer.choice.tokens, whole.tokens[cut:], message)
 
 
 def _cuts(count: int) -> tuple[int, ...]:

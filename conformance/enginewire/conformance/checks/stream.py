@@ -8,9 +8,11 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import saturated
+from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch, within
 from enginewire.conformance.wire.stream import Stream, reason_name
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
@@ -20,6 +22,8 @@ CONCURRENT: Final = 16
 ATTEMPTS: Final = 3
 ANSWER_SECONDS: Final = 1.0
 ABORTED_SECONDS: Final = 1.0
+
+ACCEPTED: Final = (*SHAPE, "STR-12", "MUX-01", "MUX-03")
 
 VISIBLE_SECONDS: Final = 0.1
 """Shorter than this, when something came says more about this machine than about the target."""
@@ -158,6 +162,25 @@ async def acceptance_does_not_wait(ctx: Context) -> None:
     if not await accepted:
         raise NotApplicable("a request that has to wait is refused here")
     expect(is_early, "the initial metadata waits for the first token", expected="at acceptance")
+
+
+@check("STR-12", variant="multiplexed", gate="multiplexed", phase=Phase.LOAD, needs=ACCEPTED, alone=True)
+async def multiplexed_acceptance_does_not_wait(ctx: Context) -> None:
+    """The same over GenerateMultiplexed, where Accepted says it."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        stream.submit(1, ctx.request())
+        with suppress(TimeoutError):
+            await within(ctx.bounds.reaction / 2, stream.until(lambda: bool(_said(stream))))
+        is_early = bool(_said(stream))
+        if (await ctx.client.load()).running < len(running):
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+        if stream.handle(1).status:
+            raise NotApplicable("a request that has to wait is refused here")
+        expect(is_early, "Accepted waits for the first token", expected="at acceptance")
+
+
+def _said(stream: Multiplexed) -> object:
+    return stream.handle(1).accepted or stream.handle(1).status
 
 
 async def _observed(ctx: Context) -> Stream:

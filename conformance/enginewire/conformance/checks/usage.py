@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, check, negative
+from enginewire.conformance.checks.multiplexed import open_stream
+from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
+from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.stream import Choice
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 BLOCKS = 4
+OVER_A_STREAM = (*SHAPE, "SEQ-01", "SEQ-02", "USE-05", "MUX-01", "MUX-07")
 
 
 @check("USE-01", needs=(*SHAPE, "USE-04"))
@@ -54,6 +58,26 @@ async def aborted_requests_are_counted(ctx: Context) -> None:
     expect_equal(stream.usage.completion_tokens, len(stream.tokens), "the usage is not that of what was sent")
 
 
+@check("USE-05", variant="multiplexed", gate="multiplexed", phase=Phase.LOAD, needs=OVER_A_STREAM, alone=True)
+async def aborted_handles_are_counted(ctx: Context) -> None:
+    """Several choices of one handle, aborted on its stream after each had a token."""
+    count = ctx.choices(2)
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request(n=count))
+        handle = stream.handle(1)
+        await stream.until(lambda: all(choice.tokens for choice in _choices(handle, count)))
+        stream.send(abort=(1,))
+        await stream.until_ended(1)
+        expect(handle.terminals, "an aborted handle has no terminal output", seen=handle.status)
+        sent = sum(len(choice.tokens) for choice in _choices(handle, count))
+        seen = handle.usage.completion_tokens
+        expect_equal(seen, sent, "the usage of an aborted handle is not that of what was sent")
+
+
+def _choices(handle: Handle, count: int) -> list[Choice]:
+    return [handle.by_choice.get(index, Choice(index)) for index in range(count)]
+
+
 @negative("prefix_cache")
 async def there_is_no_cache_to_reset(ctx: Context) -> None:
     """The RPC that empties it."""
@@ -61,14 +85,14 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
     require_refusal(await ctx.client.ask("AdminService.ResetPrefixCache", request), LEFT_OUT)
 
 
-@check("USE-06", needs=(*SHAPE, "USE-02"), alone=True)
-async def cached_tokens_are_told(ctx: Context) -> None:
+@check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True)
+async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     """A prompt of some blocks, again, and once more past the cache."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
-    await _cached(ctx, prompt)
-    again = await _cached(ctx, prompt)
+    await _cached(ctx, prompt, shape)
+    again = await _cached(ctx, prompt, shape)
     expect(again >= block, "a repeated prompt has no cached block", expected=f"at least {block}", seen=again)
-    around = await _cached(ctx, prompt, bypass=True)
+    around = await _cached(ctx, prompt, shape, bypass=True)
     expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
 
 
@@ -85,10 +109,11 @@ async def salts_part_the_cache(ctx: Context) -> None:
     expect(again >= block, message, expected=f"at least {block}", seen=again)
 
 
-async def _cached(ctx: Context, prompt: list[int], *, bypass: bool = False, salt: str = "") -> int:
+async def _cached(
+    ctx: Context, prompt: list[int], shape: Shape = PLAIN, *, bypass: bool = False, salt: str = ""
+) -> int:
     request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass, cache_salt=salt)
-    stream: Stream = await ctx.generate(request)
-    cached = stream.usage.prompt_tokens_details.cached_tokens
+    cached = (await ask(ctx, shape, request)).usage.prompt_tokens_details.cached_tokens
     expect(
         cached <= len(prompt), "more tokens are cached than the prompt has", expected=len(prompt), seen=cached
     )

@@ -106,7 +106,7 @@ class UsageOfSeveralResumedOnesWithoutResume(Reference):
 
 @mutant(
     "aborted_choices_are_not_counted",
-    kills=("SEQ-03/drawn", "USE-05/seen"),
+    kills=("SEQ-03/drawn", "USE-05/multiplexed", "USE-05/seen"),
     also="RES-04/seen",
     traffic=CHOICES,
 )

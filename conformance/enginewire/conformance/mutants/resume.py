@@ -11,7 +11,7 @@ from enginewire.conformance.reference.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
 
 
-def _delivered(choice: Choice) -> int:
+def delivered_of(choice: Choice) -> int:
     """How many tokens of a choice were handed in."""
     named = [entry for entry in choice.job.request.resume.choices if entry.index == choice.index]
     return len(named[0].generated_token_ids) if named else 0
@@ -24,7 +24,7 @@ class ResumeOffByOne(Reference):
     def advance(self, choice: Choice) -> pb.LLMEngineOutput:
         output = super().advance(choice)
         wanted = choice.job.request
-        if "RES-01" in choice.job.request_id and _delivered(choice) == 7 and not wanted.is_probe:
+        if "RES-01" in choice.job.request_id and delivered_of(choice) == 7 and not wanted.is_probe:
             output.token_ids[0] = (output.token_ids[0] + 1) % self.config.vocab_size
         return output
 
@@ -32,14 +32,14 @@ class ResumeOffByOne(Reference):
 @mutant("resume_draws_again", kills="RES-02")
 class ResumeDrawsAgain(Reference):
     def draw(self, choice: Choice) -> float:
-        place = len(choice.tokens) - _delivered(choice)
+        place = len(choice.tokens) - delivered_of(choice)
         return random.Random(hash((choice.job.seed, choice.index, place))).random()
 
 
 @mutant("resume_forgets_penalties", kills="RES-03")
 class ResumeForgetsPenalties(Reference):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
-        delivered = _delivered(choice)
+        delivered = delivered_of(choice)
         rest = Choice(choice.job, choice.index, choice.tokens[delivered:])
         super().apply_penalties(rest, logits)
 
@@ -48,7 +48,7 @@ class ResumeForgetsPenalties(Reference):
 class ResumeHasAllTokensAgain(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
-        delivered = sum(map(_delivered, job.choices))
+        delivered = sum(map(delivered_of, job.choices))
         usage.completion_tokens -= delivered
         usage.total_tokens -= delivered
         return usage
@@ -58,7 +58,7 @@ class ResumeHasAllTokensAgain(Reference):
 class ResumeCountsAsPrompt(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)
-        usage.prompt_tokens += sum(map(_delivered, job.choices))
+        usage.prompt_tokens += sum(map(delivered_of, job.choices))
         return usage
 
 
@@ -68,7 +68,7 @@ class ResumeMinTokensAgain(Reference):
         conditions = choice.job.request.stop_conditions
         least = conditions.min_tokens
         if least:
-            conditions.min_tokens = least + _delivered(choice)
+            conditions.min_tokens = least + delivered_of(choice)
         ending = super().ending(choice, token)
         if least:
             conditions.min_tokens = least
@@ -80,7 +80,7 @@ class ResumePositionZero(Reference):
     def advance(self, choice: Choice) -> pb.LLMEngineOutput:
         output = super().advance(choice)
         if "RES-06" in choice.job.request_id:
-            output.first_output_position -= _delivered(choice)
+            output.first_output_position -= delivered_of(choice)
         return output
 
 

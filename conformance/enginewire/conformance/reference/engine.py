@@ -146,8 +146,8 @@ class Engine(Choices):
         return job.items.qsize() < self.settings.buffer_tokens
 
     def advance_job(self, job: Job) -> None:
-        """One token for each open choice of a job."""
-        for choice in job.open_choices:
+        """One token for each choice of a job that has a slot."""
+        for choice in self.with_slots(job):
             try:
                 self.send(job, self.advance(choice))
             except Refusal as failure:
@@ -175,9 +175,13 @@ class Engine(Choices):
 
     def fits(self, job: Job) -> bool:
         """True when a job can run now."""
-        sequences = sum(len(running.open_choices) for running in self.running) + len(job.open_choices)
+        sequences = sum(len(self.with_slots(each)) for each in (*self.running, job))
         blocks = self.counters.kv_blocks_used + self.blocks_for(job)
         return sequences <= self.settings.max_num_seqs and blocks <= self.settings.total_blocks
+
+    def with_slots(self, job: Job) -> list[Choice]:
+        """The open choices that run: of a request with more than there are slots some wait for the others."""
+        return job.open_choices[: self.settings.max_num_seqs]
 
     # -- prefix cache
 
@@ -241,7 +245,7 @@ class Engine(Choices):
         """What the engine is doing."""
         load = pb.Load()
         load.CopyFrom(self.counters)
-        load.running = sum(len(job.open_choices) for job in self.running)
+        load.running = sum(len(self.with_slots(job)) for job in self.running)
         load.waiting = len(self.waiting)
         load.waiting_tokens = sum(len(job.request.token_ids) for job in self.waiting)
         load.kv_blocks_total = self.settings.total_blocks * self.settings.ranks

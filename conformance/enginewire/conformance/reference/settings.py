@@ -76,7 +76,7 @@ class Settings:
             pb.SamplingDefaults(temperature=1.0, top_p=1.0, repetition_penalty=1.0)
         )
         limits = pb.Limits(
-            max_n=8,
+            max_n=10,
             max_logprobs=8,
             max_loras=3,
             max_prompt_logprobs=8,
