@@ -46,6 +46,6 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_python_files_that_are_named_exist(page: Path) -> None:
-    for name in set(re.findall(r"(?<![\w./*])[\w./]*\w\.py\b", page.read_text())) - OF_READERS:
+    for name in set(re.findall(r"(?<![\w./*-])[\w./-]*\w\.py\b", page.read_text())) - OF_READERS:
         path = name.removeprefix("../")
         assert any(file.endswith(f"/{path}") for file in PYTHON_FILES), name
