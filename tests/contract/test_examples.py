@@ -12,14 +12,20 @@ from tests.repository import ROOT
 EXAMPLES = ROOT / "examples"
 
 # Where each of them keeps its digest, and its revision.
-DIGESTS = ("typescript/src/service.ts", "cpp/src/service.h", "go/service.go", "rust/src/service.rs")
+DIGESTS = (
+    "typescript/src/service.ts",
+    "cpp/src/service.h",
+    "go/service.go",
+    "rust/src/service.rs",
+    "minimal-typescript/engine.ts",
+)
 REVISIONS = ("typescript/src/rules.ts", "cpp/src/rules.h", "go/rules.go", "rust/src/rules.rs")
 
 
 # The minimal engines, and how many lines of code each may have.
-MINIMAL = {"minimal-python/engine.py": 150}
-NO_CODE = re.compile(r'\s*(#.*|//.*|""".*""")?')
-LONGEST_LINE = 110
+MINIMAL = {"minimal-python/engine.py": 150, "minimal-typescript/engine.ts": 150}
+NO_CODE = re.compile(r'\s*(#.*|//.*|""".*"""|/\*\*.*\*/)?')
+LONGEST_LINE = 120
 
 
 @pytest.mark.parametrize("path", DIGESTS)
