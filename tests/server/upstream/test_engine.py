@@ -10,7 +10,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.lifecycle import DrainPlan
-from tests.server.serving import Serving, abort_frame, ask, collect, submit, until_true
+from tests.server.serving import Serving, abort_frame, ask, collect, detail_of, submit, until_true
 from tests.server.upstream.conftest import Front
 from tests.server.upstream.raw import Odd, example
 
@@ -72,7 +72,7 @@ async def test_an_id_is_never_used_twice_and_fits_the_contract(odd: Odd, front: 
 async def test_the_queue_is_here(odd: Odd, front: Front):
     serving = await front()
     answers = words_of(serving, 3 * SLOTS, max_tokens=30)
-    load = await serving.until(lambda load: load.waiting == 2 * SLOTS)
+    load = await serving.until(lambda load: load.waiting == 2 * SLOTS and load.tokens_generated > 0)
     assert (load.running, load.waiting_tokens) == (SLOTS, 2 * SLOTS * 5)
     assert [(await answer).usage() for answer in answers] == 3 * SLOTS * [(5, 30)]
     assert odd.most == SLOTS
@@ -223,8 +223,10 @@ async def test_a_status_of_the_engine_becomes_one_of_the_contract_without_its_wo
 ):
     odd.status = (code, "a secret of /home/somebody")
     serving = await front()
-    answer = await serving.generate(ask(prompt=MARKED))
-    assert answer.failure.reason == reason
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await serving.engine.Generate(ask(prompt=MARKED)).read()
+    assert detail_of(caught.value).reason == reason
+    assert "secret" not in str(caught.value.details())
     assert "secret" in caplog.text
     assert (await serving.generate(ask("r2"))).usage() == (5, 8), "the engine is still there"
 

@@ -92,6 +92,7 @@ class Upstream(BaseEngine):
         load = pb.Load()
         load.CopyFrom(self._counts)
         load.running, load.waiting = self._slots.num_running, self._slots.num_waiting
+        load.tokens_generated += sum(call.num_tokens for call in self._calls.values())
         load.kv_blocks_total = self.config.total_kv_blocks
         if self._watch is not None:
             reported = self._watch.load
