@@ -45,6 +45,6 @@ def test_what_is_not_offered_is_not_asked_for() -> None:
     config = Bare().config
     for each in mistaken(1, RUNS, Offer.of(config), config):
         assert each.changes.keys() <= {
-            *("temperature", "top_p", "top_k", "token_ids", "eos_token_ids"),
+            *("request_id", "model", "token_ids", "eos_token_ids", "temperature", "top_p", "top_k"),
             *("stop_token_ids", "stop_token_ids_hidden"),
         }

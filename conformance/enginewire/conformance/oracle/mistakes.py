@@ -70,6 +70,8 @@ def _beside(rng: random.Random, config: pb.EngineConfig) -> dict[str, Value]:
 def _mistakes(config: pb.EngineConfig) -> Iterator[dict[str, Value]]:
     """What no server may accept, as far as it offers the field."""
     can, beyond = config.capabilities, max(config.vocab_size, 1)
+    yield {"request_id": "no name / at all"}
+    yield {"model": "no-such-model"}
     yield {"token_ids": []}
     yield {"token_ids": [1, beyond]}
     for name in ("stop_token_ids", "stop_token_ids_hidden", "eos_token_ids"):
