@@ -93,6 +93,7 @@ def test_the_end_does_not_depend_on_how_the_engine_cuts() -> None:
         said("ab", stop=("",)),
         said("ab", min_tokens=3, max_tokens=2),
         said("ab", waits=True),
+        said("a", TURN, end="CANCELLED", stop=(TURN_TEXT,)),
         said("ab", lost=2),
         said("ab", lost=1, gap=1),
         said("ab", stop=("a",), gap=1),

@@ -158,10 +158,11 @@ class VisibleStopShowsTheRestOfItsToken(ReferenceChoice):
         return len(self.text) if is_visible and len(self.token_ids) == 1 else super().shown_until(match)
 
 
-@client_mutant("ignore_eos_overruns", kills=("CLI-08/drawn", "CLI-21/drawn"))
+@client_mutant("ignore_eos_overruns", kills="CLI-08/drawn")
 class IgnoreEosOverruns(ReferenceChoice):
     def is_full(self) -> bool:
-        return super().is_full() and not self.request.stop_conditions.ignore_eos
+        is_wrong = self.request.stop_conditions.ignore_eos and not self.stop_strings()
+        return super().is_full() and not is_wrong
 
 
 @client_mutant("visible_stop_misses_the_floor", kills="CLI-19/drawn")

@@ -142,6 +142,8 @@ class _Choice:
         return max((len(end) for end in ends if _may_go_on(end, self.case.stop)), default=0)
 
     def _at_special(self, text: Text, count: int) -> Due:
+        if self.end in FAILED and self.message_of(count) == self.last_message:
+            raise NotTold("what is shown of a skipped token beside a failure")
         whole = self.flushed(text, count)
         if self.best:
             return self._at_match(whole, self.best, count)
