@@ -19,7 +19,8 @@ from pathlib import Path
 from random import Random
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -27,7 +28,7 @@ from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
 from tests.torch_engine.models.huggingface.configs import REFUSED, SERVED, Fields, tiny_config
-from tests.torch_engine.models.huggingface.test_exactness import MAX_TOKENS, assert_same, generate, reference
+from tests.torch_engine.models.huggingface.test_exactness import MAX_TOKENS, assert_same, generate
 from tests.torch_engine.models.huggingface.wide_models import widen
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
@@ -108,6 +109,14 @@ def serve(folder: Path) -> CoreUnderTest:
         str(folder), device="cpu", dtype="float32", num_threads=1, max_num_seqs=8, max_num_batched_tokens=61
     )
     return CoreUnderTest(load_engine(options, lambda phase, done: None))
+
+
+def reference(folder: Path) -> PreTrainedModel:
+    """The model as transformers runs it, which never stops by itself."""
+    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
+    network = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    network.generation_config.eos_token_id = None
+    return network
 
 
 def compare(folder: Path, engine: CoreUnderTest) -> str:

@@ -188,7 +188,7 @@ def generic(tmp_path: Path) -> Callable[[str], tuple[CoreUnderTest, PreTrainedMo
             model=str(tmp_path), device="cpu", dtype="float32", num_threads=1, max_num_batched_tokens=9,
             max_num_seqs=4, block_size=4, max_model_len=40,
         )  # fmt: skip
-        return CoreUnderTest(load_engine(options, lambda phase, done: None)), network.eval()
+        return CoreUnderTest(load_engine(options, lambda phase, done: None)), network
 
     return make
 

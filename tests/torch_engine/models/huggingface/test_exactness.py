@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from enginewire.torch_engine.loading.load import load_engine
@@ -25,22 +23,15 @@ TIE = 1e-3
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Callable[[str], Path]:
-    """The folder of a random model."""
+def build(tmp_path: Path) -> Callable[[str], tuple[Path, PreTrainedModel]]:
+    """The folder of a random model, and the model as transformers runs it, which never stops by itself."""
 
-    def make(model_type: str) -> Path:
-        save_wide(tmp_path, model_type)
-        return tmp_path
+    def make(model_type: str) -> tuple[Path, PreTrainedModel]:
+        network = save_wide(tmp_path, model_type)
+        network.generation_config.eos_token_id = None
+        return tmp_path, network
 
     return make
-
-
-def reference(folder: Path) -> PreTrainedModel:
-    """The model as transformers runs it, which never stops by itself."""
-    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
-    network = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
-    network.generation_config.eos_token_id = None
-    return network
 
 
 def prompts() -> list[list[int]]:
@@ -71,8 +62,7 @@ def assert_same(network: PreTrainedModel, generated: list[int], tokens: list[int
 
 @pytest.mark.parametrize("model_type", SERVED)
 def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, build, capfd):
-    folder = build(model_type)
-    network = reference(folder)
+    folder, network = build(model_type)
     capfd.readouterr()
     options = TorchEngineOptions(
         model=str(folder),

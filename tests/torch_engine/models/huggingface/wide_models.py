@@ -13,10 +13,11 @@ from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
 def save_wide(folder: Path, model_type: str, **changes: object) -> PreTrainedModel:
     """The model of this type, saved in the folder; `changes` are to its tiny configuration."""
     torch.manual_seed(5)
-    network = AutoModelForCausalLM.from_config(tiny_config(model_type, {**SERVED[model_type], **changes}))
+    config = tiny_config(model_type, {**SERVED[model_type], **changes})
+    network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     widen(network)
     network.save_pretrained(folder)
-    return network
+    return network.eval()
 
 
 def widen(network: torch.nn.Module) -> None:
