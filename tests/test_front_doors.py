@@ -15,7 +15,7 @@ from tests.test_imports import loaded_by
 
 DOORS = ("enginewire.server", "enginewire.torch_engine", "enginewire.backend", "enginewire.conformance")
 CONTRACT = ("enginewire", "enginewire.field_rules", "enginewire.v1.status_codes")
-"""What the base install has for authors of engines and backends: the messages, and the tables of the contract."""
+"""What the base install has for authors of engines: the messages, and the tables of the contract."""
 PAGES = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.py"), ROOT / "conformance" / "README.md"]
 
 
