@@ -126,7 +126,7 @@ async def watch_tells_changes(ctx: Context) -> None:
     watch.cancel()
 
 
-@check("HLT-08")
+@check("HLT-08", alone=True)
 async def other_names_are_unknown(ctx: Context) -> None:
     """A service that no contract has, asked for once and watched."""
     asked = health_types.request(NO_SERVICE)
