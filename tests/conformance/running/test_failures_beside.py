@@ -2,17 +2,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from enginewire.conformance.checks.concurrency import BEHAVED
 from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.running import verdict
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.wire.methods import GENERATE
 from tests.conformance.judging import judged
+
+
+@pytest.fixture(autouse=True)
+def every_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "KEPT_CALLS", 1000)
 
 
 class OneSlot(Reference):
