@@ -54,18 +54,26 @@ def test_the_answers_of_the_built_in_model_are_streamed_by_two_processes_that_ar
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("options", [DemoOptions(), DemoOptions(model="mocker", engine="mocker")])
+MOCKER = DemoOptions(model="mocker", engine="mocker")
+
+
 @pytest.mark.parametrize(
-    ("place", "command"), [(sys.prefix, "bin/enginewire"), ("/", None), (".", "enginewire")]
+    ("options", "place", "command"),
+    [
+        (DemoOptions(), sys.prefix, "bin/enginewire"),
+        (MOCKER, "/", f"{sys.prefix}/bin/enginewire".lstrip("/")),
+        (MOCKER, ".", "enginewire"),
+    ],
+    ids=["installed in the folder", "below the root", "elsewhere"],
 )
 def test_what_it_says_to_type_next_works(
-    options: DemoOptions, place: str, command: str | None, tmp_path, monkeypatch
+    options: DemoOptions, place: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path if place == "." else place)
     monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
     typed = next_steps(options)[-1]
-    assert typed.split()[0] == (command or f"{sys.prefix}/bin/enginewire".lstrip("/"))
-    assert ("--engine" in typed) == (options.engine == "mocker")
+    assert typed.split()[0] == command
+    assert ("--engine" in typed) == (options is MOCKER)
     done = subprocess.run(typed, shell=True, capture_output=True, encoding="utf-8", timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

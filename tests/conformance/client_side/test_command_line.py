@@ -10,13 +10,15 @@ import pytest
 from enginewire.conformance.__main__ import main
 from enginewire.conformance.running.outcome import ExitCode
 
+FEW = ("--cases", "40")
+"""Drawn cases: `make conformance` plays more of them."""
 OURS = f"{shlex.quote(sys.executable)} -m enginewire.backend serve --target {{target}}"
 
 
 @pytest.mark.parametrize("engine", [[], ["--multiplexed"]], ids=["plain", "multiplexed"])
 def test_our_backend_is_conformant(engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     command = ["client", "--command", f"{OURS} --uds {{socket}}", *engine]
-    assert main([*command, "--strict"]) == ExitCode.CONFORMANT
+    assert main([*command, *FEW, "--strict"]) == ExitCode.CONFORMANT
     shown = capsys.readouterr().out
     assert "FAIL" not in shown
     assert "N/A" not in shown
@@ -26,7 +28,7 @@ def test_our_backend_without_replay_is_conformant_but_for_a_should(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = f"{OURS} --host 127.0.0.1 --port {{port}} --no-replay"
-    assert main(["client", "--command", command, "--run", "CLI-1*,CLI-2*"]) == ExitCode.CONFORMANT
+    assert main(["client", "--command", command, *FEW, "--run", "CLI-1*,CLI-2*"]) == ExitCode.CONFORMANT
     assert "WARN CLI-28" in capsys.readouterr().out
 
 

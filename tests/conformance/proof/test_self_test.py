@@ -126,6 +126,8 @@ def test_a_reference_that_nobody_reaches_fails_the_proof(
         raise Unreachable("nothing listens at unix:/nowhere.sock")
 
     monkeypatch.setattr(self_test, "judge", unreachable)
+    monkeypatch.setattr(self_test, "judge_backend", unreachable)
+    monkeypatch.setattr(self_test, "_adversary_passes", dict)
     assert main(["self-test", "--workers", "1", "--run", "no_such_mutant"]) == 1
     assert "nothing listens at unix:/nowhere.sock" in capsys.readouterr().out
 

@@ -39,7 +39,7 @@ CARRIED: Final = frozenset(
     }
 )
 
-OWN: Final = frozenset({"multiplexed", "metrics"})
+OWN: Final = frozenset({"multiplexed", "metrics", "cleanup", "watch_load"})
 """Capabilities that this server has whatever the engine says."""
 
 FACTS: Final = (

@@ -6,7 +6,7 @@ from enginewire.conformance.client_side.given import Given
 from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.mutants.conditions_of_calls import UsageCountsThePromptOfEachChoice
 from enginewire.conformance.client_side.mutants.conditions_of_text import VisibleStopTokenIsNotNamed
-from enginewire.conformance.client_side.mutants.text import MaxTokensNotEnforced
+from enginewire.conformance.client_side.mutants.text import VisibleStopHidden
 from enginewire.conformance.client_side.oracle.case import from_json
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.client_side.reference.text import ReferenceChoice
@@ -19,8 +19,8 @@ class NamesNoVisibleToken(ReferenceBackend):
     choice_class: type[ReferenceChoice] = VisibleStopTokenIsNotNamed
 
 
-class Overruns(ReferenceBackend):
-    choice_class: type[ReferenceChoice] = MaxTokensNotEnforced
+class HidesVisibleStops(ReferenceBackend):
+    choice_class: type[ReferenceChoice] = VisibleStopHidden
 
 
 async def judged(backend: type[ReferenceBackend], *, run: str = "*/drawn", **given: object) -> Report:
@@ -64,12 +64,12 @@ async def test_a_case_by_hand_finds_what_it_is_made_for() -> None:
 
 
 async def test_where_a_simple_check_fails_nothing_is_drawn() -> None:
-    report = await judged(Overruns, run="CLI-08*")
+    report = await judged(HidesVisibleStops, run="CLI-04*")
     found = {
-        each.key: (each.status, each.message) for each in report.outcomes if each.key.startswith("CLI-08")
+        each.key: (each.status, each.message) for each in report.outcomes if each.key.startswith("CLI-04")
     }
-    assert found["CLI-08"][0] is Status.FAIL
-    assert found["CLI-08/drawn"] == (Status.BLOCKED, "CLI-08 has to hold first")
+    assert found["CLI-04"][0] is Status.FAIL
+    assert found["CLI-04/drawn"] == (Status.BLOCKED, "CLI-04 has to hold first")
 
 
 async def test_without_cases_the_drawn_checks_say_nothing() -> None:
