@@ -116,6 +116,9 @@ async def test_a_rolling_restart_under_load_loses_nothing(
         engines(folder, 2, arguments) as slots,
         replaying([slot.target for slot in slots], vocabulary) as backend,
     ):
+        # One that is still being started does not handle the signal yet.
+        for endpoint in backend.engines.all:
+            await endpoint.client.wait_ready(20)
         truth = await oracle(backend)
         is_over = asyncio.Event()
         callers = [asyncio.create_task(ask_until(is_over, backend, truth, i)) for i in range(len(truth))]
