@@ -10,6 +10,7 @@ from enginewire.conformance.report.verdict import AREAS as NAMES
 from enginewire.conformance.requirements import requirements
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.verdict import seen_in_passing
 from tests.conformance.judging import made_up
 from tests.repository import ROOT
 
@@ -62,3 +63,12 @@ def test_the_first_level_is_a_small_start() -> None:
 def test_a_level_selects_core_up_to_it(identifier: str, reason: str) -> None:
     selection = Selection(level=2, phases=frozenset(Phase))
     assert selection.why_not(requirements()[identifier], made_up(identifier, None)) == reason
+
+
+@pytest.mark.parametrize(
+    ("level", "left_out"), [(0, set()), (1, {"HLT-03", "MSG-03", "LOG-03"}), (2, {"MSG-03", "LOG-03"})]
+)
+def test_what_is_beyond_the_chosen_level_is_not_reported_in_passing(level: int, left_out: set[str]) -> None:
+    selection = Selection(level=level)
+    ids = ("STR-05", "HLT-03", "MSG-03", "LOG-03")
+    assert {name for name in ids if selection.leaves_out(seen_in_passing(name))} == left_out

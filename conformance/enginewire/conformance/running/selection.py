@@ -36,7 +36,7 @@ class Selection:
             return f"since revision {requirement.since}"
         if not is_of_any(requirement, self.profiles):
             return "not in the chosen profiles"
-        if self.level and not NO_LEVEL < level_of(requirement) <= self.level:
+        if self._is_beyond(requirement):
             return f"not of level {self.level}"
         if self.run and not _matches(names, self.run):
             return "not chosen by --run"
@@ -49,12 +49,21 @@ class Selection:
     def leaves_out(self, check: Check) -> bool:
         """True for what was seen in passing and is not wanted; that nobody chose it is no reason.
 
-        Unless the server is not meant to keep it: then there is nothing to see.
+        Unless the server is not meant to keep it, or not yet: then there is nothing to see.
         """
         requirement = requirements()[check.id]
         is_late = requirement.since > self.revision
         is_foreign = self.is_bare and not is_of_any(requirement, self.profiles)
-        return is_late or is_foreign or _matches((check.id, check.key), self.skip)
+        return (
+            is_late
+            or is_foreign
+            or self._is_beyond(requirement)
+            or _matches((check.id, check.key), self.skip)
+        )
+
+    def _is_beyond(self, requirement: Requirement) -> bool:
+        """No part of the chosen level."""
+        return bool(self.level) and not NO_LEVEL < level_of(requirement) <= self.level
 
     @property
     def is_bare(self) -> bool:
