@@ -312,5 +312,5 @@ class SumsOfLongAnswersOverflow(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):
             if output.HasField("cum_log_probs"):
-                output.cum_log_probs = max(output.cum_log_probs, -70.0)
+                output.cum_log_probs = max(output.cum_log_probs, -300.0)
             yield output

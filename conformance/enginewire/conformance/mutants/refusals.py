@@ -37,7 +37,7 @@ class BadId(Reference):
         return refusal
 
 
-@mutant("error_after_first_message", kills="ERR-11", also=("STR-07/seen", "STR-08/seen"))
+@mutant("error_after_first_message", kills="ERR-11", also=("STR-07/seen", "STR-08/seen", "RES-06/seen"))
 class ErrorAfterFirstMessage(Reference):
     async def generate(self, request: pb.GenerateRequest, call: Call) -> Responses:
         if " " in request.request_id:

@@ -102,7 +102,8 @@ async def judge(
             launcher=launcher,
             given=Given(adapters=SOURCES, metrics_url=getattr(served, "metrics_url", "")),
         )
-        return await Runner(session, all_checks(), Selection(phases=phases, run=run, skip=skip)).run()
+        selection = Selection(phases=phases, run=run, skip=skip, judges_again=not name)
+        return await Runner(session, all_checks(), selection).run()
     finally:
         await server.stop()
         await launcher.close()

@@ -210,7 +210,8 @@ class Runner:
     async def _judge_at_its_speed(self, check: Check) -> Outcome:
         """A failure of what measures time counts when the target is as fast as when it was measured."""
         outcome = await self._judge(check, self.session)
-        if outcome.status in JUDGED_AGAIN and check.alone and await self.session.is_slower():
+        may_be_the_machine = self.selection.judges_again and check.alone and outcome.status in JUDGED_AGAIN
+        if may_be_the_machine and await self.session.is_slower():
             self.say(SLOWER.format(key=check.key, bounds=self.session.bounds.describe()))
             return await self._judge(check, self.session)
         return outcome

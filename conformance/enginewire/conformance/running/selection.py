@@ -26,6 +26,8 @@ class Selection:
     phases: frozenset[Phase] = frozenset({Phase.SAFE, Phase.LOAD})
     repeat: int = 1
     one_by_one: bool = False
+    judges_again: bool = True
+    """What measures time, when it fails while the machine is busy. A proof counts the first verdict."""
     revision: int = CONTRACT_REVISION
     """Of the contract: what came later is not judged."""
 
