@@ -104,8 +104,7 @@ async def _ask_mistaken(target: Target, some: Sequence[Mistaken]) -> None:
 
 async def _target(ctx: Context, client: Client) -> Target:
     """The greedy runs. The client is not the check's own: they are no evidence of whichever comes first."""
-    size = ctx.config.kv_cache_block_size or 16
-    lengths = [length for length in (PROMPT_TOKENS, BLOCKS * size + 1, 1) if _fits(ctx, length)]
+    lengths = [length for length in (PROMPT_TOKENS, BLOCKS * ctx.block_size + 1, 1) if _fits(ctx, length)]
     if not lengths:
         raise NotApplicable("the window has no room for the greedy runs")
     runs = []
