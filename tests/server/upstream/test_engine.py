@@ -12,7 +12,7 @@ from enginewire import v1 as pb
 from enginewire.server.lifecycle import DrainPlan
 from tests.server.serving import Serving, abort_frame, ask, collect, detail_of, submit, until_true
 from tests.server.upstream.conftest import Front
-from tests.server.upstream.raw import Odd, example
+from tests.server.upstream.raw import BareEngine, Odd, example
 
 SLOTS = 8
 LONG = 4000
@@ -32,6 +32,34 @@ async def test_the_engine_s_tokens_come_with_usage_of_the_server(odd: Odd, front
     assert answer.tokens() == tokens[5:]
     assert answer.finishes() == {0: pb.FINISH_REASON_LENGTH}
     assert answer.usage() == (5, 12)
+
+
+async def two_choices(self: object, generate: pb.GenerateRequest, call: object):
+    """Three tokens for each of two choices, one after the other; what `resume` brings is among them."""
+    begun = {each.index: len(each.generated_token_ids) for each in generate.request.resume.choices}
+    for index in range(2):
+        for position in range(begun.get(index, 0), 3):
+            output = pb.LLMEngineOutput(index=index, first_output_position=position, token_ids=[position + 3])
+            if position == 2:
+                output.finish_reason = pb.FINISH_REASON_LENGTH
+            yield pb.GenerateResponse(output=output, request_id=generate.request_id)
+
+
+@pytest.mark.parametrize("resumed", [[], [3]], ids=["from the beginning", "behind a token"])
+async def test_usage_counts_all_choices_and_comes_once(
+    odd: Odd, front: Front, monkeypatch: pytest.MonkeyPatch, resumed: list[int]
+):
+    monkeypatch.setattr(BareEngine, "Generate", two_choices)
+    odd.info.config.capabilities.MergeFrom(pb.Capabilities(multiple_choices=True, resume=True))
+    serving = await front()
+    request = ask(max_tokens=3)
+    request.request.sampling_options.n = 2
+    if resumed:
+        request.request.resume.choices.add(index=0, generated_token_ids=resumed)
+        request.request.resume.choices.add(index=1)
+    answer = await serving.generate(request)
+    assert answer.finishes() == dict.fromkeys(range(2), pb.FINISH_REASON_LENGTH)
+    assert answer.usage() == (5, 6)
 
 
 async def test_a_multiplexed_stream_has_the_same_tokens(odd: Odd, front: Front):
