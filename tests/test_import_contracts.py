@@ -103,7 +103,18 @@ PLANTED = {
         "backend/frontends/http_api/body",
         "import enginewire.backend.frontends.http_api.app",
     ),
-    "The floors of the kit": ("conformance/wire/tasks", "import enginewire.conformance.baseline"),
+    "The floors of the kit": (
+        "conformance/wire/tasks",
+        "import enginewire.conformance.conclusion.baseline",
+    ),
+    "The floors of its reference": (
+        "conformance/reference/generation/job",
+        "import enginewire.conformance.reference.service",
+    ),
+    "The floors of its reports": (
+        "conformance/report/human",
+        "import enginewire.conformance.report.formats.as_json",
+    ),
     "The floors of its other": (
         "conformance/client_side/answer",
         "import enginewire.conformance.client_side.judge",
