@@ -10,10 +10,11 @@ import pytest
 from tests.repository import ROOT
 
 PLACES = ("engine_server", "backend_client", "conformance", "proto")
-MOST_NOUNS, MOST_LINES, SAME_PREFIX = 17, 350, 3
+MOST_NOUNS, MOST_LINES, SAME_PREFIX = 16, 350, 3
 
 LARGE = {
     "conformance/checks": "a catalogue: one file for each subject of the contract",
+    "proto/enginewire": "the ground floor: one file for each thing that the programs share",
     "conformance/mutants": "a catalogue: one file beside each of the checks",
 }
 SHARED_PREFIX = {"report/formats": "as_html and as_json would else hide modules of the same names"}
@@ -51,8 +52,8 @@ def test_our_folders_keep_the_house_rule() -> None:
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        ({f"{letter}.py": "" for letter in "abcdefghijklmnopqr"}, "18 nouns"),
-        ({f"{letter}/__init__.py": "" for letter in "abcdefghijklmnopqr"}, "18 nouns"),
+        ({f"{letter}.py": "" for letter in "abcdefghijklmnopq"}, "17 nouns"),
+        ({f"{letter}/__init__.py": "" for letter in "abcdefghijklmnopq"}, "17 nouns"),
         ({"kv_a.py": "", "kv_b.py": "", "kv_c.py": ""}, "a folder for kv_*"),
         ({"__init__.py": "import os\n"}, "no docstring"),
         ({"long.py": "x = 1\n" * 351}, "more than 350 lines"),

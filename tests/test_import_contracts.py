@@ -92,6 +92,7 @@ PLANTED = {
     "Nobody knows each other": ("server/admission/queue_limits", "import enginewire.server.admission.table"),
     "The floors of the namespace": ("sockets", "import enginewire.grpc_listening"),
     "The floors of the server": ("server/failures", "import enginewire.server.validation.fields"),
+    "The floors of the engines": ("server/engines/interface", "import enginewire.server.engines.answer"),
     "The floors of its RPCs": ("server/services/handlers", "import enginewire.server.services.kv"),
     "The floors of the torch": ("torch_engine/layers/linear", "import enginewire.torch_engine.lora.config"),
     "The floors of grammars": ("torch_engine/guided/schema", "import enginewire.torch_engine.guided.size"),

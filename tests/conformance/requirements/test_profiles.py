@@ -16,7 +16,7 @@ from enginewire.conformance.requirements.profiles import BARE, OF_BARE, OF_BARE_
 from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import Report, Status
 from tests.repository import ROOT
-from tests.server.upstream.raw import BareEngine, RawServer
+from tests.server.engines.upstream.raw import BareEngine, RawServer
 
 PAGE = (ROOT / "docs" / "contract.md").read_text()
 SECTION = PAGE.partition("## The bare profile")[2].partition("\n## ")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from enginewire.server.mocker.engine import MockerEngine, MockerOptions
+from enginewire.server.engines.mocker.engine import MockerEngine, MockerOptions
 from tests.server.step_recorder import Answer, Recorder
 
 HELLO = list(b"Hello!")

@@ -8,6 +8,9 @@ from hypothesis import given, settings, strategies as st
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepEngine, StepOutputs
+from enginewire.server.engines.mocker.engine import MockerEngine, MockerOptions
+from enginewire.server.engines.mocker.options import script_from_json
+from enginewire.server.engines.mocker.tokenizer import EOS
 from enginewire.server.failures import (
     DeadlineExceeded,
     Draining,
@@ -16,11 +19,8 @@ from enginewire.server.failures import (
     NotStarted,
     StepFailed,
 )
-from enginewire.server.mocker.engine import MockerEngine, MockerOptions
-from enginewire.server.mocker.options import script_from_json
-from enginewire.server.mocker.tokenizer import EOS
 from enginewire.server.validation.generate import check_generate
-from tests.server.mocker.mockers import HELLO, LONG, assert_idle, started, turns
+from tests.server.engines.mocker.mockers import HELLO, LONG, assert_idle, started, turns
 from tests.server.step_recorder import Recorder
 
 

@@ -20,13 +20,13 @@ from enginewire.server.engines.base import BaseEngine
 from enginewire.server.engines.interface import GenerateContext, Item
 from enginewire.server.engines.iterator_driver import CANCEL_GRACE_SECONDS, IteratorDriver
 from enginewire.server.engines.step_streams import open_choices
+from enginewire.server.engines.upstream.call import UpstreamCall, completed
+from enginewire.server.engines.upstream.connection import Connection
+from enginewire.server.engines.upstream.facts import config_of
+from enginewire.server.engines.upstream.failure import failure_of, is_lost
+from enginewire.server.engines.upstream.options import UpstreamOptions
+from enginewire.server.engines.upstream.watch import Watch
 from enginewire.server.failures import Draining, EngineDead, Stuck
-from enginewire.server.upstream.call import UpstreamCall, completed
-from enginewire.server.upstream.connection import Connection
-from enginewire.server.upstream.facts import config_of
-from enginewire.server.upstream.failure import failure_of, is_lost
-from enginewire.server.upstream.options import UpstreamOptions
-from enginewire.server.upstream.watch import Watch
 from enginewire.server.validation.payloads import prompt_length
 
 MOST_NAMED: Final = 100

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from enginewire.server.mocker.engine import MockerOptions
-from enginewire.server.mocker.options import script_from_json
+from enginewire.server.engines.mocker.engine import MockerOptions
+from enginewire.server.engines.mocker.options import script_from_json
 
 
 @pytest.mark.parametrize(

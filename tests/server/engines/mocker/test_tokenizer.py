@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from tokenizers import Tokenizer
 
-from enginewire.server.mocker.engine import MockerOptions
-from enginewire.server.mocker.tokenizer import EOS, byte_tokenizer
+from enginewire.server.engines.mocker.engine import MockerOptions
+from enginewire.server.engines.mocker.tokenizer import EOS, byte_tokenizer
 
 # Hypothesis tries the words of the code under test as well: those of special tokens have an id of their own.
 ORDINARY = st.text().filter(lambda text: "<|" not in text)

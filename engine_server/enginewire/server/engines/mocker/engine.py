@@ -24,6 +24,14 @@ from enginewire.server.engines.interface import (
     StepOutputs,
     Tokenizer,
 )
+from enginewire.server.engines.mocker.adapters import MockerAdapters
+from enginewire.server.engines.mocker.embeddings import SIZE as EMBEDDING_SIZE, MockerEmbeddings
+from enginewire.server.engines.mocker.options import Fault, MockerOptions
+from enginewire.server.engines.mocker.reader import RequestReader, engine_config
+from enginewire.server.engines.mocker.sequence import Request, Sequence
+from enginewire.server.engines.mocker.timer import StepTimer
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
+from enginewire.server.engines.mocker.transfers import MockerTransfers
 from enginewire.server.engines.step_streams import StepStreams
 from enginewire.server.failures import (
     DeadlineExceeded,
@@ -34,14 +42,6 @@ from enginewire.server.failures import (
     StepFailed,
 )
 from enginewire.server.handoff.requests import ENGINE_ROLES, is_handed_over
-from enginewire.server.mocker.adapters import MockerAdapters
-from enginewire.server.mocker.embeddings import SIZE as EMBEDDING_SIZE, MockerEmbeddings
-from enginewire.server.mocker.options import Fault, MockerOptions
-from enginewire.server.mocker.reader import RequestReader, engine_config
-from enginewire.server.mocker.sequence import Request, Sequence
-from enginewire.server.mocker.timer import StepTimer
-from enginewire.server.mocker.tokenizer import byte_tokenizer
-from enginewire.server.mocker.transfers import MockerTransfers
 
 __all__ = ["MockerEngine", "MockerOptions"]
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from enginewire.server.mocker.model import Echo, Sampler, Sampling
-from tests.server.mocker.mockers import HELLO, LONG, sampled, started
+from enginewire.server.engines.mocker.model import Echo, Sampler, Sampling
+from tests.server.engines.mocker.mockers import HELLO, LONG, sampled, started
 
 
 async def test_a_seed_gives_the_same_tokens_whatever_the_batch() -> None:

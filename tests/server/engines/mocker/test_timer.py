@@ -6,7 +6,7 @@ import time
 import pytest
 
 from enginewire.server.engines.interface import GenerateContext
-from tests.server.mocker.mockers import HELLO, LONG, started, turns
+from tests.server.engines.mocker.mockers import HELLO, LONG, started, turns
 
 
 async def test_a_stalled_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.channel import check_owner, open_channel
-from enginewire.server.upstream.failure import shown
-from enginewire.server.upstream.options import UpstreamOptions
+from enginewire.server.engines.upstream.failure import shown
+from enginewire.server.engines.upstream.options import UpstreamOptions
 from enginewire.trusted_paths import UntrustedPath
 
 log = logging.getLogger(__name__)

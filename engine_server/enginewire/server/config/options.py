@@ -15,8 +15,8 @@ from typing import Final, Literal
 
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.server.config.rules import RULES
 from enginewire.server.handoff.options import Role
-from enginewire.server.option_rules import RULES
 
 DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1

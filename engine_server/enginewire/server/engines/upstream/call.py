@@ -16,8 +16,8 @@ from enginewire import v1 as pb
 from enginewire.server.engines.answer import room_for, usage
 from enginewire.server.engines.interface import GenerateContext, Item
 from enginewire.server.engines.step_streams import open_choices
+from enginewire.server.engines.upstream.connection import Connection
 from enginewire.server.failures import EngineError, EngineMistake
-from enginewire.server.upstream.connection import Connection
 from enginewire.server.validation.payloads import prompt_length
 
 ALWAYS_SAID: Final[tuple[Literal["temperature", "top_p", "top_k"], ...]] = ("temperature", "top_p", "top_k")

@@ -13,9 +13,9 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.grpc_server import bare_server
 from enginewire.server.server import EngineServer
+from tests.server.engines.upstream.conftest import Front
+from tests.server.engines.upstream.raw import Odd, RawServer
 from tests.server.serving import Serving, ask, run_until_ready, until_true
-from tests.server.upstream.conftest import Front
-from tests.server.upstream.raw import Odd, RawServer
 
 LONG = 4000
 DEAD, START_FAILED = 70, 1

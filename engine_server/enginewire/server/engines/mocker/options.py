@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
+from enginewire.server.engines.mocker.tokenizer import VOCAB_SIZE
 from enginewire.server.handoff.options import Role, TransferOptions
-from enginewire.server.mocker.tokenizer import VOCAB_SIZE
 
 Script = Mapping[tuple[int, ...] | None, tuple[int, ...]]
 """Answer per prompt, as token ids; the key None answers every other prompt."""

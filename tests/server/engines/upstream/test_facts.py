@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.server.upstream.facts import CARRIED, OWN, NotBare, config_of
+from enginewire.server.engines.upstream.facts import CARRIED, OWN, NotBare, config_of
 
 NOT_CARRIED = {
     *("guided_modes", "lora", "prefix_cache", "kv_events", "embeddings", "priority", "data_parallel"),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
+from tests.server.engines.upstream.raw import Odd, RawServer
 from tests.server.serving import Serving
-from tests.server.upstream.raw import Odd, RawServer
 
 Front = Callable[..., Awaitable[Serving]]
 

@@ -10,6 +10,10 @@ from random import Random
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
+from enginewire.server.engines.mocker.model import PANGRAM, Echo, Sampler, Sampling
+from enginewire.server.engines.mocker.options import MockerOptions
+from enginewire.server.engines.mocker.sequence import CHUNK, Request, Sequence, StopRules, WantedLogprobs
+from enginewire.server.engines.mocker.tokenizer import BOS, EOS
 from enginewire.server.failures import ContextExceeded, InvalidRequest, KvExhausted
 from enginewire.server.handoff.requests import (
     ENGINE_ROLES,
@@ -18,10 +22,6 @@ from enginewire.server.handoff.requests import (
     prompt_digest,
     prompt_of,
 )
-from enginewire.server.mocker.model import PANGRAM, Echo, Sampler, Sampling
-from enginewire.server.mocker.options import MockerOptions
-from enginewire.server.mocker.sequence import CHUNK, Request, Sequence, StopRules, WantedLogprobs
-from enginewire.server.mocker.tokenizer import BOS, EOS
 
 MAX_N = 64
 MAX_LOGPROBS = 20

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor
 from enginewire import v1 as pb
 from enginewire.options import OptionError
 from enginewire.options.declaration import options_of
-from enginewire.server.config import DEFAULT_PORT, ServerOptions, load_options
+from enginewire.server.config.options import DEFAULT_PORT, ServerOptions, load_options
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 

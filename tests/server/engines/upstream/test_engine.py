@@ -10,9 +10,9 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.lifecycle import DrainPlan
+from tests.server.engines.upstream.conftest import Front
+from tests.server.engines.upstream.raw import BareEngine, Odd, example
 from tests.server.serving import Serving, abort_frame, ask, collect, detail_of, submit, until_true
-from tests.server.upstream.conftest import Front
-from tests.server.upstream.raw import BareEngine, Odd, example
 
 SLOTS = 8
 LONG = 4000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from enginewire.addresses import is_on_this_machine, listens_on_loopback
 
 if TYPE_CHECKING:
-    from enginewire.server.config import ServerOptions
+    from enginewire.server.config.options import ServerOptions
 
 
 def _is_open_to_others(options: ServerOptions) -> bool:

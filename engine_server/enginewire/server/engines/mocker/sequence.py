@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
-from enginewire.server.mocker.model import Echo, Sampler, log_probability
+from enginewire.server.engines.mocker.model import Echo, Sampler, log_probability
 
 CHUNK = 256
 """Tokens a sequence knows ahead of its position."""

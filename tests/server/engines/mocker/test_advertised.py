@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import MetricsBindings, MetricsContext
-from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.engine import MockerEngine
 
 
 class MeteredEngine(MockerEngine):

@@ -17,8 +17,8 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.server.upstream.connection import Connection
-from enginewire.server.upstream.failure import is_lost, shown
+from enginewire.server.engines.upstream.connection import Connection
+from enginewire.server.engines.upstream.failure import is_lost, shown
 
 log = logging.getLogger(__name__)
 

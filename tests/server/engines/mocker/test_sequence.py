@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from enginewire import v1 as pb
+from enginewire.server.engines.mocker.tokenizer import EOS
 from enginewire.server.failures import ContextExceeded, InvalidRequest
-from enginewire.server.mocker.tokenizer import EOS
-from tests.server.mocker.mockers import HELLO, assert_idle, sampled, started
+from tests.server.engines.mocker.mockers import HELLO, assert_idle, sampled, started
 
 
 async def test_greedy_echoes_the_prompt_and_ends_with_eos() -> None:
