@@ -11,10 +11,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from enginewire.conformance import baseline as known_failures, options as command_line
+from enginewire.conformance import options as command_line
 from enginewire.conformance.checks import all_checks
-from enginewire.conformance.levels import NO_LEVEL
+from enginewire.conformance.conclusion import baseline as known_failures
 from enginewire.conformance.report.progress import Progress
+from enginewire.conformance.requirements.levels import NO_LEVEL
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
 from enginewire.conformance.running.launch import CommandLauncher
 from enginewire.conformance.running.outcome import Report

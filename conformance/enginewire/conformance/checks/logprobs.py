@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.distributions.rows import Row, rows_of
 from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
-from enginewire.conformance.distributions.rows import Row, rows_of
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value

@@ -24,10 +24,10 @@ from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.client_side.stage.stands import InProcessStarter
 from enginewire.conformance.mutants import Mutant, mutants
-from enginewire.conformance.proof import second_order
 from enginewire.conformance.proof.matrix import Kill, line, show, show_reference, summary_of, verdict_of
-from enginewire.conformance.reference.adapters import SOURCES
+from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
+from enginewire.conformance.reference.capabilities.adapters import SOURCES
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.report.text import visible
@@ -69,8 +69,8 @@ def main(options: argparse.Namespace) -> int:
     for name, count in passes.items():
         print(f"adversary {name:24} {count} PASS")
     summary = summary_of(kills, references, passes, time.monotonic() - started)
-    wanted = second_order.wanted(options, is_whole=is_whole)
-    summary |= second_order.survey(wanted, judge_at_times, options) if wanted else {}
+    wanted = survey.wanted(options, is_whole=is_whole)
+    summary |= survey.survey(wanted, judge_at_times, options) if wanted else {}
     show(summary, is_whole=is_whole)
     if options.json:
         print(json.dumps(summary))

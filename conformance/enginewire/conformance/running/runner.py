@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from enginewire.conformance.monitor.watch import SHARED, Monitor
-from enginewire.conformance.profiles import BARE
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.profiles import BARE
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.accompanied import Accompanied
 from enginewire.conformance.running.gates import why_closed
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life, died
+from enginewire.conformance.running.monitor.watch import SHARED, Monitor
 from enginewire.conformance.running.outcome import IN_PART, NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
 from enginewire.conformance.running.selection import Selection
