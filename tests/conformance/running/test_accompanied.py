@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check, Phase

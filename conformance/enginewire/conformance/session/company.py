@@ -73,8 +73,9 @@ def _is_offered(member: str, config: pb.EngineConfig) -> bool:
 
 
 def _eos_token_ids(body: pb.PreprocessedRequest, company: Company) -> None:
-    """They end nothing where EOS is ignored."""
-    if body.stop_conditions.ignore_eos and not body.eos_token_ids:
+    """They end nothing where EOS is ignored, unless a grammar ends with one."""
+    is_guided = body.sampling_options.HasField("guided_decoding")
+    if body.stop_conditions.ignore_eos and not is_guided and not body.eos_token_ids:
         body.eos_token_ids.extend(company.some_ids)
 
 
