@@ -47,7 +47,7 @@ class TextBackend:
         Raises InvalidPrompt before the first item. Closing the iterator aborts the request; `timeout`
         in seconds. Tokens as text come with log-probabilities and for `with_tokens`.
         """
-        request, prompt = await self._preprocess(asked)
+        request, prompt = await self.preprocess(asked)
         # A refused request gets nothing but the refusal, so these wait for the first output.
         annotations = list(answers(take_ours(request), prompt))
         outputs = self.backend.generate(
@@ -94,9 +94,16 @@ class TextBackend:
         except RequestFailed as error:
             raise renamed(error, "token_ids", path) from error
 
-    async def _preprocess(
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of a text. Raises ValueError."""
+        if len(text) <= MAX_INLINE_CHARACTERS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def preprocess(
         self, asked: pb.BackendServiceGenerateRequest
     ) -> tuple[pb.PreprocessedRequest, Prompt]:
+        """The request for the engine and the prompt in it. Raises InvalidPrompt."""
         if characters_of(asked) <= MAX_INLINE_CHARACTERS:
             return preprocess(asked, self.tokenizer)
         return await asyncio.to_thread(preprocess, asked, self.tokenizer)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from enginewire.backend.decoding.detokenizer import is_of_library
+from enginewire.backend.decoding.detokenizer import DecodeError, is_of_library
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.prompting.chat_template import ChatTemplate
 
@@ -106,8 +106,24 @@ class BackendTokenizer:
             raise CannotEncode("the tokenizer cannot encode this text") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """The text of a whole sequence. Raises DecodeError."""
+        try:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
+            raise DecodeError("the tokenizer cannot decode these tokens") from error
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it. Raises LookupError with the place of one it has not."""
+        pieces = []
+        for place, token_id in enumerate(token_ids):
+            # The library takes 32 bits and no more.
+            piece = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+            if piece is None:
+                raise LookupError(place)
+            pieces.append(piece)
+        return pieces
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True

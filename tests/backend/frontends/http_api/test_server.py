@@ -107,13 +107,36 @@ async def test_bodies_that_are_no_request_are_refused(
     assert (await http.post(COMPLETIONS, json={"prompt": "ok"})).json()["choices"][0]["text"] == "ok"
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", COMPLETIONS, 405), ("GET", "/v2", 404)])
-async def test_other_routes_and_methods_are_errors_of_the_same_form(
-    http: httpx2.AsyncClient, method: str, path: str, status: int
+@pytest.mark.parametrize("path", ["/v2", "/v1/completion", "/enginewire/nothing", "/v1"])
+async def test_who_asks_for_a_route_that_is_not_there_is_told_which_are(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    answer = await http.post(path, json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "route_not_found"
+    routes = answer.json()["routes"]
+    assert {"POST /v1/completions", "GET /v1/models", "GET /health", "POST /enginewire/abort"} <= set(routes)
+    for method, path in (route.split() for route in routes):
+        if "{" not in path and path != "/enginewire/events":
+            assert (await http.request(method, path)).status_code in (200, 415)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", COMPLETIONS, {"POST"}),
+        ("OPTIONS", COMPLETIONS, {"POST"}),
+        ("DELETE", "/v1/models", {"GET", "HEAD"}),
+        ("GET", "/enginewire/abort", {"POST"}),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_one(
+    http: httpx2.AsyncClient, method: str, path: str, allowed: set[str]
 ) -> None:
     answer = await http.request(method, path)
-    assert answer.status_code == status
-    assert answer.json()["error"]["message"]
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    assert answer.json()["error"]["code"] == "wrong_method"
 
 
 async def test_a_stream_ends_with_done_and_has_no_usage_unasked(http: httpx2.AsyncClient) -> None:

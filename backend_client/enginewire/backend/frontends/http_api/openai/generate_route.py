@@ -11,8 +11,9 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
@@ -20,8 +21,10 @@ from enginewire.backend.frontends.http_api.openai.generation_request import Gene
 from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed, PromptStreams
 from enginewire.backend.frontends.http_api.openai.reply import Reply
-from enginewire.backend.frontends.http_api.refusal import Refusal, draining
+from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, no_such_model
 from enginewire.backend.frontends.text_backend import TextBackend
+
+INFO_TIMEOUT_SECONDS: Final = 2.0
 
 
 class Refusable(Protocol):
@@ -49,6 +52,19 @@ class ServedBackend:
         """Tell every caller that the server is shutting down."""
         for answer in self.live:
             answer.refuse(draining())
+
+    async def config_of(self, model: str | None) -> pb.EngineConfig:
+        """What the engine says of itself, if it answers to that name; "" or None is the served model.
+
+        Raises Refused and RequestFailed.
+        """
+        engines = self.backend.backend.engines
+        config = (await engines.info(INFO_TIMEOUT_SECONDS)).config
+        if not model or model in (config.served_model_name or config.model, *config.aliases):
+            return config
+        if model in {each.name for each in await engines.adapters(INFO_TIMEOUT_SECONDS)}:
+            return config
+        raise Refused(no_such_model())
 
     async def model_name(self, timeout: float | None = None) -> str:
         """What users call the model. Raises RequestFailed."""

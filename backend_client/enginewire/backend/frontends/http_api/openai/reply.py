@@ -39,9 +39,9 @@ class Reply:
         """The end of a stream."""
         await self._send({"type": "http.response.body", "body": data})
 
-    async def whole(self, data: bytes, answer_id: str) -> None:
-        """An answer in one piece."""
-        await self._json(200, data, {"x-request-id": answer_id})
+    async def whole(self, data: bytes, answer_id: str = "") -> None:
+        """An answer in one piece; without an id where nothing was asked of an engine."""
+        await self._json(200, data, {"x-request-id": answer_id} if answer_id else {})
 
     async def refuse(self, refusal: Refusal) -> None:
         """An error answer, or the last event of a stream that has begun."""
