@@ -36,8 +36,9 @@ async def test_models_are_listed_and_found_by_name(start_backend: StartBackend) 
         models = [model.id async for model in client.models.list()]
         assert models == ["echo", "echo/alias"]
         assert (await client.models.retrieve("echo/alias")).id == "echo/alias"
-        answer = await client.completions.create(model="echo/alias", prompt="x")
-        assert answer.model == "echo/alias"
+        for name in models:
+            answer = await client.completions.create(model=name, prompt="x")
+            assert answer.model == "echo"
         with pytest.raises(NotFoundError):
             await client.models.retrieve("another")
 
@@ -137,6 +138,22 @@ async def test_a_wrong_method_is_told_the_right_one(
     assert answer.status_code == 405
     assert set(answer.headers["allow"].split(", ")) == allowed
     assert answer.json()["error"]["code"] == "wrong_method"
+
+
+async def test_below_a_path_of_a_proxy_every_route_is_found(text_backend: TextBackend) -> None:
+    async with (
+        serving_http(text_backend, root_path="/llm/v2") as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=20, follow_redirects=True) as client,
+    ):
+        for path in ("", "/", "/v1/models", "/v1/models/mocker", "/enginewire/about", "/health"):
+            if path:
+                assert (await client.get(path)).status_code == 200
+            assert (await client.get(f"/llm/v2{path}")).status_code == 200
+        for path in (COMPLETIONS, f"/llm/v2{COMPLETIONS}"):
+            answer = await client.post(path, json={"prompt": "ok"})
+            assert answer.json()["choices"][0]["text"] == "ok"
+        for path in ("/llm", "/llm/v2x/health", "/llm/v2/llm/v2/health"):
+            assert (await client.get(path)).status_code == 404
 
 
 async def test_a_stream_ends_with_done_and_has_no_usage_unasked(http: httpx2.AsyncClient) -> None:

@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import uvicorn
+from starlette.middleware import Middleware
 
 from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
+from enginewire.backend.frontends.http_api.root_path import RootPath
 from enginewire.backend.frontends.http_api.same_origin import same_origin
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.sockets import AddressError
@@ -67,7 +69,7 @@ class HttpFace:
         self._served = ServedBackend(backend, options.timeout)
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
-            make_app(self._served, same_origin(hosts, options.allowed_origins)),
+            make_app(self._served, middleware_of(options, hosts)),
             http=BoundedConnection,
             timeout_keep_alive=options.timeout_keep_alive,
             log_config=None,
@@ -98,6 +100,12 @@ class HttpFace:
     def _end(self) -> None:
         self._server.should_exit = True
         self._served.closing.set()
+
+
+def middleware_of(options: ServeOptions, hosts: AllowedHosts) -> list[Middleware]:
+    """What every request passes before its route."""
+    rooted = [Middleware(RootPath, root_path=options.root_path)] if options.root_path else []
+    return [*same_origin(hosts, options.allowed_origins), *rooted]
 
 
 def limits_of(options: ServeOptions) -> Limits:

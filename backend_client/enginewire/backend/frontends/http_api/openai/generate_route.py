@@ -60,7 +60,7 @@ class ServedBackend:
         """
         engines = self.backend.backend.engines
         config = (await engines.info(INFO_TIMEOUT_SECONDS)).config
-        if not model or model in (config.served_model_name or config.model, *config.aliases):
+        if not model or model in (config.model, config.served_model_name, *config.aliases):
             return config
         if model in {each.name for each in await engines.adapters(INFO_TIMEOUT_SECONDS)}:
             return config
@@ -70,6 +70,12 @@ class ServedBackend:
         """What users call the model. Raises RequestFailed."""
         config = (await self.backend.backend.engines.info(timeout)).config
         return config.served_model_name or config.model
+
+    async def name_in_answer(self, asked: str) -> str:
+        """The model's first name, whichever the caller used; an adapter's own. Raises RequestFailed."""
+        config = (await self.backend.backend.engines.info(None)).config
+        served = config.served_model_name or config.model
+        return served if asked in ("", config.model, *config.aliases) else asked
 
 
 class GenerateRoute(PostRoute):
@@ -99,8 +105,7 @@ class GenerateRoute(PostRoute):
             self._served.live.discard(streams)
 
     async def _begun(self, asked: GenerationRequest, answer_id: str, streams: PromptStreams) -> Answer:
-        model = asked.model or await self._served.model_name()
-        head = Head(answer_id, int(time.time()), model)
+        head = Head(answer_id, int(time.time()), await self._served.name_in_answer(asked.model))
         vocabulary = self._served.backend.backend.vocabulary
         return Answer(self._endpoint, asked, head, vocabulary, streams.prompt_ids)
 
