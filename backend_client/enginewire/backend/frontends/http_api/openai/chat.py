@@ -36,6 +36,7 @@ class ChatEndpoint:
     id_prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    tells_prompts_in_choices = False
 
     def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
@@ -58,7 +59,7 @@ class ChatEndpoint:
 
     def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
-        return ChatRows(vocabulary) if asked.with_logprobs else None
+        return ChatRows(vocabulary, asked.row_form) if asked.with_logprobs else None
 
     def chunk(self, choice: Choice) -> dict[str, object]:
         """What is new in a choice."""

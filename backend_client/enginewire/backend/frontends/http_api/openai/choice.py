@@ -18,7 +18,8 @@ class Choice:
     """The text of one choice on its way out. `is_begun` after something was taken.
 
     `has_news` is False while an output has added nothing that can be shown. `prompt_scores` is None unless
-    the prompt's log-probabilities go beside the choice.
+    the prompt's log-probabilities go beside the choice. `token_ids` has the tokens that were added since the
+    last time, and `num_tokens` counts all there were.
     """
 
     __slots__ = (
@@ -28,17 +29,21 @@ class Choice:
         "has_news",
         "index",
         "is_begun",
+        "num_tokens",
         "prompt_scores",
         "stop_reason",
+        "token_ids",
     )
 
-    def __init__(self, index: int, rows: LogprobRows | None) -> None:
+    def __init__(self, index: int, rows: LogprobRows | None, *, with_token_ids: bool = False) -> None:
         self.index = index
         self.is_begun = False
         self.has_news = False
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.prompt_scores: Sequence[PromptScore | None] | None = None
+        self.token_ids: list[int] | None = [] if with_token_ids else None
+        self.num_tokens = 0
         self._texts: list[str] = []
         self._rows = rows
 
@@ -54,6 +59,10 @@ class Choice:
         """Take the next output."""
         self.has_news |= bool(output.text) or output.is_terminal
         self._texts.append(output.text)
+        self.num_tokens += len(output.token_ids)
+        if self.token_ids is not None:
+            self.token_ids += output.token_ids
+            self.has_news |= bool(output.token_ids)
         if self._rows is not None:
             self._rows.add(output)
             self.has_news |= bool(output.token_ids)

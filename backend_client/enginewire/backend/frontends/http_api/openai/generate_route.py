@@ -21,8 +21,10 @@ from enginewire.backend.frontends.http_api.openai.generation_request import Gene
 from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed, PromptStreams
 from enginewire.backend.frontends.http_api.openai.reply import Reply
-from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, no_such_model
+from enginewire.backend.frontends.http_api.openai.tokenizer_fields import carry_out
+from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, invalid, no_such_model
 from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.backend.prompting.prompts import InvalidPrompt
 
 INFO_TIMEOUT_SECONDS: Final = 2.0
 
@@ -88,6 +90,10 @@ class GenerateRoute(PostRoute):
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = self._endpoint.read(body)
+        try:
+            await carry_out(asked.tokenizer_fields, asked.prompts, self._served.backend)
+        except InvalidPrompt as error:
+            raise Refused(invalid(str(error), asked.param_of(error.field))) from error
         answer_id = f"{self._endpoint.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
         streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id, trace)
         self._served.live.add(streams)

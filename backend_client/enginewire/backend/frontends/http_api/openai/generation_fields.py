@@ -47,7 +47,6 @@ SCALARS: Final[Mapping[str, tuple[Reader, str, str]]] = {
 UNSUPPORTED: Final[Neutral] = {
     "add_generation_prompt": (True,),
     "audio": (),
-    "bad_words": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -59,7 +58,6 @@ UNSUPPORTED: Final[Neutral] = {
     "include_reasoning": (True,),
     "kv_transfer_params": ({},),
     "logits_processors": ([],),
-    "logprob_token_ids": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
@@ -68,13 +66,9 @@ UNSUPPORTED: Final[Neutral] = {
     "reasoning_effort": (),
     "repetition_detection": (),
     "return_prompt_text": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "verbosity": ("medium",),
     "vllm_xargs": ({},),
     "watermarking": (False,),
@@ -135,6 +129,7 @@ def fill_lists(request: pb.PreprocessedRequest, body: Body) -> None:
     request.stop_conditions.stop.extend(body.strings("stop"))
     extend(request.stop_conditions.stop_token_ids, body, "stop_token_ids")
     extend(request.sampling_options.allowed_token_ids, body, "allowed_token_ids")
+    extend(request.output_options.logprob_token_ids, body, "logprob_token_ids")
     biases = body.nested("logit_bias")
     for token, bias in biases.items() if biases is not None else ():
         field = f"logit_bias.{token[:16]}"

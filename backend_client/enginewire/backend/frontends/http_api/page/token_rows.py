@@ -19,7 +19,6 @@ from enginewire.backend.frontends.http_api.openai.chat import (
     refuse_echo,
 )
 from enginewire.backend.frontends.http_api.openai.choice import Choice
-from enginewire.backend.frontends.http_api.openai.completions import ADDED_TO_TEXT
 from enginewire.backend.frontends.http_api.openai.generation_fields import (
     assign,
     fill_request,
@@ -35,6 +34,7 @@ class TokenEndpoint:
     id_prefix = "page"
     whole_object = "enginewire.tokens"
     chunk_object = "enginewire.tokens"
+    tells_prompts_in_choices = False
 
     def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
@@ -43,7 +43,6 @@ class TokenEndpoint:
             raise InvalidBody("prompt_logprobs", "not supported")
         asked = pb.BackendServiceGenerateRequest()
         if (text := body.text("prompt")) is not None:
-            refuse_unsupported(body, ADDED_TO_TEXT)
             asked.text = text
         else:
             refuse_unsupported(body, WRITTEN_BY_TEMPLATE)
@@ -81,7 +80,7 @@ class TokenRows(LogprobRows):
     """The tokens of one choice. See LogprobRows."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._tokens: list[dict[str, object]] = []
         self._withheld = ""
 
