@@ -247,6 +247,9 @@ class ServeOptions(BackendOptions):
     root_path: str = option(
         "", "path below which a proxy in front serves the HTTP API, such as /llm, taken off by it or not"
     )
+    allow_runtime_lora_updating: bool = option(
+        False, "let callers of HTTP load adapters from the engines' adapter folders and unload them"
+    )
     smg_port: int | None = option(
         None,
         f"be a worker of the SMG gateway at this port, such as {DEFAULT_SMG_PORT}; 0 picks a free one and"

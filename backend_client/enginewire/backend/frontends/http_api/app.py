@@ -20,6 +20,7 @@ from starlette.routing import Route
 from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.frontends.http_api.adapters import LoadAdapterRoute, UnloadAdapterRoute
 from enginewire.backend.frontends.http_api.body import InvalidBody
 from enginewire.backend.frontends.http_api.embeddings.route import EmbeddingsRoute
 from enginewire.backend.frontends.http_api.incoming import CallerLeft
@@ -53,6 +54,8 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlet
             Route("/v1/chat/completions", GenerateRoute(ChatEndpoint(), served), methods=["POST"]),
             Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
+            Route("/v1/load_lora_adapter", LoadAdapterRoute(served), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", UnloadAdapterRoute(served), methods=["POST"]),
             Route("/tokenize", TokenizeRoute(served), methods=["POST"]),
             Route("/detokenize", DetokenizeRoute(served), methods=["POST"]),
             Route("/v1/models", facts.models),

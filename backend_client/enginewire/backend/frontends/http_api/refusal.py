@@ -121,10 +121,10 @@ def invalid(message: str, param: str | None = None) -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, message, param, "invalid_request")
 
 
-def no_such_model() -> Refusal:
+def no_such_model(param: str = "model") -> Refusal:
     """A name that nothing here answers to."""
     message = "no model of that name is served here"
-    return Refusal(HTTPStatus.NOT_FOUND, message, "model", "model_not_found")
+    return Refusal(HTTPStatus.NOT_FOUND, message, param, "model_not_found")
 
 
 def draining() -> Refusal:

@@ -66,7 +66,7 @@ class HttpFace:
 
     def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
         self.address = url_of(listener)
-        self._served = ServedBackend(backend, options.timeout)
+        self._served = ServedBackend(backend, options.timeout, options.allow_runtime_lora_updating)
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
             make_app(self._served, middleware_of(options, hosts)),

@@ -41,12 +41,13 @@ class Refusable(Protocol):
 class ServedBackend:
     """What all routes share. `timeout` in seconds.
 
-    `live` has every answer on its way, so that the end of the server can end them; `closing` is set when
-    it has begun to end.
+    `allows_adapters` lets callers load adapters and unload them. `live` has every answer on its way, so that
+    the end of the server can end them; `closing` is set when it has begun to end.
     """
 
     backend: TextBackend
     timeout: float | None
+    allows_adapters: bool = False
     live: set[Refusable] = field(default_factory=set)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,10 +56,10 @@ class ServedBackend:
         for answer in self.live:
             answer.refuse(draining())
 
-    async def config_of(self, model: str | None) -> pb.EngineConfig:
-        """What the engine says of itself, if it answers to that name; "" or None is the served model.
+    async def config_of(self, model: str | None, param: str = "model") -> pb.EngineConfig:
+        """What the engine says of itself, if it answers to the name that came as `param`.
 
-        Raises Refused and RequestFailed.
+        "" and None are the served model. Raises Refused and RequestFailed.
         """
         engines = self.backend.backend.engines
         config = (await engines.info(INFO_TIMEOUT_SECONDS)).config
@@ -66,7 +67,7 @@ class ServedBackend:
             return config
         if model in {each.name for each in await engines.adapters(INFO_TIMEOUT_SECONDS)}:
             return config
-        raise Refused(no_such_model())
+        raise Refused(no_such_model(param))
 
     async def model_name(self, timeout: float | None = None) -> str:
         """What users call the model. Raises RequestFailed."""

@@ -15,6 +15,7 @@ from enginewire.backend.frontends.http_api.openai.answer import DONE
 from enginewire.backend.frontends.http_api.refusal import Refusal
 
 JSON_TYPE: Final = "application/json"
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
 EVENT_TYPE: Final = "text/event-stream; charset=utf-8"
 
 
@@ -42,6 +43,12 @@ class Reply:
     async def whole(self, data: bytes, answer_id: str = "") -> None:
         """An answer in one piece; without an id where nothing was asked of an engine."""
         await self._json(200, data, {"x-request-id": answer_id} if answer_id else {})
+
+    async def text(self, text: str) -> None:
+        """An answer for people."""
+        data = text.encode()
+        await self._begin(200, {"content-type": TEXT_TYPE, "content-length": str(len(data))})
+        await self._send({"type": "http.response.body", "body": data})
 
     async def refuse(self, refusal: Refusal) -> None:
         """An error answer, or the last event of a stream that has begun."""
