@@ -12,7 +12,13 @@ from tests.backend.frontends.http_api.serving import serving_http
 
 GETS = ("/", "/health", "/version", "/metrics", "/v1/models", "/v1/models/mocker", "/enginewire/status")
 POSTS = ("/v1/completions", "/v1/chat/completions", "/enginewire/generate", "/tokenize")
-OTHER_POSTS = ("/detokenize", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+OTHER_POSTS = (
+    "/detokenize",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
 BODY = {"prompt": "x", "max_tokens": 1}
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 CHAT_PAGE = "https://chat.example.org"

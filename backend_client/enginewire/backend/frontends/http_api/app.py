@@ -38,6 +38,7 @@ from enginewire.backend.frontends.http_api.refusal import (
     no_such_model,
     refusal_of,
 )
+from enginewire.backend.frontends.http_api.responses.route import ResponsesRoute
 from enginewire.backend.frontends.http_api.tokenization import DetokenizeRoute, TokenizeRoute
 from enginewire.version import __version__
 
@@ -53,6 +54,7 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlet
         routes=[
             Route("/v1/chat/completions", GenerateRoute(ChatEndpoint(), served), methods=["POST"]),
             Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
+            Route("/v1/responses", ResponsesRoute(served), methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
             Route("/v1/load_lora_adapter", LoadAdapterRoute(served), methods=["POST"]),
             Route("/v1/unload_lora_adapter", UnloadAdapterRoute(served), methods=["POST"]),

@@ -158,7 +158,7 @@ async def test_a_conversation_is_cut_to_what_there_is_room_for(start_backend: St
     async with sdk(backend) as client:
         with pytest.raises(BadRequestError) as refusal:
             await client.chat.completions.create(model=MODEL, messages=long)
-        assert refusal.value.code == "context_length_exceeded"
+        assert (refusal.value.code, refusal.value.param) == ("context_length_exceeded", "messages")
         for number, most in ((10, 54), (None, 63)):
             answer = await client.chat.completions.create(
                 model=MODEL, messages=long, max_tokens=number, extra_body={"truncate_prompt_tokens": -1}

@@ -19,6 +19,7 @@ from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
 from enginewire.backend.frontends.http_api.openai.shown_prompts import ShownPrompt, ShownPrompts
+from enginewire.backend.frontends.http_api.refusal import Refusal
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -109,6 +110,10 @@ class Answer:
         if not self._include_usage:
             return DONE
         return event({**self._chunk, "choices": [], "usage": usage_fields(self._usages)}) + DONE
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """The end of a stream that cannot go on."""
+        return b"data: %b\n\n%b" % (refusal.body, DONE)
 
     def whole(self) -> bytes:
         """Everything that was added."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from enginewire import v1 as pb
+from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
@@ -25,6 +27,8 @@ from enginewire.backend.frontends.http_api.openai.tokenizer_fields import carry_
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, invalid, no_such_model
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.prompts import InvalidPrompt
+
+Asked = TypeVar("Asked", bound=GenerationRequest)
 
 INFO_TIMEOUT_SECONDS: Final = 2.0
 
@@ -81,43 +85,94 @@ class ServedBackend:
         return served if asked in ("", config.model, *config.aliases) else asked
 
 
-class GenerateRoute(PostRoute):
-    """The ASGI application of one endpoint."""
+class WrittenAnswer(Protocol):
+    """An answer on its way: `events` for a stream, `add` and `whole` for one in one piece."""
 
-    def __init__(self, endpoint: Endpoint, served: ServedBackend) -> None:
-        self._endpoint = endpoint
+    def add(self, batch: Sequence[Placed]) -> object:
+        """Take outputs. Raises RequestFailed."""
+        ...
+
+    def events(self, batch: Sequence[Placed]) -> bytes:
+        """Take outputs; the events they make. Raises RequestFailed."""
+        ...
+
+    def last_events(self) -> bytes:
+        """What comes after the last output."""
+        ...
+
+    def whole(self) -> bytes:
+        """Everything that was added."""
+        ...
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """The end of a stream that cannot go on."""
+        ...
+
+
+class AnswerRoute(PostRoute, Generic[Asked]):
+    """The ASGI application of one way to ask. `id_prefix` begins the ids of its answers."""
+
+    id_prefix: str
+
+    def __init__(self, served: ServedBackend) -> None:
         self._served = served
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's."""
+        return self._served.backend.backend.vocabulary
+
+    @abstractmethod
+    def read(self, body: Body) -> Asked:
+        """Raises InvalidBody."""
+
+    @abstractmethod
+    def begun(self, asked: Asked, head: Head, prompt_ids: Mapping[int, Sequence[int]]) -> WrittenAnswer:
+        """How the answer is written; `prompt_ids` has the ids of a prompt that told them with its output."""
 
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
-        asked = self._endpoint.read(body)
+        asked = self.read(body)
         try:
             await carry_out(asked.tokenizer_fields, asked.prompts, self._served.backend)
         except InvalidPrompt as error:
             raise Refused(invalid(str(error), asked.param_of(error.field))) from error
-        answer_id = f"{self._endpoint.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
+        answer_id = f"{self.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
         streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id, trace)
         self._served.live.add(streams)
         try:
             async with streams:
                 # Until the first output a refusal still gets a status code of its own.
                 batch = await streams.read()
-                answer = await self._begun(asked, answer_id, streams)
+                head = Head(answer_id, int(time.time()), await self._served.name_in_answer(asked.model))
+                answer = self.begun(asked, head, streams.prompt_ids)
                 if asked.is_stream:
-                    await reply.begin_events(answer_id)
+                    await reply.begin_events(answer_id, answer.failed)
                     await _stream(answer, batch, streams, reply)
                 else:
                     await reply.whole(await _whole(answer, batch, streams), answer_id)
         finally:
             self._served.live.discard(streams)
 
-    async def _begun(self, asked: GenerationRequest, answer_id: str, streams: PromptStreams) -> Answer:
-        head = Head(answer_id, int(time.time()), await self._served.name_in_answer(asked.model))
-        vocabulary = self._served.backend.backend.vocabulary
-        return Answer(self._endpoint, asked, head, vocabulary, streams.prompt_ids)
+
+class GenerateRoute(AnswerRoute[GenerationRequest]):
+    """The ASGI application of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint, served: ServedBackend) -> None:
+        super().__init__(served)
+        self.id_prefix = endpoint.id_prefix
+        self._endpoint = endpoint
+
+    def read(self, body: Body) -> GenerationRequest:
+        """Raises InvalidBody."""
+        return self._endpoint.read(body)
+
+    def begun(self, asked: GenerationRequest, head: Head, prompt_ids: Mapping[int, Sequence[int]]) -> Answer:
+        """See AnswerRoute."""
+        return Answer(self._endpoint, asked, head, self.vocabulary, prompt_ids)
 
 
-async def _stream(answer: Answer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:
+async def _stream(answer: WrittenAnswer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:
     while batch:
         if events := answer.events(batch):
             await reply.events(events)
@@ -125,7 +180,7 @@ async def _stream(answer: Answer, batch: list[Placed], streams: PromptStreams, r
     await reply.last_events(answer.last_events())
 
 
-async def _whole(answer: Answer, batch: list[Placed], streams: PromptStreams) -> bytes:
+async def _whole(answer: WrittenAnswer, batch: list[Placed], streams: PromptStreams) -> bytes:
     while batch:
         answer.add(batch)
         batch = await streams.read()

@@ -41,6 +41,8 @@ PARAMS: Final[Mapping[str, str]] = {
     "output_options.prompt_logprobs": "prompt_logprobs",
     **{f"{message}.{field}": key for key, (_, message, field) in SCALARS.items()},
 }
+# What a conversation has become is not what its caller sent.
+CHAT_PARAMS: Final = {"token_ids": "messages"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def request_of(
         raise InvalidBody("stream_options.continuous_usage_stats", "only allowed with include_usage")
     if body.get("logprob_token_ids") and not prompts[0].request.output_options.HasField("logprobs"):
         raise InvalidBody("logprob_token_ids", "only allowed with logprobs")
+    named = {**params, **guide_params(body)}
     with_token_ids = body.flag("return_token_ids")
     if with_token_ids or has_usage_everywhere:
         ask_for_prompt_ids(prompts)
@@ -125,7 +128,7 @@ def request_of(
         prompts,
         is_stream,
         include_usage,
-        {**params, **guide_params(body)},
+        {**CHAT_PARAMS, **named} if prompts[0].HasField("chat") else named,
         request_id_of(body),
         has_usage_everywhere=has_usage_everywhere,
         with_token_ids=with_token_ids,
