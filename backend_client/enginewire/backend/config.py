@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
+from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.trusted_paths import user_id
 
@@ -241,6 +242,15 @@ class ServeOptions(BackendOptions):
     )
     allowed_origins: tuple[str, ...] = option(
         (), "origin of web pages that may use HTTP (CORS), such as https://chat.example.org; * is any"
+    )
+    tool_call_parser: ToolParserName = option(
+        "auto",
+        "how the model writes calls of tools; auto takes what its chat template shows, none refuses tools",
+    )
+    reasoning_parser: ReasoningParserName = option(
+        "auto",
+        "how the model marks its thinking; auto takes what its chat template shows, none leaves it in the"
+        " answer",
     )
     smg_port: int | None = option(
         None,

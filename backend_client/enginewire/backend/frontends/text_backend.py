@@ -17,6 +17,7 @@ from enginewire.backend.embedding import Embeddings, renamed
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.annotations import answers, take_ours
+from enginewire.backend.prompting.conversation import Conversation
 from enginewire.backend.prompting.prompts import Prompt, characters_of, encode_inputs, preprocess
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
@@ -37,6 +38,7 @@ class TextBackend:
         self,
         asked: pb.BackendServiceGenerateRequest,
         *,
+        conversation: Conversation | None = None,
         timeout: float | None = None,
         metadata: Mapping[str, str] | None = None,
         tracker: RequestTracker | None = None,
@@ -44,10 +46,11 @@ class TextBackend:
     ) -> Items:
         """The outputs, before the first what was asked about the prompt; an error comes last.
 
-        Raises InvalidPrompt before the first item. Closing the iterator aborts the request; `timeout`
-        in seconds. Tokens as text come with log-probabilities and for `with_tokens`.
+        A `conversation` is the prompt instead of that of `asked`. Raises InvalidPrompt before the first item.
+        Closing the iterator aborts the request; `timeout` in seconds. Tokens as text come with
+        log-probabilities and for `with_tokens`.
         """
-        request, prompt = await self._preprocess(asked)
+        request, prompt = await self._preprocess(asked, conversation)
         # A refused request gets nothing but the refusal, so these wait for the first output.
         annotations = list(answers(take_ours(request), prompt))
         outputs = self.backend.generate(
@@ -95,8 +98,9 @@ class TextBackend:
             raise renamed(error, "token_ids", path) from error
 
     async def _preprocess(
-        self, asked: pb.BackendServiceGenerateRequest
+        self, asked: pb.BackendServiceGenerateRequest, conversation: Conversation | None
     ) -> tuple[pb.PreprocessedRequest, Prompt]:
-        if characters_of(asked) <= MAX_INLINE_CHARACTERS:
-            return preprocess(asked, self.tokenizer)
-        return await asyncio.to_thread(preprocess, asked, self.tokenizer)
+        num_characters = characters_of(asked) if conversation is None else conversation.num_characters
+        if num_characters <= MAX_INLINE_CHARACTERS:
+            return preprocess(asked, self.tokenizer, conversation)
+        return await asyncio.to_thread(preprocess, asked, self.tokenizer, conversation)

@@ -6,11 +6,12 @@ Knows nothing about engines, streams or faces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from enginewire import v1 as pb
+from enginewire.backend.prompting.conversation import Conversation
 
 # No conversation is near this, and a template is slow.
 MAX_MESSAGES: Final = 4096
@@ -24,9 +25,7 @@ class PromptTokenizer(Protocol):
         """Token ids of `text`, with what the tokenizer puts around every text. Raises ValueError."""
         ...
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
-    ) -> str:
+    def render(self, conversation: Conversation) -> str:
         """The prompt text of a conversation. Raises ValueError, and LookupError without a template."""
         ...
 
@@ -48,12 +47,17 @@ class Prompt:
 
 
 def preprocess(
-    asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokenizer
+    asked: pb.BackendServiceGenerateRequest,
+    tokenizer: PromptTokenizer,
+    conversation: Conversation | None = None,
 ) -> tuple[pb.PreprocessedRequest, Prompt]:
-    """The request for the backend and the prompt in it. Raises InvalidPrompt; `asked` stays as it is."""
+    """The request for the backend and the prompt in it, which is `conversation` where there is one.
+
+    Raises InvalidPrompt; `asked` stays as it is.
+    """
     request = pb.PreprocessedRequest()
     request.CopyFrom(asked.request)
-    prompt = read_prompt(asked, tokenizer)
+    prompt = read_prompt(asked, tokenizer) if conversation is None else _rendered(conversation, tokenizer)
     request.token_ids[:] = prompt.token_ids
     return request, prompt
 
@@ -104,8 +108,12 @@ def _from_chat(chat: pb.ChatPrompt, tokenizer: PromptTokenizer) -> Prompt:
         if not message.role:
             raise InvalidPrompt(f"chat.messages[{place}].role", "must not be empty")
     messages = [{"role": each.role, "content": each.content} for each in chat.messages]
+    return _rendered(Conversation(messages), tokenizer)
+
+
+def _rendered(conversation: Conversation, tokenizer: PromptTokenizer) -> Prompt:
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        text = tokenizer.render(conversation)
     except (LookupError, ValueError) as error:
         raise InvalidPrompt("chat", str(error)) from error
     # The template writes the special tokens itself.

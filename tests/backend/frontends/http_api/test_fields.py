@@ -9,10 +9,12 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.embeddings.fields import read_asked
+from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
+from enginewire.backend.parsing.formats import THINKING, TOOL_FORMATS
 from tests.backend.frontends.http_api.published_fields import FIELDS
 from tests.repository import ROOT
 
@@ -41,18 +43,39 @@ SERVED: dict[str, object] = {
     "stream_options": {"include_usage": True},
     "structured_outputs": {"regex": "a"},
 }
-SERVED_IN_CHAT = SERVED | {
-    "messages": [{"role": "user", "content": "z"}],
-    "logprobs": True,
-    "top_logprobs": 2,
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+# What a model with tools and thinking has; its template reads whatever it is given.
+FORMATS = ModelFormats(
+    TOOL_FORMATS["hermes"], THINKING["qwen3"], frozenset({"a", "reasoning_effort", "tools"}), "tool_calls"
+)
+FOR_TEMPLATES: dict[str, object] = {
+    "add_generation_prompt": False,
+    "chat_template_kwargs": {"a": 1},
+    "continue_final_message": True,
+    "include_reasoning": False,
+    "parallel_tool_calls": False,
+    "reasoning_effort": "low",
+    "tool_choice": "none",
+    "tools": TOOLS,
 }
+SERVED_IN_CHAT = (
+    SERVED
+    | FOR_TEMPLATES
+    | {
+        "messages": [{"role": "user", "content": "z"}],
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+)
 SERVED_IN_COMPLETIONS = SERVED | {"prompt": "z", "logprobs": 2, "echo": True}
 SERVED_IN_EMBEDDINGS = {"model": "m", "input": "z", "encoding_format": "base64", "dimensions": 2}
 BESIDE: dict[str, dict[str, object]] = {
     "best_of": {"n": 1},
     "guided_decoding_backend": {"guided_regex": "a"},
     "guided_whitespace_pattern": {"guided_regex": "a"},
+    "parallel_tool_calls": {"tools": TOOLS},
     "stream_options": {"stream": True},
+    "tool_choice": {"tools": TOOLS},
     "top_logprobs": {"logprobs": True},
 }
 
@@ -72,7 +95,10 @@ REFUSED: dict[str, object] = {
     "reasoning_effort": "low",
     "truncate_prompt_tokens": 8,
 }
-REFUSED_IN_CHAT = REFUSED | {"add_special_tokens": True, "echo": True}
+REFUSED_IN_CHAT = {key: value for key, value in REFUSED.items() if key not in FOR_TEMPLATES} | {
+    "add_special_tokens": True,
+    "echo": True,
+}
 REFUSED_IN_COMPLETIONS = REFUSED | {"add_special_tokens": False}
 REFUSED_IN_EMBEDDINGS = {
     "add_special_tokens": False,
@@ -116,8 +142,10 @@ WITHOUT_EFFECT_IN_EMBEDDINGS: dict[str, tuple[object, str]] = {
 }
 ENOUGH = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
 
+WITHOUT_EFFECT_IN_CHAT = {key: each for key, each in WITHOUT_EFFECT.items() if key not in FOR_TEMPLATES}
+
 FACES = {
-    "chat": (ChatEndpoint().read, SERVED_IN_CHAT, REFUSED_IN_CHAT, WITHOUT_EFFECT),
+    "chat": (ChatEndpoint(FORMATS).read, SERVED_IN_CHAT, REFUSED_IN_CHAT, WITHOUT_EFFECT_IN_CHAT),
     "completions": (CompletionEndpoint().read, SERVED_IN_COMPLETIONS, REFUSED_IN_COMPLETIONS, WITHOUT_EFFECT),
     "embeddings": (read_asked, SERVED_IN_EMBEDDINGS, REFUSED_IN_EMBEDDINGS, WITHOUT_EFFECT_IN_EMBEDDINGS),
 }

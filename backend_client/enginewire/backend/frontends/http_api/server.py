@@ -19,6 +19,7 @@ from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
+from enginewire.backend.frontends.http_api.openai.answers.format import model_formats
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.http_api.same_origin import same_origin
 from enginewire.backend.frontends.text_backend import TextBackend
@@ -64,7 +65,8 @@ class HttpFace:
 
     def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
         self.address = url_of(listener)
-        self._served = ServedBackend(backend, options.timeout)
+        formats = model_formats(backend.tokenizer, options.tool_call_parser, options.reasoning_parser)
+        self._served = ServedBackend(backend, options.timeout, formats)
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
             make_app(self._served, same_origin(hosts, options.allowed_origins)),

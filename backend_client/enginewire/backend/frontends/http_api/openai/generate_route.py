@@ -15,6 +15,7 @@ from typing import Protocol
 
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
+from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
@@ -34,7 +35,7 @@ class Refusable(Protocol):
 
 @dataclass(slots=True)
 class ServedBackend:
-    """What all routes share. `timeout` in seconds.
+    """What all routes share. `timeout` in seconds; `formats` say how the model's answers are read.
 
     `live` has every answer on its way, so that the end of the server can end them; `closing` is set when
     it has begun to end.
@@ -42,6 +43,7 @@ class ServedBackend:
 
     backend: TextBackend
     timeout: float | None
+    formats: ModelFormats = field(default_factory=ModelFormats)
     live: set[Refusable] = field(default_factory=set)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -86,7 +88,7 @@ class GenerateRoute(PostRoute):
         model = asked.model or await self._served.model_name()
         head = Head(answer_id, int(time.time()), model)
         vocabulary = self._served.backend.backend.vocabulary
-        return Answer(self._endpoint, asked, head, vocabulary, streams.prompt_ids)
+        return Answer(self._endpoint, asked, head, vocabulary, streams.prompt_ids, streams.prompt_texts)
 
 
 async def _stream(answer: Answer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:

@@ -12,8 +12,10 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
+from enginewire.backend.frontends.http_api.openai.answers.format import AnswerFormat
 from enginewire.backend.frontends.http_api.openai.generation_fields import SCALARS, assign
 from enginewire.backend.frontends.http_api.openai.guide_fields import guide_params
+from enginewire.backend.prompting.conversation import Conversation
 
 # What one answer may hold in all; how many a prompt may have is the engine's to say.
 MAX_CHOICES: Final = 1024
@@ -41,6 +43,7 @@ class GenerationRequest:
     `include_usage` is about streams; a whole answer always has usage. `with_tokens` wants to know the text of
     each token. `echo` wants the prompt in front of the answer, `with_prompt_logprobs` its log-probabilities
     beside it, and `is_prompt_only` no answer at all. `request_id` is the caller's own, "" without one.
+    A `conversation` is the only prompt there is, and `format` says what the text of its answers means.
     """
 
     prompts: Sequence[pb.BackendServiceGenerateRequest]
@@ -52,6 +55,8 @@ class GenerationRequest:
     echo: bool = False
     with_prompt_logprobs: bool = False
     is_prompt_only: bool = False
+    conversation: Conversation | None = None
+    format: AnswerFormat | None = None
 
     @property
     def model(self) -> str:
