@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
+from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.trusted_paths import user_id
 
@@ -249,6 +250,15 @@ class ServeOptions(BackendOptions):
     )
     allow_runtime_lora_updating: bool = option(
         False, "let callers of HTTP load adapters from the engines' adapter folders and unload them"
+    )
+    tool_call_parser: ToolParserName = option(
+        "auto",
+        "how the model writes calls of tools; auto takes what its chat template shows, none refuses tools",
+    )
+    reasoning_parser: ReasoningParserName = option(
+        "auto",
+        "how the model marks its thinking; auto takes what its chat template shows, none leaves it in the"
+        " answer",
     )
     smg_port: int | None = option(
         None,

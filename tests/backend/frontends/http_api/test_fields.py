@@ -9,10 +9,12 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.embeddings.fields import read_asked
+from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
+from enginewire.backend.parsing.formats import THINKING, TOOL_FORMATS
 from tests.backend.frontends.http_api.published_fields import FIELDS
 from tests.repository import ROOT
 
@@ -46,11 +48,30 @@ SERVED: dict[str, object] = {
     "stream_options": {"include_usage": True},
     "structured_outputs": {"regex": "a"},
 }
-SERVED_IN_CHAT = SERVED | {
-    "messages": [{"role": "user", "content": "z"}],
-    "logprobs": True,
-    "top_logprobs": 2,
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+# What a model with tools and thinking has; its template reads whatever it is given.
+FORMATS = ModelFormats(
+    TOOL_FORMATS["hermes"], THINKING["qwen3"], frozenset({"a", "reasoning_effort", "tools"}), "tool_calls"
+)
+FOR_TEMPLATES: dict[str, object] = {
+    "add_generation_prompt": False,
+    "chat_template_kwargs": {"a": 1},
+    "continue_final_message": True,
+    "include_reasoning": False,
+    "parallel_tool_calls": False,
+    "reasoning_effort": "low",
+    "tool_choice": "none",
+    "tools": TOOLS,
 }
+SERVED_IN_CHAT = (
+    SERVED
+    | FOR_TEMPLATES
+    | {
+        "messages": [{"role": "user", "content": "z"}],
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+)
 SERVED_IN_COMPLETIONS = SERVED | {"prompt": "z", "logprobs": 2, "echo": True, "add_special_tokens": False}
 SERVED_IN_EMBEDDINGS = {"model": "m", "input": "z", "encoding_format": "base64", "dimensions": 2}
 BESIDE: dict[str, dict[str, object]] = {
@@ -58,8 +79,10 @@ BESIDE: dict[str, dict[str, object]] = {
     "guided_decoding_backend": {"guided_regex": "a"},
     "guided_whitespace_pattern": {"guided_regex": "a"},
     "logprob_token_ids": {"logprobs": True},
+    "parallel_tool_calls": {"tools": TOOLS},
     "spaces_between_special_tokens": {"skip_special_tokens": False},
     "stream_options": {"stream": True},
+    "tool_choice": {"tools": TOOLS},
     "top_logprobs": {"logprobs": True},
 }
 
@@ -75,7 +98,10 @@ REFUSED: dict[str, object] = {
     "modalities": ["text", "audio"],
     "reasoning_effort": "low",
 }
-REFUSED_IN_CHAT = REFUSED | {"add_special_tokens": True, "echo": True}
+REFUSED_IN_CHAT = {key: value for key, value in REFUSED.items() if key not in FOR_TEMPLATES} | {
+    "add_special_tokens": True,
+    "echo": True,
+}
 REFUSED_IN_COMPLETIONS = REFUSED
 REFUSED_IN_EMBEDDINGS = {
     "add_special_tokens": False,
@@ -119,8 +145,10 @@ WITHOUT_EFFECT_IN_EMBEDDINGS: dict[str, tuple[object, str]] = {
 }
 ENOUGH = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
 
+WITHOUT_EFFECT_IN_CHAT = {key: each for key, each in WITHOUT_EFFECT.items() if key not in FOR_TEMPLATES}
+
 FACES = {
-    "chat": (ChatEndpoint().read, SERVED_IN_CHAT, REFUSED_IN_CHAT, WITHOUT_EFFECT),
+    "chat": (ChatEndpoint(FORMATS).read, SERVED_IN_CHAT, REFUSED_IN_CHAT, WITHOUT_EFFECT_IN_CHAT),
     "completions": (CompletionEndpoint().read, SERVED_IN_COMPLETIONS, REFUSED_IN_COMPLETIONS, WITHOUT_EFFECT),
     "embeddings": (read_asked, SERVED_IN_EMBEDDINGS, REFUSED_IN_EMBEDDINGS, WITHOUT_EFFECT_IN_EMBEDDINGS),
 }
@@ -159,9 +187,9 @@ def test_a_refused_field_is_fine_as_null_and_with_the_value_that_changes_nothing
 
 
 def test_in_chat_the_template_writes_the_special_tokens() -> None:
-    asked = read("chat", add_special_tokens=False)
-    assert asked.prompts == read("chat").prompts
-    assert all(prompt.WhichOneof("prompt") == "chat" for prompt in asked.prompts)
+    asked, plain = read("chat", add_special_tokens=False), read("chat")
+    assert (asked.prompts, asked.conversation) == (plain.prompts, plain.conversation)
+    assert plain.conversation is not None
 
 
 @pytest.mark.parametrize(

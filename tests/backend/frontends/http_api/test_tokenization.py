@@ -15,6 +15,7 @@ from enginewire.backend.frontends.text_backend import MAX_INLINE_CHARACTERS, Tex
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from tests.backend.decoding import toy_tokenizers as toy
 from tests.backend.frontends.conftest import StartBackend
+from tests.backend.frontends.http_api.openai.echoing import with_template
 from tests.backend.frontends.http_api.serving import serving_http
 
 JAPANESE = "東京は日本の首都です。"
@@ -59,6 +60,14 @@ async def test_a_conversation_becomes_the_tokens_that_a_chat_completion_sends(
     assert answer["count"] == len(answer["tokens"]) == chat["usage"]["prompt_tokens"]
     text = await http.post("/detokenize", json={"tokens": answer["tokens"]})
     assert text.json() == {"prompt": f"user: {JAPANESE}\nassistant: "}
+
+
+async def test_tools_are_a_part_of_a_conversation(text_backend: TextBackend) -> None:
+    backend = with_template(text_backend, "{% for tool in tools %}{{ tool.function.name }};{% endfor %}")
+    tools = [{"type": "function", "function": {"name": name}} for name in ("get_time", "get_weather")]
+    async with serving_http(backend) as face, httpx2.AsyncClient(base_url=face.address) as client:
+        answer = await client.post("/tokenize", json={"messages": MESSAGES, "tools": tools})
+    assert bytes(answer.json()["tokens"]) == b"get_time;get_weather;"
 
 
 async def test_special_tokens_are_added_to_texts_unless_told_otherwise_and_shown(

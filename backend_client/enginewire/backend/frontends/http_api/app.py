@@ -52,7 +52,9 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlet
     facts = Facts(served)
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", GenerateRoute(ChatEndpoint(), served), methods=["POST"]),
+            Route(
+                "/v1/chat/completions", GenerateRoute(ChatEndpoint(served.formats), served), methods=["POST"]
+            ),
             Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
             Route("/v1/responses", ResponsesRoute(served), methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),

@@ -20,6 +20,7 @@ from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
+from enginewire.backend.frontends.http_api.openai.answers.format import model_formats
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.http_api.root_path import RootPath
 from enginewire.backend.frontends.http_api.same_origin import same_origin
@@ -66,7 +67,8 @@ class HttpFace:
 
     def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
         self.address = url_of(listener)
-        self._served = ServedBackend(backend, options.timeout, options.allow_runtime_lora_updating)
+        formats = model_formats(backend.tokenizer, options.tool_call_parser, options.reasoning_parser)
+        self._served = ServedBackend(backend, options.timeout, formats, options.allow_runtime_lora_updating)
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
             make_app(self._served, middleware_of(options, hosts)),

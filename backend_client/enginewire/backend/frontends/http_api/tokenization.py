@@ -60,9 +60,9 @@ class TokenizeRoute(PostRoute):
 
     async def _of_messages(self, body: Body) -> Sequence[int]:
         """The same reading as that of a chat completion, so the tokens are those it would send."""
-        asked = ChatEndpoint().read(body)
+        asked = ChatEndpoint(self._served.formats).read(body)
         try:
-            _, prompt = await self._served.backend.preprocess(asked.prompts[0])
+            _, prompt = await self._served.backend.preprocess(asked.prompts[0], asked.conversation)
         except InvalidPrompt as error:
             raise Refused(invalid(str(error), asked.param_of(error.field))) from error
         return prompt.token_ids

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, processors
 from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.frontends.http_api.openai.choice import Choice
-from enginewire.backend.frontends.http_api.openai.tokenizer_fields import (
+from enginewire.backend.frontends.http_api.openai.conversation.tokenizer_fields import (
     TokenizerFields,
     carry_out,
     forbidden,

@@ -12,6 +12,7 @@ from openai.types.responses import ResponseOutputMessage
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
+from tests.backend.frontends.http_api.openai.echoing import with_template
 from tests.backend.frontends.http_api.serving import sdk, serving_http
 
 MODEL = "mocker"
@@ -153,6 +154,38 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
     assert (answer.output_text, answer.id, answer.status) == ("use", "resp-mine", "completed")
 
 
+@pytest.mark.parametrize("said", ["<think>東京 or not</think>\n\nYes, 東京.", "No thought.", "<think>cut"])
+async def test_thinking_is_an_item_before_the_message(text_backend: TextBackend, said: str) -> None:
+    backend = with_template(text_backend, "{# <think> </think> #}{{ messages[-1].content }}")
+    async with sdk(backend) as client:
+        asked: dict[str, Any] = {"model": MODEL, "input": said, "max_output_tokens": 200}
+        asked |= {"include": [LOGPROBS]}
+        whole = await client.responses.create(**asked)
+        events = [event async for event in await client.responses.create(**asked, stream=True)]
+        again = await client.responses.create(
+            model=MODEL,
+            input=[*[item.model_dump() for item in whole.output], {"role": "user", "content": said}],
+        )
+    *thoughts, message = whole.output
+    thinking, _, text = said.removeprefix("<think>").partition("</think>")
+    if not said.startswith("<think>"):
+        thinking, text = "", said
+    assert [thought.content[0].text for thought in thoughts] == ([thinking] if thinking else [])
+    assert whole.output_text == text.strip() == again.output_text
+    assert len(message.content[0].logprobs) == whole.usage.output_tokens
+    deltas: dict[str, str] = {}
+    for event in events:
+        if event.type.endswith("_text.delta"):
+            deltas[event.item_id] = deltas.get(event.item_id, "") + event.delta
+    streamed = events[-1].response
+    assert [deltas.get(item.id, "") for item in streamed.output] == [
+        item.content[0].text for item in whole.output
+    ]
+    places = [event.output_index for event in events if event.type == "response.output_item.done"]
+    assert places == list(range(len(whole.output)))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
 async def test_many_at_once_and_a_refused_one_between_get_their_own(text_backend: TextBackend) -> None:
     async with sdk(text_backend) as client:
 
@@ -228,7 +261,9 @@ async def test_a_caller_who_leaves_frees_the_engine(start_backend: StartBackend)
         ({"conversation": "conv_1"}, "conversation"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_tool_calls": 3}, "max_tool_calls"),

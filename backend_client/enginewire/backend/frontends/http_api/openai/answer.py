@@ -57,8 +57,12 @@ class Answer:
         head: Head,
         vocabulary: Vocabulary,
         prompt_ids: Mapping[int, Sequence[int]],
+        prompt_texts: Mapping[int, str] | None = None,
     ) -> None:
-        """`prompt_ids` are looked up when an output comes, and only if the answer shows its prompts."""
+        """`prompt_ids` are looked up when an output comes, and only if the answer shows its prompts.
+
+        `prompt_texts` are those that an answer cannot be understood without.
+        """
         self._endpoint = endpoint
         self._n = asked.n
         self._include_usage = asked.include_usage
@@ -71,7 +75,12 @@ class Answer:
         if asked.include_usage:
             self._chunk["usage"] = None
         self._choices = [
-            Choice(index, endpoint.rows(asked, vocabulary), with_token_ids=asked.with_token_ids)
+            Choice(
+                index,
+                endpoint.rows(asked, vocabulary),
+                None if asked.format is None else asked.format.reader((prompt_texts or {}).get(0, "")),
+                with_token_ids=asked.with_token_ids,
+            )
             for index in range(asked.n * len(asked.prompts))
         ]
         self._usages: list[pb.CompletionUsage] = []

@@ -12,6 +12,7 @@ from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.finish_reason import openai_finish_reason
 from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows, PromptScore
 from enginewire.backend.frontends.http_api.openai.shown_prompts import ShownPrompt
+from enginewire.backend.parsing.delta import AnswerReader, Delta
 
 
 class Choice:
@@ -23,6 +24,7 @@ class Choice:
     """
 
     __slots__ = (
+        "_reader",
         "_rows",
         "_texts",
         "finish_reason",
@@ -35,7 +37,15 @@ class Choice:
         "token_ids",
     )
 
-    def __init__(self, index: int, rows: LogprobRows | None, *, with_token_ids: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        rows: LogprobRows | None,
+        reader: AnswerReader | None = None,
+        *,
+        with_token_ids: bool = False,
+    ) -> None:
+        """`reader` says what the text means; without one it is taken as it is."""
         self.index = index
         self.is_begun = False
         self.has_news = False
@@ -46,6 +56,7 @@ class Choice:
         self.num_tokens = 0
         self._texts: list[str] = []
         self._rows = rows
+        self._reader = reader
 
     def show(self, prompt: ShownPrompt) -> None:
         """Begin with the prompt."""
@@ -57,8 +68,7 @@ class Choice:
 
     def add(self, output: BackendOutput) -> None:
         """Take the next output."""
-        self.has_news |= bool(output.text) or output.is_terminal
-        self._texts.append(output.text)
+        self._read(output)
         self.num_tokens += len(output.token_ids)
         if self.token_ids is not None:
             self.token_ids += output.token_ids
@@ -69,6 +79,13 @@ class Choice:
         if output.is_terminal:
             self.finish_reason = openai_finish_reason(output.finish_reason)
             self.stop_reason = output.stop_reason
+            if self.finish_reason == "stop" and self._reader is not None and self._reader.has_calls:
+                self.finish_reason = "tool_calls"
+
+    def take_delta(self) -> tuple[Delta, dict[str, object] | None]:
+        """What the text means and log-probabilities that were added since the last time."""
+        text, logprobs = self.take()
+        return Delta(text=text) if self._reader is None else self._reader.take(), logprobs
 
     def take(self) -> tuple[str, dict[str, object] | None]:
         """Text and log-probabilities that were added since the last time."""
@@ -77,3 +94,13 @@ class Choice:
         self.is_begun = True
         self.has_news = False
         return text, None if self._rows is None else self._rows.take()
+
+    def _read(self, output: BackendOutput) -> None:
+        if self._reader is None:
+            self.has_news |= bool(output.text) or output.is_terminal
+            self._texts.append(output.text)
+            return
+        self._reader.feed(output.text)
+        if output.is_terminal:
+            self._reader.finish()
+        self.has_news |= self._reader.has_news or output.is_terminal

@@ -18,15 +18,15 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
+from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
+from enginewire.backend.frontends.http_api.openai.conversation.tokenizer_fields import carry_out
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed, PromptStreams
 from enginewire.backend.frontends.http_api.openai.reply import Reply
-from enginewire.backend.frontends.http_api.openai.tokenizer_fields import carry_out
-from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, invalid, no_such_model
+from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, no_such_model
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.backend.prompting.prompts import InvalidPrompt
 
 Asked = TypeVar("Asked", bound=GenerationRequest)
 
@@ -43,7 +43,7 @@ class Refusable(Protocol):
 
 @dataclass(slots=True)
 class ServedBackend:
-    """What all routes share. `timeout` in seconds.
+    """What all routes share. `timeout` in seconds; `formats` say how the model's answers are read.
 
     `allows_adapters` lets callers load adapters and unload them. `live` has every answer on its way, so that
     the end of the server can end them; `closing` is set when it has begun to end.
@@ -51,6 +51,7 @@ class ServedBackend:
 
     backend: TextBackend
     timeout: float | None
+    formats: ModelFormats = field(default_factory=ModelFormats)
     allows_adapters: bool = False
     live: set[Refusable] = field(default_factory=set)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -122,30 +123,32 @@ class AnswerRoute(PostRoute, Generic[Asked]):
         """The model's."""
         return self._served.backend.backend.vocabulary
 
+    @property
+    def formats(self) -> ModelFormats:
+        """How the model's answers are read."""
+        return self._served.formats
+
     @abstractmethod
     def read(self, body: Body) -> Asked:
         """Raises InvalidBody."""
 
     @abstractmethod
-    def begun(self, asked: Asked, head: Head, prompt_ids: Mapping[int, Sequence[int]]) -> WrittenAnswer:
-        """How the answer is written; `prompt_ids` has the ids of a prompt that told them with its output."""
+    def begun(self, asked: Asked, head: Head, streams: PromptStreams) -> WrittenAnswer:
+        """How the answer is written; `streams` know what prompts have become, once they have an output."""
 
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = self.read(body)
-        try:
-            await carry_out(asked.tokenizer_fields, asked.prompts, self._served.backend)
-        except InvalidPrompt as error:
-            raise Refused(invalid(str(error), asked.param_of(error.field))) from error
+        fit = await carry_out(asked.tokenizer_fields, asked.prompts, self._served.backend)
         answer_id = f"{self.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
-        streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id, trace)
+        streams = PromptStreams(self._served.backend, asked, fit, self._served.timeout, answer_id, trace)
         self._served.live.add(streams)
         try:
             async with streams:
                 # Until the first output a refusal still gets a status code of its own.
                 batch = await streams.read()
                 head = Head(answer_id, int(time.time()), await self._served.name_in_answer(asked.model))
-                answer = self.begun(asked, head, streams.prompt_ids)
+                answer = self.begun(asked, head, streams)
                 if asked.is_stream:
                     await reply.begin_events(answer_id, answer.failed)
                     await _stream(answer, batch, streams, reply)
@@ -167,9 +170,9 @@ class GenerateRoute(AnswerRoute[GenerationRequest]):
         """Raises InvalidBody."""
         return self._endpoint.read(body)
 
-    def begun(self, asked: GenerationRequest, head: Head, prompt_ids: Mapping[int, Sequence[int]]) -> Answer:
+    def begun(self, asked: GenerationRequest, head: Head, streams: PromptStreams) -> Answer:
         """See AnswerRoute."""
-        return Answer(self._endpoint, asked, head, self.vocabulary, prompt_ids)
+        return Answer(self._endpoint, asked, head, self.vocabulary, streams.prompt_ids, streams.prompt_texts)
 
 
 async def _stream(answer: WrittenAnswer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:

@@ -6,7 +6,7 @@ engine, which knows them. Knows nothing about prompts and grammars.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence
 from typing import Final
 
 import orjson
@@ -81,18 +81,21 @@ SEEDS: Final = range(-(2**63), 2**63)
 UNLIMITED_THINKING: Final = -1
 
 
-def refuse_unsupported(body: Body, unsupported: Neutral = UNSUPPORTED) -> None:
-    """Raise InvalidBody for a field that would be ignored although it changes the answer."""
+def refuse_unsupported(body: Body, unsupported: Neutral = UNSUPPORTED, served: Collection[str] = ()) -> None:
+    """Raise InvalidBody for a field that would be ignored although it changes the answer.
+
+    `served` are those that the endpoint reads itself.
+    """
     for key, neutral in unsupported.items():
         value = body.get(key)
-        if value is not None and value not in neutral:
+        if value is not None and value not in neutral and key not in served:
             allowed = " or ".join(orjson.dumps(each).decode() for each in neutral)
             raise InvalidBody(key, f"not supported; only {allowed} is" if neutral else "not supported")
 
 
-def fill_request(request: pb.PreprocessedRequest, body: Body) -> None:
-    """Everything but prompt and log-probabilities. Raises InvalidBody."""
-    refuse_unsupported(body)
+def fill_request(request: pb.PreprocessedRequest, body: Body, served: Collection[str] = ()) -> None:
+    """Everything but prompt, log-probabilities and what the endpoint has `served`. Raises InvalidBody."""
+    refuse_unsupported(body, served=served)
     request.model = body.text("model") or ""
     for key, (read, message, field) in SCALARS.items():
         if body.get(key) is not None:

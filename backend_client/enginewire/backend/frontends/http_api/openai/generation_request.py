@@ -12,13 +12,15 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
-from enginewire.backend.frontends.http_api.openai.generation_fields import SCALARS, assign
-from enginewire.backend.frontends.http_api.openai.guide_fields import guide_params
-from enginewire.backend.frontends.http_api.openai.logprobs import RowForm
-from enginewire.backend.frontends.http_api.openai.tokenizer_fields import (
+from enginewire.backend.frontends.http_api.openai.answers.format import AnswerFormat
+from enginewire.backend.frontends.http_api.openai.conversation.tokenizer_fields import (
     TokenizerFields,
     read_tokenizer_fields,
 )
+from enginewire.backend.frontends.http_api.openai.generation_fields import SCALARS, assign
+from enginewire.backend.frontends.http_api.openai.guide_fields import guide_params
+from enginewire.backend.frontends.http_api.openai.logprobs import RowForm
+from enginewire.backend.prompting.conversation import Conversation
 
 # What one answer may hold in all; how many a prompt may have is the engine's to say.
 MAX_CHOICES: Final = 1024
@@ -53,7 +55,8 @@ class GenerationRequest:
     answer always has usage. `with_tokens` wants to know the text of each token, `with_token_ids` the ids of
     prompts and answers, and `names_tokens_by_id` ids in place of texts beside log-probabilities. `echo` wants
     the prompt in front of the answer, `with_prompt_logprobs` its log-probabilities beside it, and
-    `is_prompt_only` no answer at all. `request_id` is the caller's own, "" without one.
+    `is_prompt_only` no answer at all. `request_id` is the caller's own, "" without one. A `conversation` is
+    the only prompt there is, and `format` says what the text of its answers means.
     """
 
     prompts: Sequence[pb.BackendServiceGenerateRequest]
@@ -69,6 +72,8 @@ class GenerationRequest:
     with_token_ids: bool = False
     names_tokens_by_id: bool = False
     tokenizer_fields: TokenizerFields = NOTHING_TO_TOKENIZE
+    conversation: Conversation | None = None
+    format: AnswerFormat | None = None
 
     @property
     def model(self) -> str:
@@ -97,7 +102,7 @@ class GenerationRequest:
 
     def param_of(self, field: str) -> str | None:
         """The body's key for a path of the contract; None when no field is at fault."""
-        params = {**PARAMS, **self.params}
+        params = {**PARAMS, **({} if self.conversation is None else CHAT_PARAMS), **self.params}
         for path in sorted(params, key=len, reverse=True):
             if field.startswith(path):
                 return params[path] + field.removeprefix(path)
@@ -128,7 +133,7 @@ def request_of(
         prompts,
         is_stream,
         include_usage,
-        {**CHAT_PARAMS, **named} if prompts[0].HasField("chat") else named,
+        named,
         request_id_of(body),
         has_usage_everywhere=has_usage_everywhere,
         with_token_ids=with_token_ids,

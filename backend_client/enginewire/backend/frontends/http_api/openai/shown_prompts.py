@@ -78,7 +78,8 @@ class ShownPrompts:
 
     def _text(self, place: int, token_ids: Sequence[int]) -> str:
         prompt = self._asked.prompts[place]
-        if prompt.WhichOneof("prompt") == "text":
+        is_cut = self._asked.tokenizer_fields.truncate_prompt_tokens is not None
+        if prompt.WhichOneof("prompt") == "text" and not is_cut:
             return prompt.text
         options = prompt.request.output_options
         skip = options.skip_special_tokens if options.HasField("skip_special_tokens") else True

@@ -13,12 +13,9 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
-from enginewire.backend.frontends.http_api.openai.chat import (
-    WRITTEN_BY_TEMPLATE,
-    read_messages,
-    refuse_echo,
-)
+from enginewire.backend.frontends.http_api.openai.chat import WRITTEN_BY_TEMPLATE, refuse_echo
 from enginewire.backend.frontends.http_api.openai.choice import Choice
+from enginewire.backend.frontends.http_api.openai.conversation.messages import read_messages
 from enginewire.backend.frontends.http_api.openai.generation_fields import (
     assign,
     fill_request,
@@ -26,6 +23,7 @@ from enginewire.backend.frontends.http_api.openai.generation_fields import (
 )
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest, request_of
 from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows, Row, rows_of
+from enginewire.backend.prompting.conversation import Conversation
 
 
 class TokenEndpoint:
@@ -42,15 +40,17 @@ class TokenEndpoint:
         if body.get("prompt_logprobs") is not None:
             raise InvalidBody("prompt_logprobs", "not supported")
         asked = pb.BackendServiceGenerateRequest()
+        conversation = None
         if (text := body.text("prompt")) is not None:
             asked.text = text
         else:
             refuse_unsupported(body, WRITTEN_BY_TEMPLATE)
-            asked.chat.CopyFrom(read_messages(body))
+            conversation = Conversation(read_messages(body))
         fill_request(asked.request, body)
         if (logprobs := body.integer("logprobs")) is not None:
             assign(asked.request.output_options, "logprobs", logprobs, "logprobs")
-        return replace(request_of(body, [asked], {"chat": "messages"}), with_tokens=True)
+        read = request_of(body, [asked], {"chat": "messages"})
+        return replace(read, with_tokens=True, conversation=conversation)
 
     def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows:
         """Every token, with log-probabilities or without."""

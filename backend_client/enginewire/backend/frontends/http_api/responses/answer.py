@@ -1,4 +1,4 @@
-"""The JSON of one response: a message as its only item, in one piece or as typed events.
+"""The JSON of one response: its items in one piece, or as typed events.
 
 Sans-IO. Knows nothing about sending.
 """
@@ -6,7 +6,7 @@ Sans-IO. Knows nothing about sending.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, cast
 
 import orjson
@@ -19,24 +19,26 @@ from enginewire.backend.frontends.http_api.openai.logprobs import ChatRows
 from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
 from enginewire.backend.frontends.http_api.refusal import Refusal
 from enginewire.backend.frontends.http_api.responses.fields import ResponseRequest
-
-Fields = Mapping[str, object]
+from enginewire.backend.frontends.http_api.responses.items import MESSAGE, THINKING, Event, Fields, Item, Kind
 
 # Why a choice ended, when that was not its natural end.
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
-PLACE: Final = {"output_index": 0, "content_index": 0}
 
 
 class ResponseAnswer:
     """Outputs in, JSON out: `events` for a stream, `add` and `whole` for an answer in one piece."""
 
-    def __init__(self, asked: ResponseRequest, head: Head, vocabulary: Vocabulary) -> None:
-        self._id = head.id
-        self._item_id = f"msg{head.id.removeprefix('resp')}"
+    def __init__(self, asked: ResponseRequest, head: Head, vocabulary: Vocabulary, prompt: str) -> None:
+        """`prompt` is the text whose end may have opened the thinking, "" where nobody asked for it."""
         self._has_logprobs = asked.with_logprobs
-        self._choice = Choice(0, ChatRows(vocabulary, asked.row_form) if asked.with_logprobs else None)
+        self._choice = Choice(
+            0,
+            ChatRows(vocabulary, asked.row_form) if asked.with_logprobs else None,
+            None if asked.format is None else asked.format.reader(prompt),
+        )
         self._usage = pb.CompletionUsage()
-        self._texts: list[str] = []
+        self._items: list[Item] = []
+        # Those of tokens that are no text, which the next text brings along.
         self._logprobs: list[object] = []
         self._num_events = 0
         self._head = {
@@ -56,64 +58,70 @@ class ResponseAnswer:
 
     def events(self, batch: Sequence[Placed]) -> bytes:
         """Take outputs; the events they make."""
-        begin = b"" if self._num_events else b"".join(self._begin())
+        begin: list[Event] = []
+        if not self._num_events:
+            response = {"response": self._response("in_progress")}
+            begin = [("response.created", response), ("response.in_progress", response)]
         self.add(batch)
-        text, logprobs = self._take()
-        if not text and not logprobs:
-            return begin
-        delta = {**PLACE, "item_id": self._item_id, "delta": text, "logprobs": logprobs}
-        return begin + self._event("response.output_text.delta", delta)
+        return self._written([*begin, *self._news()])
 
     def last_events(self) -> bytes:
         """What comes after the last output."""
-        status = self._status
-        return b"".join([*self._end(status), self._event(f"response.{status}", {"response": self._whole()})])
+        events = [*self._news(), *self._rest(), *self._items[-1].end(self._status)]
+        return self._written([*events, (f"response.{self._status}", {"response": self._whole()})])
 
     def whole(self) -> bytes:
         """Everything that was added."""
+        for _ in (*self._news(), *self._rest()):
+            pass
         return orjson.dumps(self._whole())
 
     def failed(self, refusal: Refusal) -> bytes:
         """The end of a stream that cannot go on."""
         error = {"code": refusal.code or refusal.type, "message": refusal.error["message"]}
-        return self._event("response.failed", {"response": self._response("failed", error=error)})
+        return self._written([("response.failed", {"response": self._response("failed", error=error)})])
 
-    def _begin(self) -> Iterator[bytes]:
-        for kind in ("created", "in_progress"):
-            yield self._event(f"response.{kind}", {"response": self._response("in_progress")})
-        item = {"output_index": 0, "item": self._item("in_progress", [])}
-        yield self._event("response.output_item.added", item)
-        part = {**PLACE, "item_id": self._item_id, "part": self._part("", [])}
-        yield self._event("response.content_part.added", part)
+    def _news(self) -> Iterator[Event]:
+        delta, columns = self._choice.take_delta()
+        if columns is not None:
+            self._logprobs += cast(list[object], columns["content"])
+        if delta.thinking:
+            yield from self._grow(THINKING, delta.thinking, [])
+        if delta.text or (self._logprobs and self._items and self._items[-1].kind is MESSAGE):
+            yield from self._grow(MESSAGE, delta.text, self._taken_logprobs())
 
-    def _end(self, status: str) -> Iterator[bytes]:
-        self._take()
-        text, logprobs = "".join(self._texts), self._logprobs
-        place = {**PLACE, "item_id": self._item_id}
-        yield self._event("response.output_text.done", {**place, "text": text, "logprobs": logprobs})
-        yield self._event("response.content_part.done", {**place, "part": self._part(text, logprobs)})
-        item = self._item(status, [self._part(text, logprobs)])
-        yield self._event("response.output_item.done", {"output_index": 0, "item": item})
+    def _rest(self) -> Iterator[Event]:
+        """There is a message, if only an empty one."""
+        if self._logprobs or not self._items or self._items[-1].kind is not MESSAGE:
+            yield from self._grow(MESSAGE, "", self._taken_logprobs())
 
-    def _take(self) -> tuple[str, list[object]]:
-        text, columns = self._choice.take()
-        logprobs = cast(list[object], columns["content"]) if columns is not None else []
-        self._texts.append(text)
-        self._logprobs += logprobs
-        return text, logprobs
+    def _taken_logprobs(self) -> list[object]:
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def _grow(self, kind: Kind, text: str, logprobs: Sequence[object]) -> Iterator[Event]:
+        if not self._items or self._items[-1].kind is not kind:
+            if self._items:
+                yield from self._items[-1].end("completed")
+            wants_logprobs = kind is MESSAGE and self._has_logprobs
+            place, answer_id = len(self._items), str(self._head["id"])
+            self._items.append(Item(kind, place, answer_id, [] if wants_logprobs else None))
+            yield from self._items[-1].begin()
+        if text or logprobs:
+            yield from self._items[-1].add(text, logprobs)
 
     @property
     def _status(self) -> str:
         return "incomplete" if self._choice.finish_reason in INCOMPLETE else "completed"
 
     def _whole(self) -> Fields:
-        self._take()
         status, why = self._status, INCOMPLETE.get(self._choice.finish_reason or "")
+        *before, last = self._items
         return self._response(
             status,
             completed_at=int(time.time()) if status == "completed" else None,
             incomplete_details={"reason": why} if why else None,
-            output=[self._item(status, [self._part("".join(self._texts), self._logprobs)])],
+            output=[*(item.fields("completed") for item in before), last.fields(status)],
             usage=usage_fields(self._usage),
         )
 
@@ -121,18 +129,13 @@ class ResponseAnswer:
         empty: Fields = {"error": None, "incomplete_details": None, "output": [], "usage": None}
         return {**self._head, **empty, "status": status, **more}
 
-    def _item(self, status: str, content: Sequence[Fields]) -> Fields:
-        fields = {"id": self._item_id, "type": "message", "role": "assistant"}
-        return {**fields, "status": status, "content": content}
-
-    def _part(self, text: str, logprobs: Sequence[object]) -> Fields:
-        part: dict[str, object] = {"type": "output_text", "text": text, "annotations": []}
-        return {**part, "logprobs": logprobs} if self._has_logprobs else part
-
-    def _event(self, kind: str, fields: Fields) -> bytes:
-        data = {"type": kind, "sequence_number": self._num_events, **fields}
-        self._num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(data))
+    def _written(self, events: Iterable[Event]) -> bytes:
+        written = []
+        for kind, fields in events:
+            data = {"type": kind, "sequence_number": self._num_events, **fields}
+            self._num_events += 1
+            written.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(data)))
+        return b"".join(written)
 
 
 def usage_fields(usage: pb.CompletionUsage) -> Fields:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
+from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
+from enginewire.backend.frontends.http_api.openai.conversation.tokenizer_fields import ALL_THERE_IS_ROOM_FOR
 from enginewire.backend.frontends.http_api.openai.generation_fields import Neutral, refuse_unsupported
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.guide_fields import FIELD as GUIDE
-from enginewire.backend.frontends.http_api.openai.tokenizer_fields import ALL_THERE_IS_ROOM_FOR
 from enginewire.backend.frontends.http_api.responses.input_items import read_messages
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -34,7 +35,6 @@ UNSUPPORTED: Final[Neutral] = {
     "previous_input_messages": ([],),
     "previous_response_id": (),
     "prompt": (),
-    "reasoning": ({},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     # ---
@@ -56,6 +56,7 @@ READ_HERE: Final = frozenset(
         "input",
         "instructions",
         "max_output_tokens",
+        "reasoning",
         "stream_options",
         "text",
         "top_logprobs",
@@ -66,6 +67,7 @@ READ_HERE: Final = frozenset(
 RENAMED: Final = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "truncate_prompt_tokens": "truncation",
 }
@@ -85,12 +87,12 @@ class ResponseRequest(GenerationRequest):
     told: Mapping[str, object] = field(default_factory=dict)
 
 
-def read_request(body: Body) -> ResponseRequest:
+def read_request(body: Body, formats: ModelFormats) -> ResponseRequest:
     """Raises InvalidBody."""
     refuse_unsupported(body, UNSUPPORTED)
     chat = {key: value for key, value in body.items() if key not in READ_HERE}
     try:
-        asked = ChatEndpoint().read(Body(chat | as_chat(body)))
+        asked = ChatEndpoint(formats).read(Body(chat | as_chat(body)))
     except InvalidBody as error:
         if error.field not in RENAMED:
             raise
@@ -114,6 +116,7 @@ def as_chat(body: Body) -> dict[str, object]:
         "messages": read_messages(body),
         "max_completion_tokens": body.integer("max_output_tokens"),
         "response_format": read_format(body),
+        "reasoning_effort": read_effort(body),
         **read_logprobs(body),
     }
     if truncation == "auto":
@@ -131,6 +134,17 @@ def read_logprobs(body: Body) -> dict[str, object]:
     if top and not included:
         raise InvalidBody("top_logprobs", f"only allowed when include has {LOGPROBS}")
     return {"logprobs": bool(included), "top_logprobs": top}
+
+
+def read_effort(body: Body) -> str | None:
+    """How much to think. Raises InvalidBody."""
+    if (reasoning := body.nested("reasoning")) is None:
+        return None
+    for key, value in reasoning.items():
+        if key != "effort" and value is not None:
+            raise InvalidBody(f"reasoning.{key[:40]}", "not supported")
+    effort = reasoning.get("effort")
+    return None if effort is None else checked("reasoning.effort", effort, str)
 
 
 def read_format(body: Body) -> dict[str, object] | None:
@@ -158,7 +172,7 @@ def told(body: Body) -> dict[str, object]:
         "metadata": {} if body.nested("metadata") is None else body.get("metadata"),
         "parallel_tool_calls": True,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": read_effort(body), "summary": None},
         "service_tier": "default",
         "store": False,
         "temperature": body.number("temperature"),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Head
 from enginewire.backend.frontends.http_api.openai.generate_route import AnswerRoute
+from enginewire.backend.frontends.http_api.openai.prompt_streams import PromptStreams
 from enginewire.backend.frontends.http_api.responses.answer import ResponseAnswer
 from enginewire.backend.frontends.http_api.responses.fields import ResponseRequest, read_request
 
@@ -18,10 +17,8 @@ class ResponsesRoute(AnswerRoute[ResponseRequest]):
 
     def read(self, body: Body) -> ResponseRequest:
         """Raises InvalidBody."""
-        return read_request(body)
+        return read_request(body, self.formats)
 
-    def begun(
-        self, asked: ResponseRequest, head: Head, prompt_ids: Mapping[int, Sequence[int]]
-    ) -> ResponseAnswer:
+    def begun(self, asked: ResponseRequest, head: Head, streams: PromptStreams) -> ResponseAnswer:
         """See AnswerRoute."""
-        return ResponseAnswer(asked, head, self.vocabulary)
+        return ResponseAnswer(asked, head, self.vocabulary, streams.prompt_texts.get(0, ""))

@@ -14,6 +14,7 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import TableKind
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.text_backend import MAX_INLINE_CHARACTERS, TextBackend
+from enginewire.backend.prompting.prompts import PromptFit
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
 MAX_BAD_WORDS: Final = 1024
@@ -31,12 +32,6 @@ class TokenizerFields:
     truncates_left: bool = True
     bad_words: Sequence[str] = ()
     spaces_between_special_tokens: bool = True
-
-    def cut(self, token_ids: Sequence[int], most: int) -> Sequence[int]:
-        """At most so many of the tokens."""
-        if len(token_ids) <= most:
-            return token_ids
-        return token_ids[-most:] if self.truncates_left else token_ids[:most]
 
 
 def read_tokenizer_fields(body: Body) -> TokenizerFields:
@@ -72,21 +67,21 @@ def read_bad_words(body: Body) -> Sequence[str]:
 
 async def carry_out(
     fields: TokenizerFields, prompts: Sequence[pb.BackendServiceGenerateRequest], backend: TextBackend
-) -> None:
-    """Fill the prompts in. Raises InvalidBody, InvalidPrompt and RequestFailed."""
+) -> PromptFit:
+    """Add the forbidden words, and say how the prompts are to be made to fit.
+
+    Raises InvalidBody and RequestFailed.
+    """
     if not fields.spaces_between_special_tokens and has_spaces(backend.tokenizer):
         raise InvalidBody("spaces_between_special_tokens", "not supported for this tokenizer; only true is")
     if fields.bad_words:
         sequences = await forbidden(fields.bad_words, backend.tokenizer)
         for prompt in prompts:
             prompt.request.sampling_options.bad_words_token_ids.extend(sequences)
-    for prompt in prompts:
-        is_bare = prompt.WhichOneof("prompt") == "text" and not fields.add_special_tokens
-        if is_bare or fields.truncate_prompt_tokens is not None:
-            token_ids = await _token_ids(prompt, backend, is_bare=is_bare)
-            most = await _room(fields.truncate_prompt_tokens, prompt.request.stop_conditions, backend)
-            prompt.token_ids = True
-            prompt.request.token_ids[:] = token_ids if most is None else fields.cut(token_ids, most)
+    most = fields.truncate_prompt_tokens
+    if most == ALL_THERE_IS_ROOM_FOR:
+        most = await _room(prompts[0].request.stop_conditions, backend)
+    return PromptFit(fields.add_special_tokens, most, fields.truncates_left)
 
 
 def has_spaces(tokenizer: BackendTokenizer) -> bool:
@@ -114,22 +109,8 @@ def _forbidden(words: Sequence[str], tokenizer: BackendTokenizer) -> Iterable[pb
             yield pb.TokenSequence(token_ids=spaced)
 
 
-async def _token_ids(
-    prompt: pb.BackendServiceGenerateRequest, backend: TextBackend, *, is_bare: bool
-) -> Sequence[int]:
-    if is_bare:
-        try:
-            return await backend.encode(prompt.text, add_special_tokens=False)
-        except ValueError as error:
-            raise InvalidBody("prompt", str(error)) from error
-    _, read = await backend.preprocess(prompt)
-    return read.token_ids
-
-
-async def _room(asked: int | None, stops: pb.StopConditions, backend: TextBackend) -> int | None:
+async def _room(stops: pb.StopConditions, backend: TextBackend) -> int | None:
     """How many tokens a prompt may have; None is any number."""
-    if asked != ALL_THERE_IS_ROOM_FOR:
-        return asked
     config = (await backend.backend.engines.info(None)).config
     # At least one token is generated.
     return max(1, config.context_length - max(1, stops.max_tokens)) if config.context_length else None
