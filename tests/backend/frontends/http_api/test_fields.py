@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
+from enginewire.backend.frontends.http_api.responses.fields import read_request
 from enginewire.backend.parsing.formats import THINKING, TOOL_FORMATS
 from tests.backend.frontends.http_api.published_fields import FIELDS
 from tests.repository import ROOT
@@ -131,6 +133,30 @@ WITHOUT_EFFECT: dict[str, tuple[object, str]] = {
     "store": (True, "nothing is stored"),
     "user": ("a", "who the caller's user is"),
 }
+SERVED_IN_RESPONSES = {key: value for key, value in SERVED.items() if key in FIELDS["responses"]} | {
+    "include": ["message.output_text.logprobs"],
+    "input": "z",
+    "instructions": "z",
+    "max_output_tokens": 5,
+    "reasoning": {"effort": "low"},
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "null"}}},
+    "top_logprobs": 2,
+    "truncation": "auto",
+}
+del SERVED_IN_RESPONSES["stream_options"]
+REFUSED_IN_RESPONSES: dict[str, object] = {
+    **each("a", "conversation", "previous_response_id"),
+    **each({}, "access_programs", "moderation", "previous_response", "prompt"),
+    **each({"a": 1}, "background_options", "image", "mm_processor_kwargs", "vllm_xargs"),
+    **each(True, "background", "enable_response_messages"),
+    **each([{}], "context_management", "previous_input_messages"),
+    "max_tool_calls": 3,
+    "tool_choice": "required",
+    "tools": TOOLS,
+}
+WITHOUT_EFFECT_IN_RESPONSES = {
+    key: each for key, each in WITHOUT_EFFECT.items() if key in FIELDS["responses"]
+} | {"stream_options": ({"include_obfuscation": False}, "nothing is hidden in the length of events")}
 WITHOUT_EFFECT_IN_EMBEDDINGS: dict[str, tuple[object, str]] = {
     "user": WITHOUT_EFFECT["user"],
     "truncation_side": ("left", "nothing is cut: truncate_prompt_tokens is refused"),
@@ -145,26 +171,50 @@ WITHOUT_EFFECT_IN_EMBEDDINGS: dict[str, tuple[object, str]] = {
 }
 ENOUGH = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
 
+
+def read_response(body: Body) -> object:
+    """Without what the answer only repeats."""
+    return replace(read_request(body, FORMATS), told={})
+
+
 WITHOUT_EFFECT_IN_CHAT = {key: each for key, each in WITHOUT_EFFECT.items() if key not in FOR_TEMPLATES}
 
 FACES = {
     "chat": (ChatEndpoint(FORMATS).read, SERVED_IN_CHAT, REFUSED_IN_CHAT, WITHOUT_EFFECT_IN_CHAT),
     "completions": (CompletionEndpoint().read, SERVED_IN_COMPLETIONS, REFUSED_IN_COMPLETIONS, WITHOUT_EFFECT),
+    "responses": (
+        read_response,
+        SERVED_IN_RESPONSES,
+        REFUSED_IN_RESPONSES,
+        WITHOUT_EFFECT_IN_RESPONSES,
+    ),
     "embeddings": (read_asked, SERVED_IN_EMBEDDINGS, REFUSED_IN_EMBEDDINGS, WITHOUT_EFFECT_IN_EMBEDDINGS),
 }
 PUBLISHED = [(face, key) for face, keys in FIELDS.items() for key in sorted(keys)]
 
 
 def read(face: str, **fields: object) -> object:
-    enough = ENOUGH if face != "embeddings" else {"input": "x"}
+    enough = ENOUGH if face in ("chat", "completions") else {"input": "x"}
     return FACES[face][0](Body(enough | fields))
+
+
+def beside_of(face: str, key: str) -> dict[str, object]:
+    """What a field needs beside it."""
+    if (face, key) == ("responses", "top_logprobs"):
+        return {"include": SERVED_IN_RESPONSES["include"]}
+    _, served, refused, _ = FACES[face]
+    return {
+        beside: served.get(beside, value)
+        for beside, value in BESIDE.get(key, {}).items()
+        if beside not in refused
+    }
 
 
 @pytest.mark.parametrize(("face", "key"), PUBLISHED)
 def test_a_published_field_is_served_or_refused_by_name_or_changes_nothing(face: str, key: str) -> None:
     _, served, refused, without_effect = FACES[face]
     assert (key in served) + (key in refused) + (key in without_effect) == 1
-    beside = {beside: served.get(beside, value) for beside, value in BESIDE.get(key, {}).items()}
+    beside = beside_of(face, key)
     if key in served:
         assert read(face, **beside, **{key: served[key]}) != read(face, **beside)
     elif key in refused:
@@ -172,13 +222,13 @@ def test_a_published_field_is_served_or_refused_by_name_or_changes_nothing(face:
             read(face, **{key: refused[key]})
         assert refusal.value.field == key
     else:
-        assert read(face, **{key: without_effect[key][0]}) == read(face)
+        assert read(face, **beside, **{key: without_effect[key][0]}) == read(face, **beside)
 
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_refused_field_is_fine_as_null_and_with_the_value_that_changes_nothing(face: str) -> None:
     neutral: dict[str, object] = dict.fromkeys(FACES[face][2])
-    if face != "embeddings":
+    if face in ("chat", "completions"):
         neutral |= {"chat_template_kwargs": {}, "tools": [], "tool_choice": "auto", "detokenize": True}
         neutral |= {"spaces_between_special_tokens": True, "return_token_ids": False, "verbosity": "medium"}
         neutral |= {"bad_words": [], "logprob_token_ids": [], "truncate_prompt_tokens": None}

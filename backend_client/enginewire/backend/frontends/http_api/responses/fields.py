@@ -33,6 +33,7 @@ UNSUPPORTED: Final[Neutral] = {
     "max_tool_calls": (),
     "moderation": (),
     "previous_input_messages": ([],),
+    "previous_response": (),
     "previous_response_id": (),
     "prompt": (),
     "tool_choice": ("none", "auto"),
