@@ -99,6 +99,8 @@ async def test_long_ones_and_many_at_once_get_their_own(http: httpx2.AsyncClient
         return (await http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
 
     texts.append("x" * (MAX_INLINE_CHARACTERS + 1))
+    strings = await http.post("/tokenize", json={"prompt": texts[-1], "return_token_strs": True})
+    assert strings.json()["token_strs"] == list(texts[-1])
     assert await asyncio.gather(*map(there_and_back, texts)) == texts
 
 

@@ -7,8 +7,9 @@ sending.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import orjson
 
@@ -21,6 +22,8 @@ from enginewire.backend.frontends.http_api.openai.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refused, invalid
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
+
+Read = TypeVar("Read")
 
 # Looking up more than this takes longer than other requests should wait.
 MAX_INLINE_TOKENS: Final = 4096
@@ -42,7 +45,7 @@ class TokenizeRoute(PostRoute):
             "count": len(token_ids),
             "max_model_len": config.context_length if config.HasField("context_length") else None,
             "tokens": token_ids,
-            "token_strs": self._tokenizer.pieces(token_ids) if wants_strings else None,
+            "token_strs": await aside(self._tokenizer.pieces, token_ids) if wants_strings else None,
         }
         await reply.whole(orjson.dumps(fields))
 
@@ -80,15 +83,18 @@ class DetokenizeRoute(PostRoute):
             raise InvalidBody("tokens", "must be a list")
         token_ids = body.integers("tokens")
         await self._served.config_of(body.text("model"))
-        tokenizer = self._served.backend.tokenizer
-        if len(token_ids) <= MAX_INLINE_TOKENS:
-            text = text_of(token_ids, tokenizer)
-        else:
-            text = await asyncio.to_thread(text_of, token_ids, tokenizer)
+        text = await aside(partial(text_of, self._served.backend.tokenizer), token_ids)
         await reply.whole(orjson.dumps({"prompt": text}))
 
 
-def text_of(token_ids: Sequence[int], tokenizer: BackendTokenizer) -> str:
+async def aside(work: Callable[[Sequence[int]], Read], token_ids: Sequence[int]) -> Read:
+    """What `work` makes of tokens, in a thread of its own when they are many."""
+    if len(token_ids) <= MAX_INLINE_TOKENS:
+        return work(token_ids)
+    return await asyncio.to_thread(work, token_ids)
+
+
+def text_of(tokenizer: BackendTokenizer, token_ids: Sequence[int]) -> str:
     """The text with its special tokens. Raises InvalidBody."""
     try:
         tokenizer.pieces(token_ids)
