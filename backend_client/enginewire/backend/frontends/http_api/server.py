@@ -20,10 +20,10 @@ from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
+from enginewire.backend.frontends.http_api.middleware.root_path import RootPath
+from enginewire.backend.frontends.http_api.middleware.same_origin import same_origin
 from enginewire.backend.frontends.http_api.openai.answers.format import model_formats
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
-from enginewire.backend.frontends.http_api.root_path import RootPath
-from enginewire.backend.frontends.http_api.same_origin import same_origin
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.sockets import AddressError
 

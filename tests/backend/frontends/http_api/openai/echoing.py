@@ -8,7 +8,7 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.chat_template import ChatTemplate
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from enginewire.server.mocker.tokenizer import byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 
 HERMES = "{# <tool_call> tool_calls role tool #}{% if tools %}{% endif %}"
 LAST_MESSAGE = "{{ messages[-1].content }}"

@@ -11,14 +11,14 @@ from tokenizers import Tokenizer, processors
 from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.frontends.http_api.openai.choice import Choice
-from enginewire.backend.frontends.http_api.openai.conversation.tokenizer_fields import (
+from enginewire.backend.frontends.http_api.openai.fields.tokenizer import (
     TokenizerFields,
     carry_out,
     forbidden,
 )
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from enginewire.server.mocker.tokenizer import BOS, byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import BOS, byte_tokenizer
 from tests.backend.decoding import toy_tokenizers as toy
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import sdk

@@ -17,8 +17,8 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
-from enginewire.backend.frontends.http_api.openai.shown_prompts import ShownPrompt, ShownPrompts
+from enginewire.backend.frontends.http_api.openai.prompts.shown import ShownPrompt, ShownPrompts
+from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
 from enginewire.backend.frontends.http_api.refusal import Refusal
 
 DONE: Final = b"data: [DONE]\n\n"

@@ -17,7 +17,7 @@ from enginewire.backend.frontends.http_api.openai.answers.message import message
 from enginewire.backend.frontends.http_api.openai.chat_format import SHOWS_THINKING, with_format
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.conversation.fields import CONVERSATION, read_conversation
-from enginewire.backend.frontends.http_api.openai.generation_fields import (
+from enginewire.backend.frontends.http_api.openai.fields.generation import (
     Neutral,
     assign,
     fill_request,

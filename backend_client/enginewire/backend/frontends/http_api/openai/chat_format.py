@@ -10,8 +10,8 @@ from dataclasses import replace
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.openai.answers.format import AnswerFormat, CallFormat, ModelFormats
+from enginewire.backend.frontends.http_api.openai.fields.guide import FIELD
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.guide_fields import FIELD
 from enginewire.backend.frontends.http_api.openai.tools.fields import TOOLS, AskedTools
 from enginewire.backend.frontends.http_api.openai.tools.guide import tool_guide
 from enginewire.backend.parsing.thinking import ThinkingMarkers

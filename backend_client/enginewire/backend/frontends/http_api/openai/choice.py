@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.finish_reason import openai_finish_reason
 from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows, PromptScore
-from enginewire.backend.frontends.http_api.openai.shown_prompts import ShownPrompt
+from enginewire.backend.frontends.http_api.openai.prompts.shown import ShownPrompt
 from enginewire.backend.parsing.delta import AnswerReader, Delta
 
 

@@ -13,7 +13,7 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
 from enginewire.backend.frontends.http_api.openai.choice import Choice
-from enginewire.backend.frontends.http_api.openai.generation_fields import (
+from enginewire.backend.frontends.http_api.openai.fields.generation import (
     assign,
     extend,
     fill_request,

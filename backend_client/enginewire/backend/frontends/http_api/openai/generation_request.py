@@ -13,12 +13,12 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.openai.answers.format import AnswerFormat
-from enginewire.backend.frontends.http_api.openai.conversation.tokenizer_fields import (
+from enginewire.backend.frontends.http_api.openai.fields.generation import SCALARS, assign
+from enginewire.backend.frontends.http_api.openai.fields.guide import guide_params
+from enginewire.backend.frontends.http_api.openai.fields.tokenizer import (
     TokenizerFields,
     read_tokenizer_fields,
 )
-from enginewire.backend.frontends.http_api.openai.generation_fields import SCALARS, assign
-from enginewire.backend.frontends.http_api.openai.guide_fields import guide_params
 from enginewire.backend.frontends.http_api.openai.logprobs import RowForm
 from enginewire.backend.prompting.conversation import Conversation
 

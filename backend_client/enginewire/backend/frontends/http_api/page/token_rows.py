@@ -16,7 +16,7 @@ from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.openai.chat import WRITTEN_BY_TEMPLATE, refuse_echo
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.conversation.messages import read_messages
-from enginewire.backend.frontends.http_api.openai.generation_fields import (
+from enginewire.backend.frontends.http_api.openai.fields.generation import (
     assign,
     fill_request,
     refuse_unsupported,

@@ -16,7 +16,7 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.openai.answer import Head
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.logprobs import ChatRows
-from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
+from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
 from enginewire.backend.frontends.http_api.refusal import Refusal
 from enginewire.backend.frontends.http_api.responses.fields import ResponseRequest
 from enginewire.backend.frontends.http_api.responses.items import MESSAGE, THINKING, Event, Fields, Item, Kind

@@ -13,10 +13,10 @@ from typing import Final
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
 from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
-from enginewire.backend.frontends.http_api.openai.conversation.tokenizer_fields import ALL_THERE_IS_ROOM_FOR
-from enginewire.backend.frontends.http_api.openai.generation_fields import Neutral, refuse_unsupported
+from enginewire.backend.frontends.http_api.openai.fields.generation import Neutral, refuse_unsupported
+from enginewire.backend.frontends.http_api.openai.fields.guide import FIELD as GUIDE
+from enginewire.backend.frontends.http_api.openai.fields.tokenizer import ALL_THERE_IS_ROOM_FOR
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.guide_fields import FIELD as GUIDE
 from enginewire.backend.frontends.http_api.responses.input_items import read_messages
 
 LOGPROBS: Final = "message.output_text.logprobs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Head
 from enginewire.backend.frontends.http_api.openai.generate_route import AnswerRoute
-from enginewire.backend.frontends.http_api.openai.prompt_streams import PromptStreams
+from enginewire.backend.frontends.http_api.openai.prompts.streams import PromptStreams
 from enginewire.backend.frontends.http_api.responses.answer import ResponseAnswer
 from enginewire.backend.frontends.http_api.responses.fields import ResponseRequest, read_request
 

@@ -1,1 +1,1 @@
-"""The fields that become a prompt: messages, what templates read, and what the tokenizer has to do."""
+"""The fields of a chat completion that become its prompt: messages, and what templates read. Sans-IO."""

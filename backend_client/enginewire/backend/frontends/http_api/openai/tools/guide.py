@@ -11,7 +11,7 @@ import orjson
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import InvalidBody
-from enginewire.backend.frontends.http_api.openai.guide_fields import Guide
+from enginewire.backend.frontends.http_api.openai.fields.guide import Guide
 from enginewire.backend.frontends.http_api.openai.tools.fields import CHOICE, TOOLS, AskedTools, Tool
 from enginewire.backend.parsing.call_object import ARGUMENTS, NAME
 from enginewire.backend.parsing.formats import CallTag
