@@ -117,6 +117,7 @@ async def test_who_asks_for_a_route_that_is_not_there_is_told_which_are(
     assert answer.json()["error"]["code"] == "route_not_found"
     routes = answer.json()["routes"]
     assert {"POST /v1/completions", "GET /v1/models", "GET /health", "POST /enginewire/abort"} <= set(routes)
+    assert "GET /v1/models/{name}" in routes
     for method, path in (route.split() for route in routes):
         if "{" not in path and path != "/enginewire/events":
             assert (await http.request(method, path)).status_code in (200, 415)

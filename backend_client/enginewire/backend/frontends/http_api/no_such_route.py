@@ -38,4 +38,4 @@ def shown(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[str]:
         elif isinstance(route, Route):
             # Whoever has GET has HEAD.
             for method in (route.methods or set()) - {"HEAD"}:
-                yield f"{method} {prefix}{route.path}"
+                yield f"{method} {prefix}{route.path_format}"
