@@ -108,8 +108,13 @@ class Answer:
         return b"".join(self._event(choice) for choice in self.add(batch) if choice.has_news)
 
     def _event(self, choice: Choice) -> bytes:
-        ids = self._ids(choice, is_first=not choice.is_begun)
-        fields = {**self._chunk, "choices": [{**self._endpoint.chunk(choice), **ids.in_choice}], **ids.beside}
+        is_first = not choice.is_begun
+        piece = self._endpoint.chunk(choice)
+        fields: dict[str, object] = {**self._chunk, "choices": [piece]}
+        if choice.token_ids is not None:
+            ids = self._ids(choice, is_first=is_first)
+            piece |= ids.in_choice
+            fields |= ids.beside
         if self._has_usage_everywhere:
             fields["usage"] = usage_so_far(len(self._prompt_ids[choice.index // self._n]), choice.num_tokens)
         return event(fields)
