@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 import grpc
@@ -64,6 +64,12 @@ class Backend:
     def client(self) -> EngineClient:
         """The first engine's."""
         return self.engines.all[0].client
+
+    @property
+    def clients(self) -> Sequence[EngineClient]:
+        """Those of all engines, of the ones that only compute prompts too."""
+        endpoints = [*self.engines.all, *(self._prefill.all if self._prefill else ())]
+        return [endpoint.client for endpoint in endpoints]
 
     async def generate(
         self,
