@@ -79,6 +79,50 @@ async def test_a_live_request_is_in_the_state_and_an_abort_ends_it(http: httpx2.
     assert metrics["enginewire:request_failures_total", "cancelled"] == 1
 
 
+async def test_what_has_ended_stays_in_the_state_for_a_while(http: httpx2.AsyncClient) -> None:
+    await http.post("/v1/completions", json={"prompt": ["abcd", "efg"], "max_tokens": 3, "n": 2, "seed": 1})
+    await http.post("/v1/chat/completions", json={"messages": [], "top_p": 7})
+    await http.post("/v1/completions", json={"prompt": "x", "top_p": 7})
+    ended = (await http.get("/enginewire/status")).json()["ended"]
+    assert [(row["outcome"], row["face"]) for row in ended] == [
+        ("invalid_request", "HTTP"),
+        ("length", "HTTP"),
+        ("length", "HTTP"),
+    ]
+    assert sorted((row["prompt_tokens"], row["tokens"], row["choices"]) for row in ended[1:]) == [
+        (3, 6, 2),
+        (4, 6, 2),
+    ]
+    assert ended[0]["ttft"] is None
+    assert all(0 < row["ttft"] <= row["seconds"] for row in ended[1:])
+
+
+async def test_an_engine_that_nobody_watches_is_asked_what_it_bears(start_backend: StartBackend) -> None:
+    backend, serving = await start_backend(mocker_itl_ms=10)
+    assert backend.backend.engines.all[0].load == pb.Load(), "it is watched"
+    async with (
+        serving_http(backend) as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=20) as http,
+    ):
+        asked = asyncio.create_task(http.post("/v1/completions", json=LONG))
+        status = await status_until(http, requests=1, blocks=True)
+        assert (status["engines"][0]["state"], status["engines"][0]["running"]) == ("ready", 1)
+        asked.cancel()
+    await serving.until_idle()
+
+
+async def test_no_load_tells_of_fewer_requests_than_are_answered(http: httpx2.AsyncClient) -> None:
+    body = {"prompt": "x" * 20, "max_tokens": 20, "ignore_eos": True}
+    asked = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(20)]
+    most = 0
+    while not all(task.done() for task in asked):
+        status = (await http.get("/enginewire/status")).json()
+        engine, phases = status["engines"][0], [row["phase"] for row in status["requests"]]
+        assert engine["running"] + engine["waiting"] >= phases.count("decode")
+        most = max(most, phases.count("decode"))
+    assert most > 5, "nothing was seen"
+
+
 @pytest.mark.parametrize("body", [{}, {"request_id": ""}, {"request_id": 5}, {"request_id": "x" * 513}])
 async def test_an_abort_without_an_id_is_refused(http: httpx2.AsyncClient, body: object) -> None:
     answer = await http.post("/enginewire/abort", json=body)

@@ -98,7 +98,11 @@ class PromptStreams:
         wants_ids = prompt.request.output_options.return_tokens_as_token_ids
         try:
             answer = self._backend.generate(
-                prompt, timeout=self._timeout, metadata=self._trace, with_tokens=self._asked.with_tokens
+                prompt,
+                timeout=self._timeout,
+                metadata=self._trace,
+                with_tokens=self._asked.with_tokens,
+                face="HTTP",
             )
             async with aclosing(answer) as items:
                 async for item in items:

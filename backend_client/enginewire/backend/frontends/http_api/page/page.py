@@ -25,6 +25,7 @@ from enginewire.backend.frontends.http_api.json_response import as_json, refused
 from enginewire.backend.frontends.http_api.openai.answer import event
 from enginewire.backend.frontends.http_api.openai.generate_route import GenerateRoute, ServedBackend
 from enginewire.backend.frontends.http_api.openai.reply import EVENT_TYPE
+from enginewire.backend.frontends.http_api.page.engine_loads import EngineLoads
 from enginewire.backend.frontends.http_api.page.snapshot import snapshot
 from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
 from enginewire.backend.frontends.http_api.refusal import Refusal
@@ -62,6 +63,7 @@ class Page:
     def __init__(self, served: ServedBackend) -> None:
         self._served = served
         self._backend = served.backend.backend
+        self._loads = EngineLoads(self._backend)
         self._html = PAGE.read_bytes()
         self._headers = page_headers(self._html)
 
@@ -90,7 +92,7 @@ class Page:
 
     async def status(self, request: Request) -> Response:
         """The state now."""
-        return as_json(snapshot(self._backend))
+        return as_json(snapshot(self._backend, await self._loads.look()))
 
     async def events(self, request: Request) -> Response:
         """The state now and five times a second, until this server ends."""
@@ -112,7 +114,7 @@ class Page:
     async def _snapshots(self) -> AsyncIterator[bytes]:
         closing = self._served.closing
         while not closing.is_set():
-            yield event(snapshot(self._backend))
+            yield event(snapshot(self._backend, await self._loads.look()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVENT_SECONDS):
                     await closing.wait()
