@@ -13,7 +13,6 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
-from enginewire.backend.frontends.http_api.page.page import page_headers
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
@@ -184,11 +183,29 @@ async def test_a_form_of_another_page_cannot_abort(http: httpx2.AsyncClient) -> 
     assert (await http.post("/enginewire/abort", data={"request_id": "x"})).status_code == 415
 
 
-def test_the_policy_allows_the_script_and_style_that_are_there_and_nothing_else() -> None:
-    policy = page_headers(b"<style>a</style><script>b</script>")["content-security-policy"]
-    assert re.findall(r"(\w+)-src 'sha256-", policy) == ["script", "style"]
+async def test_the_page_and_its_files_come_under_one_policy(http: httpx2.AsyncClient) -> None:
+    page = await http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert not re.findall(r"<style|<script(?![^>]* src=)|\son\w+=|\sstyle=", page.text)
+    names = re.findall(r'(?:href|src)="/page/([^"]+)"', page.text)
+    main = (await http.get("/page/main.js")).text
+    names += re.findall(r'from "\./([^"]+)"', main)
+    assert len(names) > 10
+    for name in names:
+        file = await http.get(f"/page/{name}")
+        assert file.status_code == 200, name
+        wanted = {"css": "text/css", "js": "text/javascript"}[name.rpartition(".")[2]]
+        assert file.headers["content-type"].startswith(wanted)
+        for header in ("content-security-policy", "x-content-type-options", "x-frame-options"):
+            assert file.headers[header] == page.headers[header]
+    policy = page.headers["content-security-policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy
+
+
+@pytest.mark.parametrize("name", ["page.py", "..%2Fpage.py", "nothing.js", "", "%00"])
+async def test_only_the_files_of_the_page_are_served(http: httpx2.AsyncClient, name: str) -> None:
+    assert (await http.get(f"/page/{name}")).status_code == 404
 
 
 async def test_metrics_count_what_was_asked_and_how_it_ended(http: httpx2.AsyncClient) -> None:
