@@ -8,7 +8,7 @@ const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+(.*)$/;
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const MAX_DEPTH = 6;
 
-// The text as a list of { kind, lines, … }. Blocks before the last one stay the same as the text grows.
+// The text as a list of { kind, lines, … }. Most of them stay the same as the text grows.
 export function blocksOf(text) {
   const blocks = [];
   const last = (kind) => (blocks.length && blocks.at(-1).kind === kind ? blocks.at(-1) : null);

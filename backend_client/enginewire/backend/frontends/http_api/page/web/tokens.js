@@ -155,6 +155,8 @@ export function tellFactsIn(pane) {
     if (next || (chip && ["ArrowUp", "ArrowDown"].includes(event.key))) event.preventDefault();
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideFacts(); });
-  // What was brought into view by a key keeps its facts.
-  addEventListener("scroll", () => { if (shown) isAt(shown) ? placeFacts() : hideFacts(); }, true);
+  // What was brought into view by a key, or is still pointed at, keeps its facts.
+  addEventListener("scroll", () => {
+    if (shown) isAt(shown) || shown.matches(":hover") ? placeFacts() : hideFacts();
+  }, true);
 }
