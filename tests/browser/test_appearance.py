@@ -83,3 +83,35 @@ def test_nothing_moves_for_those_who_do_not_want_it(serve: Serve, open_page: Ope
     going = page.locator(".going")
     expect(going).to_be_visible()
     assert going.evaluate("each => getComputedStyle(each, '::after').animationName") == "none"
+
+
+# The contrast of text on a token that was most improbable, as WCAG counts it.
+CONTRAST = """(place) => {
+  const chip = document.querySelectorAll(".token")[place];
+  chip.style.setProperty("--surprise", 1);
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const fill = (element, property) => {
+    context.fillStyle = getComputedStyle(element)[property];
+    context.fillRect(0, 0, 1, 1);
+  };
+  const light = () => [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)]
+    .map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+  fill(document.querySelector(".card"), "backgroundColor");
+  fill(chip, "backgroundColor");
+  const ground = light();
+  fill(chip, "color");
+  const ink = light();
+  return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+}"""
+
+
+def test_the_least_probable_token_can_be_read(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve())
+    ask(page, "abc")
+    expect(page.locator(".outcome")).to_contain_text("ended")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for place in (0, 1):
+            assert 4.5 < page.evaluate(CONTRAST, place) < 21, scheme

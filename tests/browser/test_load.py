@@ -43,6 +43,22 @@ def test_load_and_latencies_are_charts_with_axes_and_figures(serve: Serve, open_
         expect(chart.get_by_role("img")).to_have_attribute("aria-label", told)
 
 
+def test_events_that_come_late_do_not_make_the_engine_fast(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve())
+    shown = page.evaluate(
+        """async () => {
+          const { LoadCharts } = await import("/page/load_charts.js");
+          const charts = new LoadCharts();
+          const none = { sum: 0, count: 0 };
+          for (const [at, tokens] of [[50, 0], [50.2, 200], [50.4, 400], [7, 0]]) {
+            charts.show({ at, engines: [], totals: { ttft: none, itl: none, generated_tokens: tokens } });
+          }
+          return [charts.speed.root.querySelector("b").textContent, charts.speed.points.length];
+        }"""
+    )
+    assert shown == ["640 tokens/s", 0]
+
+
 def test_no_line_leaves_its_chart(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve("--mocker-itl-ms 2"))
     for _ in range(3):

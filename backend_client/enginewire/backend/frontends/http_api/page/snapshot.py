@@ -21,9 +21,10 @@ MAX_ROWS: Final = 200
 
 
 def snapshot(backend: Backend, loads: Sequence[pb.Load]) -> dict[str, object]:
-    """Everything at this moment; `loads` are those of the engines."""
+    """Everything at this moment, `at` in seconds of a clock of its own; `loads` are those of the engines."""
     live = backend.activity.live
     return {
+        "at": time.monotonic(),
         "engines": [engine_fields(*each) for each in zip(backend.engines.all, loads, strict=True)],
         "requests": request_rows(live),
         "num_requests": len(live),

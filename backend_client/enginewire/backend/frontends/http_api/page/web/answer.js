@@ -76,7 +76,6 @@ export class Answer {
     this.began = performance.now();
     this.first = null;
     this.count = 0;
-    this.id = "";
     this.choices = [];
     this.selected = null;
     this.root = make("article", "turn answer");
@@ -124,7 +123,7 @@ export class Answer {
   }
 
   add(chunk) {
-    this.id = chunk.id;
+    this.outcome.title = chunk.id;
     for (const piece of chunk.choices) {
       const count = (piece.tokens || []).length;
       if (this.first === null && count) this.first = performance.now();
@@ -154,7 +153,6 @@ export class Answer {
       const seconds = (performance.now() - this.first) / 1000;
       if (this.count > 1 && seconds > 0) parts.push(Math.round((this.count - 1) / seconds) + " tokens/s");
     }
-    if (this.id) parts.push(this.id);
     say(this.outcome, parts.join(" · "));
   }
 

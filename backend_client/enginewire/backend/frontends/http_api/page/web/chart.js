@@ -24,6 +24,7 @@ export class Chart {
     this.isSparse = isSparse;
     this.names = names;
     this.points = [];
+    this.now = 0;
     this.root = make("figure", "chart");
     this.root.id = "chart-" + (charts += 1);
     const caption = make("figcaption");
@@ -47,6 +48,8 @@ export class Chart {
 
   // `values` and `figures` have one for each line; null when there is nothing new to tell.
   add(now, values, figures) {
+    // Another server's clock.
+    if (now < this.now) this.points = [];
     if (values) {
       this.points.push({ at: now, values });
       this.figures.forEach((figure, i) => say(figure, figures[i]));

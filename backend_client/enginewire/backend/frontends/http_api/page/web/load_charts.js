@@ -17,7 +17,7 @@ export class LoadCharts {
     this.kv = new Chart(parent, "KV use", { least: 0.1, most: 1, label: (value) => Math.round(value * 1000) / 10 + " %" });
     this.queue = new Chart(parent, "Queue", { names: ["waiting", "running"], least: 4, label: count });
     this.ttft = new Chart(parent, "Time to first token", { least: 0.01, label: short, isSparse: true });
-    this.itl = new Chart(parent, "Time between tokens", { least: 0.001, label: short, isSparse: true });
+    this.itl = new Chart(parent, "Time between tokens", { least: 0.001, label: short });
     this.speed = new Chart(parent, "Output", { least: 10, label: count });
     this.before = null;
     this.pace = 0;
@@ -27,7 +27,8 @@ export class LoadCharts {
   forget() { this.before = null; }
 
   show(state) {
-    const now = performance.now() / 1000;
+    // The server's clock: what comes late does not tell of a later time.
+    const now = state.at;
     const sum = (name) => state.engines.reduce((total, engine) => total + engine[name], 0);
     const use = sum("kv_blocks_used") / (sum("kv_blocks_total") || 1);
     const waiting = sum("waiting"), running = sum("running");
@@ -39,14 +40,14 @@ export class LoadCharts {
   showLatencies(now, totals) {
     const before = this.before;
     this.before = { at: now, totals };
-    const isKnown = before && now - before.at < 2 && before.totals.generated_tokens <= totals.generated_tokens;
+    const isKnown = before && now > before.at && now - before.at < 2;
     for (const name of ["ttft", "itl"]) {
       const news = isKnown ? totals[name].count - before.totals[name].count : 0;
       const mean = news > 0 ? (totals[name].sum - before.totals[name].sum) / news : 0;
       this[name].add(now, news > 0 ? [mean] : null, [duration(mean)]);
     }
     if (!isKnown) return this.speed.add(now, null);
-    const rate = (totals.generated_tokens - before.totals.generated_tokens) / Math.max(0.001, now - before.at);
+    const rate = (totals.generated_tokens - before.totals.generated_tokens) / (now - before.at);
     this.pace = rate === 0 && this.pace < 1 ? 0 : this.pace * 0.6 + rate * 0.4;
     this.speed.add(now, [this.pace], [number(Math.round(this.pace)) + " tokens/s"]);
   }
