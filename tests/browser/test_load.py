@@ -59,6 +59,22 @@ def test_events_that_come_late_do_not_make_the_engine_fast(serve: Serve, open_pa
     assert shown == ["640 tokens/s", 0]
 
 
+def test_a_chart_keeps_a_minute_and_shows_when_nobody_looked(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve())
+    kept, lines = page.evaluate(
+        """async () => {
+          const { Chart } = await import("/page/chart.js");
+          const chart = new Chart(document.querySelector("#charts"), "x", { least: 1, label: String });
+          await new Promise((done) => new ResizeObserver(done).observe(chart.svg));
+          for (const at of [10, 10.2, 40, 40.2, 72, 72.2]) chart.add(at, [at], [""]);
+          const drawn = chart.lines[0].getAttribute("d");
+          return [chart.points.map((point) => point.at), drawn.split("M").length - 1];
+        }"""
+    )
+    assert kept == [40, 40.2, 72, 72.2]
+    assert lines == 2
+
+
 def test_no_line_leaves_its_chart(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve("--mocker-itl-ms 2"))
     for _ in range(3):

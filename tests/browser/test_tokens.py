@@ -76,6 +76,23 @@ def test_a_tap_shows_and_the_next_one_elsewhere_hides(serve: Serve, open_page: O
     expect(page.locator("#tip")).to_be_hidden()
 
 
+def test_a_tap_shows_again_what_escape_has_hidden_and_tab_comes_back_to_it(
+    serve: Serve, open_page: OpenPage
+) -> None:
+    page = open_page(serve(), has_touch=True)
+    asked(page)
+    tip = page.locator("#tip")
+    page.locator("#tokens .token").nth(2).tap()
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    page.locator("#tokens .token").nth(2).tap()
+    expect(tip.locator("dd").first).to_have_text("c")
+    page.keyboard.press("Tab")
+    expect(tip).to_be_hidden()
+    page.keyboard.press("Shift+Tab")
+    expect(tip.locator("dd").first).to_have_text("c")
+
+
 def test_facts_stay_at_their_token_while_others_come(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve("--mocker-itl-ms 20"))
     ask(page, "x" * 400, max_tokens=400)

@@ -121,12 +121,10 @@ function reached(chip, key) {
   return best;
 }
 
-function focusChip(chip) {
-  const list = chip.parentElement;
-  const before = list.querySelector('[tabindex="0"]');
-  if (before) before.tabIndex = -1;
+// Tab comes back to where it left.
+function remember(chip) {
+  chip.parentElement.querySelector('[tabindex="0"]').tabIndex = -1;
   chip.tabIndex = 0;
-  chip.focus();
 }
 
 export function tellFactsIn(pane) {
@@ -140,18 +138,18 @@ export function tellFactsIn(pane) {
   pane.addEventListener("pointerleave", (event) => {
     if (event.pointerType === "mouse" && shown && !isAt(shown)) hideFacts();
   });
-  pane.addEventListener("click", (event) => {
+  // A click or a tap moves the focus by itself.
+  pane.addEventListener("focusin", (event) => {
     const chip = chipOf(event);
-    if (!chip) return hideFacts();
-    focusChip(chip);
+    if (!chip) return;
+    remember(chip);
     showFacts(chip);
   });
-  pane.addEventListener("focusin", (event) => { if (chipOf(event)) showFacts(chipOf(event)); });
   pane.addEventListener("focusout", hideFacts);
   pane.addEventListener("keydown", (event) => {
     const chip = chipOf(event);
     const next = chip && reached(chip, event.key);
-    if (next) focusChip(next);
+    if (next) next.focus();
     if (next || (chip && ["ArrowUp", "ArrowDown"].includes(event.key))) event.preventDefault();
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideFacts(); });
