@@ -92,6 +92,7 @@ PLANTED = {
     "Nobody knows each other": ("server/admission/queue_limits", "import enginewire.server.admission.table"),
     "The floors of the namespace": ("sockets", "import enginewire.grpc_listening"),
     "The floors of the server": ("server/failures", "import enginewire.server.validation.fields"),
+    "The floors of the engines": ("server/engines/interface", "import enginewire.server.engines.answer"),
     "The floors of its RPCs": ("server/services/handlers", "import enginewire.server.services.kv"),
     "The floors of the torch": ("torch_engine/layers/linear", "import enginewire.torch_engine.lora.config"),
     "The floors of grammars": ("torch_engine/guided/schema", "import enginewire.torch_engine.guided.size"),
@@ -103,7 +104,18 @@ PLANTED = {
         "backend/frontends/http_api/body",
         "import enginewire.backend.frontends.http_api.app",
     ),
-    "The floors of the kit": ("conformance/wire/tasks", "import enginewire.conformance.baseline"),
+    "The floors of the kit": (
+        "conformance/wire/tasks",
+        "import enginewire.conformance.conclusion.baseline",
+    ),
+    "The floors of its reference": (
+        "conformance/reference/generation/job",
+        "import enginewire.conformance.reference.service",
+    ),
+    "The floors of its reports": (
+        "conformance/report/human",
+        "import enginewire.conformance.report.formats.as_json",
+    ),
     "The floors of its other": (
         "conformance/client_side/answer",
         "import enginewire.conformance.client_side.judge",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import AdapterEngine, LLMEngine, StepEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.shape import fault_of, takes
@@ -93,8 +93,8 @@ def _torch(options: ServerOptions) -> StepEngine:
 
 
 def _mocker(options: ServerOptions) -> StepEngine:
-    from enginewire.server.mocker.engine import MockerEngine
-    from enginewire.server.mocker.options import MockerOptions, script_from_json
+    from enginewire.server.engines.mocker.engine import MockerEngine
+    from enginewire.server.engines.mocker.options import MockerOptions, script_from_json
 
     given: dict[str, Any] = {
         "block_size": options.block_size,
@@ -118,8 +118,8 @@ def _mocker(options: ServerOptions) -> StepEngine:
 
 
 def _upstream(options: ServerOptions) -> StepEngine:
-    from enginewire.server.upstream.engine import UpstreamEngine
-    from enginewire.server.upstream.options import UpstreamOptions
+    from enginewire.server.engines.upstream.engine import UpstreamEngine
+    from enginewire.server.engines.upstream.options import UpstreamOptions
 
     return UpstreamEngine(
         UpstreamOptions(

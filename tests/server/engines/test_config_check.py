@@ -6,7 +6,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.engines.config_check import MAY_BE_ZERO, InvalidEngineConfig, check_config
-from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.engine import MockerEngine
 from tests.server.engines.test_shape import Good
 
 DEFAULT = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
