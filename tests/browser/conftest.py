@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from tests.backend.our_processes import command, running
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = int(os.environ.get("ENGINEWIRE_PATIENCE_MS", 60_000))
+PATIENCE_MS = 60_000
 SLOW = "--mocker-ttft-ms 30 --mocker-itl-ms 25"
 LISTENING = re.compile(rb"listening on (\S+)")
 

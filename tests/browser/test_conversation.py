@@ -132,6 +132,22 @@ def test_a_new_conversation_begins_with_nothing(serve: Serve, open_page: OpenPag
     assert len(json.loads(sent.value.post_data or "")["messages"]) == 1
 
 
+def test_the_end_of_a_conversation_stays_in_view(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve("--mocker-itl-ms 2"), viewport={"width": 1280, "height": 1200})
+    page.fill("#choices", "2")
+    for number in range(3):
+        ask(page, "word " * 60)
+        expect(page.locator(".answer")).to_have_count(number + 1)
+        expect(page.locator(".answer").last.locator(".outcome")).to_contain_text("ended")
+        expect(page.locator(".answer").last.get_by_role("button", name="Regenerate")).to_be_in_viewport(
+            ratio=1
+        )
+    # Who reads what was said before is left there.
+    page.eval_on_selector("#turns", "turns => { turns.scrollTop = 0 }")
+    page.get_by_role("button", name="Choice 2").first.click()
+    assert page.eval_on_selector("#turns", "turns => turns.scrollTop") == 0
+
+
 def test_tokens_of_an_earlier_answer_can_be_looked_at(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve())
     for prompt in ("abc", "defg"):

@@ -61,7 +61,7 @@ export class Conversation {
     this.onBusy(true);
     const failure = await this.receive(answer, { ...fields, ...this.body(turn) }, this.running.signal);
     this.running = null;
-    answer.end(failure);
+    follow(this.pane, () => answer.end(failure));
     byId("held").textContent = "";
     this.pane.setAttribute("aria-busy", "false");
     this.onBusy(false);
@@ -87,7 +87,7 @@ export class Conversation {
   }
 
   take(answer, chunk) {
-    follow(byId("tokens"), () => answer.add(chunk));
+    follow(byId("tokens"), () => follow(this.pane, () => answer.add(chunk)));
     byId("held").textContent = answer.withheld ? counted(answer.withheld, "character") + " withheld" : "";
   }
 
