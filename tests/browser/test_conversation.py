@@ -62,6 +62,23 @@ def test_stop_leaves_the_request_and_the_engine_is_free(serve: Serve, open_page:
     expect(page.locator(".answer").nth(1).locator(".text")).to_have_text("another")
 
 
+def test_keys_are_enough_to_send_and_to_stop(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(SLOW))
+    page.set_checked("#chat", False)
+    page.fill("#max-tokens", "4000")
+    page.fill("#prompt", LONG)
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#halt")).to_be_visible()
+    page.focus("#halt")
+    page.keyboard.press("Enter")
+    expect(page.locator(".outcome")).to_contain_text("stopped")
+    expect(page.locator("#go")).to_be_focused()
+    page.fill("#prompt", LONG)
+    page.focus("#go")
+    page.keyboard.press("Enter")
+    expect(page.locator("#halt")).to_be_focused()
+
+
 def test_a_chat_tells_the_model_what_was_said_before(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve())
     ask(page, "one", chat=True)

@@ -78,6 +78,19 @@ def test_requests_of_every_face_are_shown_with_how_they_ended(
     expect(page.locator("#empty")).to_be_visible()
 
 
+def test_of_many_requests_the_oldest_are_shown(serve: Serve, open_page: OpenPage) -> None:
+    address = serve("--mocker-itl-ms 50 --max-num-seqs 300")
+    page = open_page(address)
+    body = {"prompt": ["z" * 30] * 250, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        expect(page.locator("#more")).to_have_text("the oldest 200 of 250 at work")
+        expect(page.locator("#rows tr")).to_have_count(200)
+    expect(page.locator("#rows tr")).to_have_count(0)
+    expect(page.locator("#ended tr")).to_have_count(20)
+    expect(page.locator("#ended .phase-name").first).to_have_text("abort")
+
+
 def test_rows_stay_where_they_are_while_their_numbers_grow(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve("--mocker-itl-ms 4"))
     ask(page, "x" * 3000, max_tokens=4000)

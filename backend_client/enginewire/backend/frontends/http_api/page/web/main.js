@@ -13,9 +13,13 @@ import { tellFactsIn } from "./tokens.js";
 const charts = new LoadCharts();
 const parameters = new Parameters();
 const conversation = new Conversation((isBusy) => {
-  byId("go").hidden = isBusy;
-  byId("halt").hidden = !isBusy;
+  const [hidden, visible] = isBusy ? [byId("go"), byId("halt")] : [byId("halt"), byId("go")];
+  const isLeft = document.activeElement === hidden;
+  hidden.hidden = true;
+  visible.hidden = false;
   byId("clear").hidden = isBusy;
+  // Whoever has pressed a button by key is not sent to the top of the page.
+  if (isLeft) visible.focus();
 });
 let isIntroduced = false;
 
