@@ -5,6 +5,8 @@ import { counted, duration } from "./figures.js";
 import { blocksOf, elementOf } from "./markdown.js";
 import { TokenList } from "./tokens.js";
 
+const IS_BLOCK = /^(P|H\d|UL|OL|LI|PRE|DIV)$/;
+
 // One of the answers to the same prompt. What may still become a stop string is shown apart, and gone when
 // it did.
 class Choice {
@@ -37,10 +39,15 @@ class Choice {
     follow(this.pane, () => {
       this.held.remove();
       if (this.isMarkdown) this.renderBlocks();
-      else if (this.root.firstChild) this.root.firstChild.appendData(this.text.slice(this.root.firstChild.length));
-      else this.root.append(this.text);
+      else this.renderPlain();
       this.end().append(this.held);
     });
+  }
+
+  renderPlain() {
+    const shown = this.root.firstChild;
+    if (shown) shown.appendData(this.text.slice(shown.length));
+    else this.root.append(this.text);
   }
 
   // Blocks that have not changed stay, with what a reader has selected in them.
@@ -56,7 +63,7 @@ class Choice {
 
   end() {
     let end = this.root;
-    while (end.lastElementChild && /^(P|H\d|UL|OL|LI|PRE|DIV)$/.test(end.lastElementChild.tagName)) end = end.lastElementChild;
+    while (end.lastElementChild && IS_BLOCK.test(end.lastElementChild.tagName)) end = end.lastElementChild;
     return end.tagName === "PRE" ? end.firstElementChild : end;
   }
 

@@ -14,8 +14,8 @@ function roundUp(value) {
 }
 
 export class Chart {
-  // `names` are those of the lines; `least` is the smallest end of the axis, `label` makes its figures. Values
-  // that come now and then, `isSparse`, are dots on a line that has no gaps.
+  // `names` are those of the lines; `least` is the smallest end of the axis, `label` makes its figures.
+  // Values that come now and then, `isSparse`, are dots on a line that has no gaps.
   constructor(parent, title, { names = [""], least, most = Infinity, label, isSparse = false }) {
     this.title = title;
     this.label = label;
@@ -80,7 +80,8 @@ export class Chart {
       "M" + x(point.at).toFixed(1) + " " + y(point.values[0]).toFixed(1) + "h.01").join(""));
     const most = this.names.map((name, i) => {
       const values = this.points.map((point) => point.values[i]);
-      return (name && name + " ") + (values.length ? "up to " + this.label(Math.max(...values)) : "no values");
+      const told = values.length ? "up to " + this.label(Math.max(...values)) : "no values";
+      return name ? name + " " + told : told;
     });
     this.svg.setAttribute("aria-label", this.title + " in the last minute: " + most.join(", "));
   }

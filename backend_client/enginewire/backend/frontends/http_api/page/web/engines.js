@@ -40,15 +40,18 @@ class EngineView {
 
   showBlocks({ kv_blocks_total: total, kv_blocks_used: inUse, kv_blocks_cached: kept }) {
     const cells = Math.min(total, MAX_CELLS), perCell = cells ? total / cells : 1;
-    if (this.grid.children.length !== cells) this.grid.replaceChildren(...Array.from({ length: cells }, () => make("i")));
+    if (this.grid.children.length !== cells) {
+      this.grid.replaceChildren(...Array.from({ length: cells }, () => make("i")));
+    }
     const used = Math.ceil(inUse / perCell), cached = Math.ceil(kept / perCell);
     [...this.grid.children].forEach((cell, i) => {
       const kind = i < used ? "used" : i < used + cached ? "cached" : "";
       if (cell.className !== kind) cell.className = kind;
     });
     this.grid.hidden = !cells;
-    this.grid.title = perCell > 1 ? "a square is " + counted(Math.round(perCell), "block") : "a square is one block";
-    this.grid.setAttribute("aria-label", number(inUse) + " in use, " + number(kept) + " kept for reuse, of " + counted(total, "block"));
+    this.grid.title = "a square is " + (perCell > 1 ? counted(Math.round(perCell), "block") : "one block");
+    const told = number(inUse) + " in use, " + number(kept) + " kept for reuse, of " + counted(total, "block");
+    this.grid.setAttribute("aria-label", told);
   }
 }
 

@@ -8,13 +8,14 @@ const part = (value) => {
   if (value > 0 && value < 0.001) return "<0.1 %";
   return (value < 0.1 ? (value * 100).toFixed(1) : Math.round(value * 100)) + " %";
 };
+const tenths = (value) => Math.round(value * 1000) / 10 + " %";
 const short = (value) => (value ? duration(value).replace(".0", "") : "0");
 const count = (value) => (Number.isInteger(value) ? number(value) : value.toFixed(1));
 
 export class LoadCharts {
   constructor() {
     const parent = byId("charts");
-    this.kv = new Chart(parent, "KV use", { least: 0.1, most: 1, label: (value) => Math.round(value * 1000) / 10 + " %" });
+    this.kv = new Chart(parent, "KV use", { least: 0.1, most: 1, label: tenths });
     this.queue = new Chart(parent, "Queue", { names: ["waiting", "running"], least: 4, label: count });
     this.ttft = new Chart(parent, "Time to first token", { least: 0.01, label: short, isSparse: true });
     this.itl = new Chart(parent, "Time between tokens", { least: 0.001, label: short });

@@ -6,6 +6,7 @@ import { make } from "./dom.js";
 const HEADING = /^(#{1,6})[ \t]+(.*)$/;
 const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+(.*)$/;
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
+const ESCAPED = /[\\`*_#\-+.()[\]{}!~>|]/;
 const MAX_DEPTH = 6;
 
 // The text as a list of { kind, lines, … }. Most of them stay the same as the text grows.
@@ -24,7 +25,8 @@ export function blocksOf(text) {
       fence = { kind: "code", mark: opened[1], language: opened[2].trim(), lines: [] };
       blocks.push(fence);
     } else if (heading) {
-      blocks.push({ kind: "heading", level: heading[1].length, lines: [heading[2].replace(/[ \t]#+$/, "").trim()] });
+      const title = heading[2].replace(/[ \t]#+$/, "").trim();
+      blocks.push({ kind: "heading", level: heading[1].length, lines: [title] });
     } else if (item) {
       const list = last("list") || { kind: "list", lines: [] };
       if (list !== blocks.at(-1)) blocks.push(list);
@@ -122,17 +124,18 @@ export function inline(text, depth = 0) {
 
 function spanAt(text, at, missing) {
   const first = text[at];
-  if (first === "\\" && /[\\`*_#\-+.()[\]{}!~>|]/.test(text[at + 1] || "")) return { literal: text[at + 1], end: at + 2 };
+  if (first === "\\" && ESCAPED.test(text[at + 1] || "")) return { literal: text[at + 1], end: at + 2 };
   if (first !== "`" && first !== "*" && first !== "_") return null;
   let mark = first;
   while (text[at + mark.length] === first) mark += first;
   if (first !== "`" && mark.length > 2) mark = mark.slice(0, 2);
   const begin = at + mark.length;
-  const end = first === "`" ? closingTicks(text, begin, mark, missing) : closingStars(text, at, begin, mark, missing);
+  const closing = first === "`" ? closingTicks : closingStars;
+  const end = closing(text, begin, mark, missing);
   if (end < 0) return { literal: mark, end: begin };
-  const inner = text.slice(begin, end);
-  const tag = first === "`" ? "code" : mark.length === 2 ? "strong" : "em";
-  return { tag, inner: tag === "code" ? inner.replace(/^ (.*\S.*) $/s, "$1") : inner, end: end + mark.length };
+  const inner = text.slice(begin, end), after = end + mark.length;
+  if (first === "`") return { tag: "code", inner: inner.replace(/^ (.*\S.*) $/s, "$1"), end: after };
+  return { tag: mark.length === 2 ? "strong" : "em", inner, end: after };
 }
 
 // What was not found once is not looked for again: the marks of a long answer take one pass, not one each.
@@ -151,9 +154,9 @@ function closingTicks(text, begin, mark, missing) {
 const isWord = (character) => character !== undefined && /[\p{L}\p{N}]/u.test(character);
 const isSpace = (character) => character === undefined || /\s/.test(character);
 
-function closingStars(text, at, begin, mark, missing) {
+function closingStars(text, begin, mark, missing) {
   if (missing.has(mark) || isSpace(text[begin])) return -1;
-  if (mark[0] === "_" && isWord(text[at - 1])) return -1;
+  if (mark[0] === "_" && isWord(text[begin - mark.length - 1])) return -1;
   for (let end = text.indexOf(mark, begin + 1); end >= 0; end = text.indexOf(mark, end)) {
     let after = end + mark.length;
     while (text[after] === mark[0]) after += 1;

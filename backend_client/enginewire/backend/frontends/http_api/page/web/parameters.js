@@ -3,19 +3,23 @@
 import { byId } from "./dom.js";
 
 const ESCAPES = { "\\n": "\n", "\\t": "\t", "\\\\": "\\" };
-const NUMBERS = { "max-tokens": "max_tokens", temperature: "temperature", "top-p": "top_p", seed: "seed", choices: "n" };
+const NUMBERS = {
+  "max-tokens": "max_tokens", temperature: "temperature", "top-p": "top_p", seed: "seed", choices: "n",
+};
 const SCHEMA_NAME = "answer";
 
 // Stop strings as they were typed: a space at the beginning or the end is a part of them.
 export function stopStrings(text) {
-  return text.split("\n").filter((line) => line).map((line) => line.replace(/\\[nt\\]/g, (found) => ESCAPES[found]));
+  const lines = text.split("\n").filter((line) => line);
+  return lines.map((line) => line.replace(/\\[nt\\]/g, (found) => ESCAPES[found]));
 }
 
 function schemaFault(text) {
   if (!text.trim()) return "";
   try {
     const schema = JSON.parse(text);
-    return schema !== null && typeof schema === "object" && !Array.isArray(schema) ? "" : "a schema is a JSON object";
+    const isObject = schema !== null && typeof schema === "object" && !Array.isArray(schema);
+    return isObject ? "" : "a schema is a JSON object";
   } catch (error) {
     return "not JSON: " + error.message;
   }
@@ -31,7 +35,8 @@ export class Parameters {
     this.alternatives = about.max_logprobs;
     byId("chat-label").hidden = !about.has_chat_template;
     if (!about.has_chat_template) byId("chat").checked = false;
-    for (const [id, can] of [["seed", about.can.seed], ["choices", about.can.n], ["schema", about.can.json_schema]]) {
+    const { seed, n: choices, json_schema: schema } = about.can;
+    for (const [id, can] of Object.entries({ seed, choices, schema })) {
       byId(id).disabled = !can;
       byId(id).title = can ? "" : "this engine cannot do that";
     }
@@ -57,7 +62,8 @@ export class Parameters {
     const stop = stopStrings(byId("stop").value), schema = byId("schema").value;
     if (stop.length) fields.stop = stop;
     if (schema.trim() && !byId("schema").disabled) {
-      fields.response_format = { type: "json_schema", json_schema: { name: SCHEMA_NAME, schema: JSON.parse(schema) } };
+      const described = { name: SCHEMA_NAME, schema: JSON.parse(schema) };
+      fields.response_format = { type: "json_schema", json_schema: described };
     }
     if (this.alternatives !== null) fields.logprobs = Math.min(4, this.alternatives);
     return fields;

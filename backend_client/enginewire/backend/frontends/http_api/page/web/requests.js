@@ -19,7 +19,8 @@ class Row {
       if (label) cell.dataset.label = label;
       return cell;
     });
-    [this.id, this.face, this.phaseCell, this.prompt, this.tokens, this.ttft, this.time, this.action] = this.cells;
+    [this.id, this.face, this.phaseCell, this.prompt] = this.cells;
+    [this.tokens, this.ttft, this.time, this.action] = this.cells.slice(4);
     this.phase = make("span", "phase-name");
     this.phaseCell.append(this.phase);
     this.number = make("span");
@@ -76,7 +77,8 @@ class EndedRow extends Row {
     say(this.number, number(request.tokens));
     say(this.time, duration(request.seconds));
     // Seconds are enough, and a figure that changes less is easier to read.
-    say(this.action, request.ago < 60 ? Math.floor(request.ago) + " s ago" : Math.floor(request.ago / 60) + " min ago");
+    const { ago } = request;
+    say(this.action, ago < 60 ? Math.floor(ago) + " s ago" : Math.floor(ago / 60) + " min ago");
   }
 }
 
@@ -110,6 +112,6 @@ export function showRequests(state) {
   showEnded(state.ended);
   byId("requests").hidden = !requests.length && !state.ended.length;
   byId("empty").hidden = requests.length > 0;
-  const shown = total > requests.length ? "the oldest " + requests.length + " of " + number(total) : number(total);
-  say(byId("more"), total ? shown + " at work" : "");
+  const before = total > requests.length ? "the oldest " + requests.length + " of " : "";
+  say(byId("more"), total ? before + number(total) + " at work" : "");
 }

@@ -25,7 +25,9 @@ function makeChip(token) {
       else if (piece) chip.append(piece);
     }
   }
-  if (token.logprob !== undefined) chip.style.setProperty("--surprise", (1 - Math.exp(token.logprob)).toFixed(3));
+  if (token.logprob !== undefined) {
+    chip.style.setProperty("--surprise", (1 - Math.exp(token.logprob)).toFixed(3));
+  }
   facts.set(chip, token);
   return chip;
 }
@@ -57,7 +59,9 @@ function describe(token) {
   row("token", visible(token));
   row("id", String(token.id));
   row("bytes", token.bytes || "none");
-  if (token.logprob !== undefined) row("logprob", token.logprob.toFixed(3) + " (" + percent(token.logprob) + ")");
+  if (token.logprob !== undefined) {
+    row("logprob", token.logprob.toFixed(3) + " (" + percent(token.logprob) + ")");
+  }
   if (!token.top || !token.top.length) return [list];
   const others = make("ol");
   for (const other of token.top) {
