@@ -125,7 +125,7 @@ def test_the_engine_is_never_idle_beside_requests_it_answers(serve: Serve, open_
           }).observe(document.querySelector("#rows"), { subtree: true, childList: true, attributes: true });
         }"""
     )
-    body = {"prompt": ["y" * 30] * 15, "max_tokens": 20, "ignore_eos": True}
+    body = {"prompt": ["y" * 30] * 15, "max_tokens": 60, "ignore_eos": True}
     for _ in range(5):
         assert httpx2.post(f"{address}/v1/completions", json=body, timeout=60).status_code == 200
     expect(page.locator("#rows tr")).to_have_count(0)
