@@ -51,12 +51,13 @@ class TextBackend:
         metadata: Mapping[str, str] | None = None,
         tracker: RequestTracker | None = None,
         with_tokens: bool = False,
+        face: str = "",
     ) -> Items:
         """The outputs, before the first what was asked about the prompt; an error comes last.
 
         A `conversation` is the prompt instead of that of `asked`. Raises InvalidPrompt before the first item.
         Closing the iterator aborts the request; `timeout` in seconds. Tokens as text come with
-        log-probabilities and for `with_tokens`.
+        log-probabilities and for `with_tokens`. `face` as in Backend.
         """
         request, prompt = await self.preprocess(asked, conversation, fit)
         # A refused request gets nothing but the refusal, so these wait for the first output.
@@ -68,6 +69,7 @@ class TextBackend:
             metadata=metadata,
             with_tokens=with_tokens or request.output_options.HasField("logprobs"),
             tracker=tracker,
+            face=face,
         )
         # Declared as an iterator, but its documentation promises that it can be closed.
         async with aclosing(cast(Items, outputs)) as items:

@@ -109,6 +109,7 @@ class PromptStreams:
                 timeout=self._timeout,
                 metadata=self._trace,
                 with_tokens=self._asked.with_tokens,
+                face="HTTP",
             )
             async with aclosing(answer) as items:
                 async for item in items:
