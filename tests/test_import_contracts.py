@@ -87,7 +87,7 @@ PLANTED = {
     "The kit needs nothing": ("conformance/wire/tasks", "import tokenizers"),
     "The shell never loads torch": ("server/admission/table", "import safetensors"),
     "The torch engine knows": ("torch_engine/engine", "import enginewire.server.status"),
-    "Decoding is sans-IO": ("backend/decoding/decoder", "import asyncio"),
+    "Decoding and parsing": ("backend/decoding/decoder", "import asyncio"),
     "Requests and scheduling": ("torch_engine/scheduling/scheduler", "import torch"),
     "Nobody knows each other": ("server/admission/queue_limits", "import enginewire.server.admission.table"),
     "The floors of the namespace": ("sockets", "import enginewire.grpc_listening"),
@@ -98,6 +98,7 @@ PLANTED = {
     "The floors of grammars": ("torch_engine/guided/schema", "import enginewire.torch_engine.guided.size"),
     "The floors of the backend": ("backend/engines/client", "import enginewire.backend.decoding.window"),
     "The floors of decoding": ("backend/decoding/window", "import enginewire.backend.decoding.decoder"),
+    "The floors of parsing": ("backend/parsing/pieces", "import enginewire.backend.parsing.formats"),
     "The floors of the way": ("backend/engines/failure", "import enginewire.backend.engines.rpc"),
     "The floors of the faces": ("backend/frontends/health", "import enginewire.backend.frontends.smg.facts"),
     "The floors of the HTTP": (

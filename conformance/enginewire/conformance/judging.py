@@ -22,7 +22,7 @@ from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.run_options import CASES, SEED, RunOptions, run_options
+from enginewire.conformance.session.run_options import CASES, COMPANIES, SEED, RunOptions, run_options
 from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
@@ -43,6 +43,7 @@ async def judge(
     time_scale: float = 1.0,
     seed: int = SEED,
     cases: int = CASES,
+    companies: int = COMPANIES,
     baseline: Path | None = None,
     allow_destructive: bool = False,
     declare: Collection[str] = (),
@@ -58,7 +59,7 @@ async def judge(
     selection = Selection(
         profiles=profiles, level=level, run=run, skip=skip, repeat=repeat, phases=frozenset(phases)
     )
-    drawn = RunOptions(seed=seed, cases=cases)
+    drawn = RunOptions(seed=seed, cases=cases, companies=companies)
     session = Session(
         connection=connection, time_scale=time_scale, declared=_gates(declare, connection), options=drawn
     )
@@ -77,6 +78,7 @@ async def engine_conformance(
     time_scale: float = 1.0,
     seed: int = SEED,
     cases: int = CASES,
+    companies: int = COMPANIES,
     baseline: Path | None = None,
     declare: Collection[str] = (),
 ) -> Report:
@@ -94,7 +96,7 @@ async def engine_conformance(
             time_scale=time_scale,
             declared=_gates(declare, connection),
             launcher=launcher,
-            options=RunOptions(seed=seed, cases=cases),
+            options=RunOptions(seed=seed, cases=cases, companies=companies),
         )
         try:
             return await _report(session, selection, strict, baseline)

@@ -18,6 +18,7 @@ from typing import Final
 
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.proof.second_order.draw import Pair, Standing, named, pairs, standing
+from enginewire.conformance.running.accompanied import IN_COMPANY
 from enginewire.conformance.running.outcome import FAILED, Report, Status
 from enginewire.conformance.running.verdict import SEEN
 
@@ -132,8 +133,9 @@ def summary(drawn: Sample, done: Sequence[Noticed]) -> dict[str, object]:
 def is_about(key: str, mutant: Mutant) -> bool:
     """True for what may fail: what the first mutant names, and what is drawn or seen of the same areas."""
     named_ones = {*mutant.kills, *mutant.also}
-    area, variant = key[:3], key.partition("/")[2]
-    return key in named_ones or (variant in (SEEN, DRAWN) and area in {one[:3] for one in named_ones})
+    area, variant = key[:3], key.rpartition("/")[2]
+    is_beside = variant in (SEEN, DRAWN, IN_COMPANY)
+    return key in named_ones or (is_beside and area in {one[:3] for one in named_ones})
 
 
 async def notice(pair: Pair, judge: Judge, quick: bool) -> Noticed:

@@ -21,8 +21,8 @@ from enginewire.backend.engines.failure import Failure, internal_failure
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.backend.prompting.annotations import PROMPT_IDS
-from enginewire.backend.prompting.prompts import InvalidPrompt
+from enginewire.backend.prompting.annotations import FORMATTED_PROMPT, PROMPT_IDS
+from enginewire.backend.prompting.prompts import InvalidPrompt, PromptFit
 
 # A reader this far behind makes the backend wait, and that in the end the engine.
 MAX_WAITING_OUTPUTS: Final = 256
@@ -34,13 +34,15 @@ Placed = tuple[int, BackendOutput]
 class PromptStreams:
     """Use as a context: leaving it aborts whatever still runs. One reader.
 
-    `prompt_ids` has the tokens of each prompt, by its place, that asked for them and has an output.
+    `prompt_ids` has the tokens of each prompt, by its place, that asked for them and has an output, and
+    `prompt_texts` the texts.
     """
 
     def __init__(
         self,
         backend: TextBackend,
         asked: GenerationRequest,
+        fit: PromptFit,
         timeout: float | None,
         answer_id: str,
         trace: Mapping[str, str],
@@ -48,10 +50,12 @@ class PromptStreams:
         """`timeout` in seconds. The requests get ids that begin with `answer_id`, and one `trace`."""
         self._backend = backend
         self._asked = asked
+        self._fit = fit
         self._timeout = timeout
         self._answer_id = answer_id
         self._trace = trace
         self.prompt_ids: dict[int, Sequence[int]] = {}
+        self.prompt_texts: dict[int, str] = {}
         self._waiting: list[Placed] = []
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
@@ -96,9 +100,16 @@ class PromptStreams:
         """Raises Refused."""
         # The backend's own answer comes first; whatever an engine calls by that name is no list for us.
         wants_ids = prompt.request.output_options.return_tokens_as_token_ids
+        wants_text = prompt.request.output_options.formatted_prompt
         try:
             answer = self._backend.generate(
-                prompt, timeout=self._timeout, metadata=self._trace, with_tokens=self._asked.with_tokens
+                prompt,
+                conversation=self._asked.conversation,
+                fit=self._fit,
+                timeout=self._timeout,
+                metadata=self._trace,
+                with_tokens=self._asked.with_tokens,
+                face="HTTP",
             )
             async with aclosing(answer) as items:
                 async for item in items:
@@ -106,6 +117,8 @@ class PromptStreams:
                         raise Refused(refusal_of(item.error, self._asked.param_of))
                     if item.event == PROMPT_IDS and wants_ids and place not in self.prompt_ids:
                         self.prompt_ids[place] = json.loads(item.comment[0])
+                    if item.event == FORMATTED_PROMPT and wants_text and place not in self.prompt_texts:
+                        self.prompt_texts[place] = item.comment[0]
                     if item.data is not None:
                         await self._put(place, item.data)
         except InvalidPrompt as error:

@@ -18,7 +18,7 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.failure import failed, violation
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.logprobs import PromptScore, Row, rows_of, scores_of
-from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
+from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class ShownPrompts:
 
     def _text(self, place: int, token_ids: Sequence[int]) -> str:
         prompt = self._asked.prompts[place]
-        if prompt.WhichOneof("prompt") == "text":
+        is_cut = self._asked.tokenizer_fields.truncate_prompt_tokens is not None
+        if prompt.WhichOneof("prompt") == "text" and not is_cut:
             return prompt.text
         options = prompt.request.output_options
         skip = options.skip_special_tokens if options.HasField("skip_special_tokens") else True

@@ -6,14 +6,14 @@ engine, which knows them. Knows nothing about prompts and grammars.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence
 from typing import Final
 
 import orjson
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
-from enginewire.backend.frontends.http_api.openai.guide_fields import fill_guide
+from enginewire.backend.frontends.http_api.openai.fields.guide import fill_guide
 
 # Fields that change the answer, each with the values that do not.
 Neutral = Mapping[str, tuple[object, ...]]
@@ -47,7 +47,6 @@ SCALARS: Final[Mapping[str, tuple[Reader, str, str]]] = {
 UNSUPPORTED: Final[Neutral] = {
     "add_generation_prompt": (True,),
     "audio": (),
-    "bad_words": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -59,7 +58,6 @@ UNSUPPORTED: Final[Neutral] = {
     "include_reasoning": (True,),
     "kv_transfer_params": ({},),
     "logits_processors": ([],),
-    "logprob_token_ids": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
@@ -68,13 +66,9 @@ UNSUPPORTED: Final[Neutral] = {
     "reasoning_effort": (),
     "repetition_detection": (),
     "return_prompt_text": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "verbosity": ("medium",),
     "vllm_xargs": ({},),
     "watermarking": (False,),
@@ -87,18 +81,21 @@ SEEDS: Final = range(-(2**63), 2**63)
 UNLIMITED_THINKING: Final = -1
 
 
-def refuse_unsupported(body: Body, unsupported: Neutral = UNSUPPORTED) -> None:
-    """Raise InvalidBody for a field that would be ignored although it changes the answer."""
+def refuse_unsupported(body: Body, unsupported: Neutral = UNSUPPORTED, served: Collection[str] = ()) -> None:
+    """Raise InvalidBody for a field that would be ignored although it changes the answer.
+
+    `served` are those that the endpoint reads itself.
+    """
     for key, neutral in unsupported.items():
         value = body.get(key)
-        if value is not None and value not in neutral:
+        if value is not None and value not in neutral and key not in served:
             allowed = " or ".join(orjson.dumps(each).decode() for each in neutral)
             raise InvalidBody(key, f"not supported; only {allowed} is" if neutral else "not supported")
 
 
-def fill_request(request: pb.PreprocessedRequest, body: Body) -> None:
-    """Everything but prompt and log-probabilities. Raises InvalidBody."""
-    refuse_unsupported(body)
+def fill_request(request: pb.PreprocessedRequest, body: Body, served: Collection[str] = ()) -> None:
+    """Everything but prompt, log-probabilities and what the endpoint has `served`. Raises InvalidBody."""
+    refuse_unsupported(body, served=served)
     request.model = body.text("model") or ""
     for key, (read, message, field) in SCALARS.items():
         if body.get(key) is not None:
@@ -135,6 +132,7 @@ def fill_lists(request: pb.PreprocessedRequest, body: Body) -> None:
     request.stop_conditions.stop.extend(body.strings("stop"))
     extend(request.stop_conditions.stop_token_ids, body, "stop_token_ids")
     extend(request.sampling_options.allowed_token_ids, body, "allowed_token_ids")
+    extend(request.output_options.logprob_token_ids, body, "logprob_token_ids")
     biases = body.nested("logit_bias")
     for token, bias in biases.items() if biases is not None else ():
         field = f"logit_bias.{token[:16]}"
