@@ -58,6 +58,15 @@ def test_what_an_engine_does_not_offer_does_not_come_along() -> None:
     assert all(company.members and max(company.some_ids) < 3 for company in companies)
 
 
+def test_alternatives_do_not_come_along_where_none_are_allowed() -> None:
+    limits = pb.Limits(max_logprobs=0)
+    none = pb.EngineConfig(vocab_size=9, capabilities=pb.Capabilities(logprobs=True), limits=limits)
+    assert not any("logprobs" in draw(1, number, none).members for number in range(50))
+    limits.max_logprobs = 1
+    none.limits.CopyFrom(limits)
+    assert any("logprobs" in draw(1, number, none).members for number in range(50))
+
+
 def test_the_companies_of_a_seed_are_the_same_again_and_those_of_another_are_others() -> None:
     config = Reference().config
     first = [draw(1, number, config) for number in range(8)]

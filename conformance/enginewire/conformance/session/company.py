@@ -68,6 +68,8 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
 
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:
+    if member == "logprobs" and FIELD_RULES["output_options.logprobs"].most(config.limits) < 1:
+        return False
     gate = GATES.get(member)
     return gate is None or getattr(config.capabilities, gate)
 

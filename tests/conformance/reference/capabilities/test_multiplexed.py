@@ -193,11 +193,13 @@ async def test_a_handle_that_nobody_used_is_a_violation() -> None:
         await after(Frame(events=[output(9)]))
 
 
-def test_a_timeout_is_whole_seconds_and_the_rest() -> None:
-    stream = Multiplexed.__new__(Multiplexed)
-    stream.uses = {}
+async def test_a_timeout_is_whole_seconds_and_the_rest() -> None:
+    channel = grpc.aio.insecure_channel("unix:/nobody")
+    stream = Multiplexed(Client(channel), 1)
     submit = stream.submitted(1, request(), timeout=1.25)
     assert (submit.timeout.seconds, submit.timeout.nanos) == (1, 250_000_000)
+    await stream.close()
+    await channel.close()
 
 
 async def test_what_has_no_end_is_live() -> None:
