@@ -15,9 +15,22 @@ SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT)
 
 CHAT_TEMPLATE = """\
 {{- bos_token }}
+{%- if tools %}{{ "<|system|>Tools, called as <tool_call>: " }}
+{%- for tool in tools %}
+{{- ", " if not loop.first }}{{ tool.function.name }}
+{{- "(" + ((tool.function.parameters or {}).properties or {}) | join(", ") + ")" }}
+{%- endfor %}
+{%- endif %}
 {%- for message in messages %}
-{%- if message.role == "assistant" %}{{ "<|assistant|>" + message.content + eos_token }}
+{%- if message.role == "assistant" %}{{ "<|assistant|>" + message.content }}
+{%- for call in message.tool_calls %}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+{{- "}\\n</tool_call>" }}
+{%- endfor %}
+{{- eos_token }}
 {%- elif message.role == "system" %}{{ "<|system|>" + message.content }}
+{%- elif message.role == "tool" %}{{ "<|user|><tool_response>" + message.content + "</tool_response>" }}
 {%- else %}{{ "<|user|>" + message.content }}
 {%- endif %}
 {%- endfor %}
