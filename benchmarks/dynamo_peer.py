@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from enginewire.server.mocker.tokenizer import BOS, EOS, VOCAB_SIZE, byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import BOS, EOS, VOCAB_SIZE, byte_tokenizer
 
 MODEL = "mocker"
 START_SECONDS = 60.0

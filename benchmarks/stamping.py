@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import GenerateContext, StepListener, StepOutputs
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 
 # An engine from outside has no options of its own.
 STAMPS_VARIABLE = "ENGINEWIRE_BENCHMARK_STAMPS"

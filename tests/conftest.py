@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,19 @@ settings.load_profile("enginewire")
 
 # These mostly wait: whoever meets one last waits for it alone.
 LONGEST = ("tests/conformance/running/test_runner.py::test_the_reference_conforms",)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: looking through it for garbage would take half of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        # Libraries look for what was left behind when the process ends.
+        atexit.register(gc.unfreeze)
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,8 @@ def loaded_by(statement: str) -> set[str]:
             HEAVY | {"tokenizers", SERVER, BACKEND},
         ),
         (
-            "import enginewire.server.load_engine, enginewire.server.mocker.engine, enginewire.server.server",
+            "import enginewire.server.engines.mocker.engine, enginewire.server.load_engine;"
+            "import enginewire.server.server",
             HEAVY | {"rich"},
         ),
         ("import enginewire.torch_engine.engine", {"torch", "transformers", BACKEND}),

@@ -43,6 +43,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "backend": Command("enginewire.backend.__main__", "backend", "turn an engine's tokens into text"),
     "bench": Command("enginewire.backend.bench.__main__", "bench", "send a load and measure the answers"),
     "top": Command("enginewire.backend.commands.top", "top", "watch how busy engines are"),
+    "new-engine": Command(
+        "enginewire.server.new_engine.command", "server", "begin an engine of your own: its first files"
+    ),
     "conformance": Command(
         "enginewire.conformance.__main__", "conformance", "check that an engine keeps the contract"
     ),

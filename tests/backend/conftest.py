@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.server.mocker.tokenizer import byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.hostile import HostileEngine
 from tests.server.conftest import engine_server, role_server
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.activity import LiveRequest
+from enginewire.backend.activity import MAX_ENDED, LiveRequest
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
@@ -148,3 +148,40 @@ async def test_a_stop_that_only_this_side_saw_is_counted(socket_folder, vocabula
         await hear(backend, request)
         assert backend.activity.totals.stopped_here == 1
         assert backend.activity.totals.detokenize_seconds > 0
+
+
+async def test_what_an_engine_has_answered_is_delivered_as_fast_as_its_caller_reads(
+    socket_folder, vocabulary
+) -> None:
+    engine = Lives([tokens(b"a"), 0.05, tokens(b"bc", 1, finish_reason=pb.FINISH_REASON_LENGTH)])
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        async with aclosing(backend.generate(ask(), face="door")) as items:
+            await anext(items)
+            live = await only(backend)
+            assert (live.phase, live.face) == ("decode", "door")
+            await in_phase(live, "delivering")
+            assert [item.data.finish_reason async for item in items if item.data] == [pb.FINISH_REASON_LENGTH]
+        (ended,) = backend.activity.ended
+        assert (ended.face, ended.outcome, ended.num_tokens) == ("door", "length", 3)
+        assert ended.ttft is not None
+        assert 0 < ended.ttft < ended.seconds
+
+
+async def test_the_requests_that_ended_last_are_known_with_how_they_ended(socket_folder, vocabulary) -> None:
+    eos = tokens(b"a", finish_reason=pb.FINISH_REASON_EOS)
+    both = [eos, tokens(b"b", index=1, finish_reason=pb.FINISH_REASON_LENGTH)]
+    scripts = [[eos] for _ in range(MAX_ENDED)]
+    engine = Lives([eos], both, [tokens(b"c"), LOST], [eos, FOREVER], *scripts)
+    two = ask(sampling_options=pb.SamplingOptions(n=2))
+    async with backend_on(socket_folder, vocabulary, engine, policy=None) as backend:
+        await hear(backend, ask(), request_id="first")
+        await hear(backend, two)
+        await hear(backend, ask())
+        async with aclosing(backend.generate(two)) as items:
+            await anext(items)
+        outcomes = [ended.outcome for ended in backend.activity.ended]
+        assert outcomes == ["stop, abort", "engine_dead", "stop, length", "stop"]
+        for _ in scripts:
+            await hear(backend, ask())
+        assert len(backend.activity.ended) == MAX_ENDED
+        assert "first" not in {ended.request_id for ended in backend.activity.ended}

@@ -125,6 +125,9 @@ def test_the_launch_command_is_split_as_a_shell_would() -> None:
 def test_the_rules_hold_for_options_made_in_code() -> None:
     with pytest.raises(OptionError, match="--launch"):
         ServeOptions(launch="'")
+    for path in ("llm", "/llm/", "/", "//llm", "/l m", "/llm\n"):
+        with pytest.raises(OptionError, match="--root-path"):
+            ServeOptions(root_path=path)
 
 
 @pytest.mark.parametrize("options_class", [GenerateOptions, JsonlOptions, ServeOptions])

@@ -21,10 +21,10 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.server.engines.interface import GenerateContext
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from enginewire.server.failures import Draining
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
-from enginewire.server.mocker.tokenizer import byte_tokenizer
 from enginewire.server.services.discovery import DiscoveryServicer
 from enginewire.server.services.embedding import EmbeddingServicer
 from tests.server.conftest import engine_server

@@ -16,10 +16,13 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from tests.backend.our_processes import command, running
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
+SLOW = "--mocker-ttft-ms 30 --mocker-itl-ms 25"
+LISTENING = re.compile(rb"listening on (\S+)")
 
 OpenPage = Callable[..., Page]
 Serve = Callable[..., str]
+ServeFaces = Callable[..., dict[str, str]]
 
 
 def browser_path() -> str:
@@ -42,23 +45,34 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """`serve("--mocker-itl-ms 20")` is the address of a backend and its mocker."""
+def serve_faces(tmp_path: Path) -> Iterator[ServeFaces]:
+    """`serve_faces("--engine mocker")` are the addresses of a backend and its engine: by `unix`, `http`, …"""
     with ExitStack() as processes:
 
-        def start(engine: str = "") -> str:
+        def start(launch: str, *options: str) -> dict[str, str]:
             argv = command(
-                *("serve", "--launch", f"--engine mocker {engine}"),
-                *("--http-port", "0", "--uds", str(tmp_path / "backend.sock")),
+                *("serve", "--launch", launch),
+                *("--http-port", "0", "--uds", str(tmp_path / "backend.sock"), *options),
             )
             process = processes.enter_context(running(argv, stderr=subprocess.PIPE))
             assert process.stderr is not None
+            addresses: dict[str, str] = {}
             for line in process.stderr:
-                if found := re.search(rb"listening on (http://\S+)", line):
-                    return found[1].decode()
+                # What the engine's log says is of another kind.
+                if not line.startswith(b"{") and (found := LISTENING.search(line)):
+                    address = found[1].decode()
+                    addresses[address.partition(":")[0]] = address
+                if len(addresses) == 2 + ("--smg-port" in options):
+                    return addresses
             raise AssertionError("the backend ended before it listened")
 
         yield start
+
+
+@pytest.fixture
+def serve(serve_faces: ServeFaces) -> Serve:
+    """`serve("--mocker-itl-ms 20")` is the address of a backend and its mocker."""
+    return lambda engine="": serve_faces(f"--engine mocker {engine}")["http"]
 
 
 @pytest.fixture
@@ -76,7 +90,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
             page.on("console", lambda line: complaints.append(line.text) if is_complaint(line) else None)
             page.goto(address)
             expect(page.locator("#state")).to_have_text("ready")
-            expect(page.locator("#model")).to_be_visible()
+            expect(page.locator("#go")).to_be_enabled()
             return page
 
         yield start
@@ -85,13 +99,15 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 
 def is_complaint(line: ConsoleMessage) -> bool:
     """Chromium also reports every answer that is an error, which may be what a test is about."""
-    return line.type == "error" and not line.text.startswith("Failed to load resource")
+    return line.type in ("error", "warning") and not line.text.startswith("Failed to load resource")
 
 
-def ask(page: Page, prompt: str, *, max_tokens: int = 200, stop: str = "") -> None:
-    """Fill the form and send it; the mocker's answer is the prompt."""
+def ask(page: Page, prompt: str, *, max_tokens: int = 200, stop: str = "", chat: bool = False) -> None:
+    """Fill the form and send it; without the chat's template the mocker's answer is the prompt."""
     page.fill("#prompt", prompt)
     page.fill("#max-tokens", str(max_tokens))
-    page.fill("#stop", stop)
-    page.uncheck("#chat")
+    if stop:
+        page.eval_on_selector("#more-options", "details => { details.open = true }")
+        page.fill("#stop", stop)
+    page.set_checked("#chat", chat)
     page.click("#go")

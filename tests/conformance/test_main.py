@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginewire.conformance.__main__ import main
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import ExitCode
 
 REFERENCE = f"{shlex.quote(sys.executable)} -m enginewire.conformance.reference"

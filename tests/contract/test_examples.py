@@ -17,13 +17,27 @@ DIGESTS = (
     "cpp/src/service.h",
     "go/service.go",
     "rust/src/service.rs",
+    "minimal-cpp/engine.cpp",
+    "minimal-go/engine.go",
     "minimal-typescript/engine.ts",
 )
-REVISIONS = ("typescript/src/rules.ts", "cpp/src/rules.h", "go/rules.go", "rust/src/rules.rs")
+REVISIONS = (
+    "typescript/src/rules.ts",
+    "cpp/src/rules.h",
+    "go/rules.go",
+    "rust/src/rules.rs",
+    "minimal-cpp/engine.cpp",
+    "minimal-go/engine.go",
+)
 
 
 # The minimal engines, and how many lines of code each may have.
-MINIMAL = {"minimal-python/engine.py": 150, "minimal-typescript/engine.ts": 150}
+MINIMAL = {
+    "minimal-cpp/engine.cpp": 302,
+    "minimal-go/engine.go": 400,
+    "minimal-python/engine.py": 150,
+    "minimal-typescript/engine.ts": 150,
+}
 NO_CODE = re.compile(r'\s*(#.*|//.*|""".*"""|/\*\*.*\*/)?')
 LONGEST_LINE = 120
 

@@ -7,10 +7,10 @@ import os
 import signal
 
 from enginewire import v1 as pb
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import GenerateContext
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 
 POISON = b"poison"
 # So much later that those who came with it are in the engine as well.

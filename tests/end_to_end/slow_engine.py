@@ -7,8 +7,8 @@ import contextlib
 import time
 
 from enginewire import v1 as pb
-from enginewire.server.config import ServerOptions
-from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.config.options import ServerOptions
+from enginewire.server.engines.mocker.engine import MockerEngine
 
 
 class StartsNever(MockerEngine):

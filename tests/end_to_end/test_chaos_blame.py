@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.server.mocker.tokenizer import byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import Heard, ask
 from tests.end_to_end.chaos import EngineSlot, engines, hear_slowly, replaying
 from tests.end_to_end.poisoned_engine import POISON

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.server.mocker.tokenizer import byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import hear
 from tests.end_to_end.chaos import answer_of, engines, migrations, replaying
 from tests.end_to_end.cutting_proxy import CuttingProxy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import StepEngine
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer

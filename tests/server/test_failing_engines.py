@@ -10,9 +10,9 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server import lifecycle, server as server_module
 from enginewire.server.admission import table as admission
-from enginewire.server.config import ServerOptions
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
+from enginewire.server.config.options import ServerOptions
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.server import EngineServer
 from tests.server.serving import Serving, ask, run_until_ready, seconds, send_signal, until_true
 

@@ -10,8 +10,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server import lifecycle
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from tests.server.serving import PATIENCE_SECONDS, Serving, ask, detail_of, seconds, submit
 
 LONG = 100_000

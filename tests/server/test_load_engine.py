@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.iterator_driver import IteratorDriver
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.load_engine import EngineUnavailable, make_engine
-from enginewire.server.mocker.engine import MockerEngine
 from tests.server.engines.test_iterator_driver import ScriptedEngine, counting
 
 HERE = __name__
@@ -95,7 +95,7 @@ def test_a_script_that_is_not_there_is_refused(tmp_path: Path):
 
 def test_the_mocker_needs_no_torch():
     program = (
-        "import sys; from enginewire.server.config import ServerOptions;"
+        "import sys; from enginewire.server.config.options import ServerOptions;"
         "from enginewire.server.load_engine import make_engine;"
         "import enginewire.server.server; make_engine(ServerOptions(engine='mocker'));"
         "sys.exit(bool({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)))"

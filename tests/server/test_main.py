@@ -33,7 +33,7 @@ def test_an_engine_that_cannot_be_made_ends_it_with_2_and_one_line(capsys, monke
     monkeypatch.setattr("enginewire.server.process.logs.configure_logs", lambda level, style: None)
     assert main(["--engine", "no_such_module:Engine"]) == EXIT_USAGE
     [line] = capsys.readouterr().err.splitlines()
-    assert line == "--engine no_such_module:Engine: no module named no_such_module"
+    assert line.startswith("--engine no_such_module:Engine: no module named no_such_module: ")
 
 
 async def test_what_takes_no_notice_of_the_end_cannot_hold_it_up(monkeypatch):

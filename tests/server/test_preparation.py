@@ -9,8 +9,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import PreparingEngine
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.failures import InvalidRequest
-from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.services.engine import LIFETIME_KEY
 from tests.server.serving import Serving, abort_frame, ask, collect, detail_of, submit
 

@@ -12,11 +12,11 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server import server as server_module
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import StepListener, StepOutputs
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.load_engine import make_engine
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
 from enginewire.server.server import EngineServer
 from enginewire.server.status import PUSHBACK_KEY
 from enginewire.sockets import UnixSocket

@@ -7,8 +7,10 @@ who looks at it.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
@@ -24,7 +26,10 @@ from enginewire.histogram import (
     TOKENS,
     Histogram,
 )
-from enginewire.metric_labels import FINISHED
+from enginewire.metric_labels import FINISHED, reason_name
+
+# Enough to see what has just happened, and small beside anything else a request costs.
+MAX_ENDED: Final = 20
 
 
 class Totals:
@@ -57,8 +62,32 @@ class Totals:
         return self.gaps.histogram
 
 
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """What is kept of a request after its end.
+
+    `outcome` has the finish reasons of its choices, or else the contract's reason for its failure, in lower
+    case. `ttft` and `seconds` count from its call; `ended_at` is a time of time.monotonic.
+    """
+
+    request_id: str
+    face: str
+    target: str
+    outcome: str
+    num_attempts: int
+    num_choices: int
+    num_prompt_tokens: int
+    num_tokens: int
+    ttft: float | None
+    seconds: float
+    ended_at: float
+
+
 class LiveRequest:
-    """One request between its call and its end. Times of time.monotonic."""
+    """One request between its call and its end. Times of time.monotonic.
+
+    `face` is the way by which it came, "" when that was not said.
+    """
 
     __slots__ = (
         "_attempts",
@@ -66,9 +95,11 @@ class LiveRequest:
         "_num_open",
         "_num_resumed",
         "_num_tokens_before",
+        "_outcomes",
         "_totals",
         "began_at",
         "clocks",
+        "face",
         "failure",
         "first_token_at",
         "max_tokens",
@@ -76,7 +107,10 @@ class LiveRequest:
         "num_prompt_tokens",
     )
 
-    def __init__(self, attempts: Attempts, request: pb.PreprocessedRequest, totals: Totals) -> None:
+    def __init__(
+        self, attempts: Attempts, request: pb.PreprocessedRequest, totals: Totals, face: str = ""
+    ) -> None:
+        self.face = face
         self.began_at = time.monotonic()
         self.first_token_at: float | None = None
         self.num_prompt_tokens = len(request.token_ids)
@@ -93,6 +127,8 @@ class LiveRequest:
         self._num_open = max(1, self.num_choices - sum(choice.finished for choice in resumed))
         self._num_resumed = sum(len(choice.generated_token_ids) for choice in resumed)
         self._differences: set[str] = set()
+        # How choices ended, each way once and in order.
+        self._outcomes: dict[str, None] = {}
         # What lost engines have said.
         self._num_tokens_before = 0
 
@@ -125,10 +161,14 @@ class LiveRequest:
     def phase(self) -> str:
         """`connecting` or `recovering` without an engine; `waiting` for its first token, then `decode`.
 
-        Whether a request waits in the engine's queue or is in its prefill is not told by the contract.
+        `delivering` once the engine is done with it and its caller is not. Whether a request waits in the
+        engine's queue or is in its prefill is not told by the contract.
         """
-        if not self._attempts.is_sent:
+        stream = self._attempts.stream
+        if stream is None:
             return "connecting" if self.first_token_at is None else "recovering"
+        if stream.ended:
+            return "delivering"
         return "waiting" if self.num_tokens == self._num_tokens_before else "decode"
 
     def add(self, outputs: Sequence[BackendOutput]) -> None:
@@ -159,7 +199,12 @@ class LiveRequest:
         """End it from outside: its caller gets the error CANCELLED."""
         self._attempts.abort(reason)
 
-    def end(self) -> None:
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to its first token; None before that."""
+        return None if self.first_token_at is None else self.first_token_at - self.began_at
+
+    def end(self) -> EndedRequest:
         """Nothing follows; choices without a terminal were left by the caller or failed."""
         failure, totals = self.failure, self._totals
         totals.ended_tokens += self.num_tokens
@@ -172,6 +217,26 @@ class LiveRequest:
             totals.prompt_lengths.observe(self.num_prompt_tokens)
             totals.answer_lengths.observe(self.num_tokens)
             totals.stopped_here += self._attempts.decoder.needs_abort
+        now = time.monotonic()
+        return EndedRequest(
+            request_id=self.request_id,
+            face=self.face,
+            target=self.target,
+            outcome=self._outcome(),
+            num_attempts=self.num_attempts,
+            num_choices=self.num_choices,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self.num_tokens,
+            ttft=self.ttft,
+            seconds=now - self.began_at,
+            ended_at=now,
+        )
+
+    def _outcome(self) -> str:
+        if self.failure is not None:
+            return reason_name(self.failure.reason)
+        left = ["abort"] if self._num_open else []
+        return ", ".join(dict.fromkeys([*self._outcomes, *left]))
 
     def take_first(self, now: float) -> None:
         """The first token of a choice, which may not be the first choice that has one."""
@@ -183,19 +248,22 @@ class LiveRequest:
     def _end_choice(self, output: BackendOutput) -> None:
         totals = self._totals
         self._num_open -= 1
-        totals.finished[FINISHED[output.finish_reason]] += 1
+        outcome = FINISHED[output.finish_reason]
+        self._outcomes[outcome] = None
+        totals.finished[outcome] += 1
         totals.decode_errors += (output.error_message or "").startswith("decode error:")
         if output.completion_usage is not None:
             totals.cached_prompt_tokens += output.completion_usage.prompt_tokens_details.cached_tokens
 
 
 class Activity:
-    """The live requests of one backend, oldest first, and its totals."""
+    """The live requests of one backend, oldest first, those that ended last, and its totals."""
 
     def __init__(self) -> None:
         self.totals = Totals()
         # Keyed by identity: two callers may choose the same id, and the engine is who refuses that.
         self._live: dict[int, LiveRequest] = {}
+        self._ended: deque[EndedRequest] = deque(maxlen=MAX_ENDED)
 
     @property
     def live(self) -> Sequence[LiveRequest]:
@@ -203,20 +271,25 @@ class Activity:
         return list(self._live.values())
 
     @property
+    def ended(self) -> Sequence[EndedRequest]:
+        """The last ones, newest first."""
+        return list(reversed(self._ended))
+
+    @property
     def generated_tokens(self) -> int:
         """Tokens passed on since the start of this process."""
         return self.totals.ended_tokens + sum(live.num_tokens for live in self._live.values())
 
-    def begin(self, attempts: Attempts, request: pb.PreprocessedRequest) -> LiveRequest:
-        """A caller asks."""
-        live = LiveRequest(attempts, request, self.totals)
+    def begin(self, attempts: Attempts, request: pb.PreprocessedRequest, face: str = "") -> LiveRequest:
+        """A caller asks, by way of `face`."""
+        live = LiveRequest(attempts, request, self.totals, face)
         self._live[id(live)] = live
         return live
 
     def end(self, live: LiveRequest, detokenize_seconds: float) -> None:
         """A request has ended."""
         del self._live[id(live)]
-        live.end()
+        self._ended.append(live.end())
         self.totals.detokenize_seconds += detokenize_seconds
 
     def abort(self, request_id: str, reason: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 import grpc
@@ -65,6 +65,12 @@ class Backend:
         """The first engine's."""
         return self.engines.all[0].client
 
+    @property
+    def clients(self) -> Sequence[EngineClient]:
+        """Those of all engines, of the ones that only compute prompts too."""
+        endpoints = [*self.engines.all, *(self._prefill.all if self._prefill else ())]
+        return [endpoint.client for endpoint in endpoints]
+
     async def generate(
         self,
         request: pb.PreprocessedRequest,
@@ -75,14 +81,15 @@ class Backend:
         with_tokens: bool = False,
         tracker: RequestTracker | None = None,
         inline: Inline | None = None,
+        face: str = "",
     ) -> AsyncIterator[Annotated[BackendOutput]]:
         """Outputs until every choice has ended, or a last item with an error.
 
         A request with `resume` goes on with an answer that another backend has begun: the text which that
         one withheld comes first. An event `migrated` says that another engine goes on from here; its comment
         is how many were tried before. Closing the iterator aborts the request. `timeout` in seconds covers
-        everything; `with_tokens` fills BackendOutput.tokens. What the engine answers to `annotations` are
-        events as well, each in its place.
+        everything; `with_tokens` fills BackendOutput.tokens; `face` is the way by which the request came.
+        What the engine answers to `annotations` are events as well, each in its place.
 
         With `inline`, outputs of nothing but text and tokens that arrive while the next item is awaited are
         given to it instead, at once, and only the others are yielded: callers save the switch to their task
@@ -99,7 +106,7 @@ class Backend:
             self._budget,
             self._prefill,
         )
-        live = self.activity.begin(attempts, request)
+        live = self.activity.begin(attempts, request, face)
         inlined: InlineDecoder | None = None
         try:
             while not attempts.is_finished:

@@ -8,6 +8,7 @@ options are carried out.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
+from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.trusted_paths import user_id
 
@@ -23,6 +25,7 @@ DEFAULT_HTTP_PORT: Final = 8000
 DEFAULT_SMG_PORT: Final = 50053
 STANDARD_STREAM: Final = Path("-")
 MAX_UINT32: Final = 2**32 - 1
+ROOT_PATH: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 DEFAULT_MESSAGE_BYTES: Final = 8 * 2**20
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -242,6 +245,21 @@ class ServeOptions(BackendOptions):
     allowed_origins: tuple[str, ...] = option(
         (), "origin of web pages that may use HTTP (CORS), such as https://chat.example.org; * is any"
     )
+    root_path: str = option(
+        "", "path below which a proxy in front serves the HTTP API, such as /llm, taken off by it or not"
+    )
+    allow_runtime_lora_updating: bool = option(
+        False, "let callers of HTTP load adapters from the engines' adapter folders and unload them"
+    )
+    tool_call_parser: ToolParserName = option(
+        "auto",
+        "how the model writes calls of tools; auto takes what its chat template shows, none refuses tools",
+    )
+    reasoning_parser: ReasoningParserName = option(
+        "auto",
+        "how the model marks its thinking; auto takes what its chat template shows, none leaves it in the"
+        " answer",
+    )
     smg_port: int | None = option(
         None,
         f"be a worker of the SMG gateway at this port, such as {DEFAULT_SMG_PORT}; 0 picks a free one and"
@@ -284,6 +302,8 @@ class ServeOptions(BackendOptions):
 
     def __post_init__(self) -> None:
         BackendOptions.__post_init__(self)
+        if self.root_path and not ROOT_PATH.fullmatch(self.root_path):
+            raise OptionError("--root-path must begin with a slash and not end with one, such as /llm")
         for flag, host in (
             ("--host", self.host),
             ("--http-host", self.http_host),

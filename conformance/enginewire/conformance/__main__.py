@@ -10,11 +10,11 @@ from pathlib import Path
 
 from enginewire import v1 as pb
 from enginewire.conformance import options as command_line
-from enginewire.conformance.conclusion import conclude
+from enginewire.conformance.conclusion.conclusion import conclude
 from enginewire.conformance.judging import judge_as_asked
-from enginewire.conformance.levels import level_of
-from enginewire.conformance.profiles import is_of_any
-from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.requirements.levels import level_of
+from enginewire.conformance.requirements.profiles import is_of_any
+from enginewire.conformance.requirements.requirement import Requirement, requirements
 from enginewire.conformance.running.interruption import Interruption
 from enginewire.conformance.running.outcome import ExitCode, Report
 from enginewire.program import program
@@ -87,7 +87,7 @@ def _explain(identifier: str) -> int:
         print(f"enginewire-conformance: no requirement is called {identifier}", file=sys.stderr)
         return ExitCode.USAGE
     # It loads the reference and the mutants, which no run against a target needs.
-    from enginewire.conformance.explanation import explain
+    from enginewire.conformance.proof.explanation import explain
 
     print(explain(requirement))
     return ExitCode.CONFORMANT

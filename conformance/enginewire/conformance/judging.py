@@ -11,17 +11,18 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from enginewire.conformance import baseline as known_failures, options as command_line
+from enginewire.conformance import options as command_line
 from enginewire.conformance.checks import all_checks
-from enginewire.conformance.levels import NO_LEVEL
+from enginewire.conformance.conclusion import baseline as known_failures
 from enginewire.conformance.report.progress import Progress
+from enginewire.conformance.requirements.levels import NO_LEVEL
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
 from enginewire.conformance.running.launch import CommandLauncher
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import CASES, SEED, Given, given
+from enginewire.conformance.session.given import CASES, COMPANIES, SEED, Given, given
 from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
@@ -42,6 +43,7 @@ async def judge(
     time_scale: float = 1.0,
     seed: int = SEED,
     cases: int = CASES,
+    companies: int = COMPANIES,
     baseline: Path | None = None,
     allow_destructive: bool = False,
     declare: Collection[str] = (),
@@ -57,7 +59,7 @@ async def judge(
     selection = Selection(
         profiles=profiles, level=level, run=run, skip=skip, repeat=repeat, phases=frozenset(phases)
     )
-    drawn = Given(seed=seed, cases=cases)
+    drawn = Given(seed=seed, cases=cases, companies=companies)
     session = Session(
         connection=connection, time_scale=time_scale, declared=_gates(declare, connection), given=drawn
     )
@@ -76,6 +78,7 @@ async def engine_conformance(
     time_scale: float = 1.0,
     seed: int = SEED,
     cases: int = CASES,
+    companies: int = COMPANIES,
     baseline: Path | None = None,
     declare: Collection[str] = (),
 ) -> Report:
@@ -93,7 +96,7 @@ async def engine_conformance(
             time_scale=time_scale,
             declared=_gates(declare, connection),
             launcher=launcher,
-            given=Given(seed=seed, cases=cases),
+            given=Given(seed=seed, cases=cases, companies=companies),
         )
         try:
             return await _report(session, selection, strict, baseline)

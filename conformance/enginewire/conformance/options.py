@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from enginewire.conformance import conclusion
-from enginewire.conformance.levels import NO_LEVEL, Level
+from enginewire.conformance.conclusion import conclusion
+from enginewire.conformance.requirements.levels import NO_LEVEL, Level
 from enginewire.conformance.running.gates import OUTSIDE
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from enginewire.conformance.running.outcome import Outcome, Report
 
-FILE: Final = Path(__file__).with_name("requirements.yaml")
+FILE: Final = Path(__file__).with_name("requirements") / "requirements.yaml"
 
 
 class ConformanceWarning(UserWarning):
@@ -59,7 +59,7 @@ class Requirements(pytest.File):
 
     def collect(self) -> Iterator[pytest.Collector]:
         """The profiles."""
-        from enginewire.conformance.requirements import requirements
+        from enginewire.conformance.requirements.requirement import requirements
 
         for profile in dict.fromkeys(requirement.profile for requirement in requirements().values()):
             yield Profile.from_parent(self, name=profile)
@@ -72,7 +72,7 @@ class Requirements(pytest.File):
 
     def _judge(self) -> Report:
         from enginewire.conformance import options as command_line
-        from enginewire.conformance.conclusion import finished
+        from enginewire.conformance.conclusion.conclusion import finished
         from enginewire.conformance.judging import judge_as_asked
         from enginewire.conformance.report.text import visible
         from enginewire.conformance.running.outcome import ExitCode
@@ -91,7 +91,7 @@ class Profile(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One item per id."""
-        from enginewire.conformance.requirements import requirements
+        from enginewire.conformance.requirements.requirement import requirements
 
         for requirement in requirements().values():
             if requirement.profile == self.name:
@@ -129,7 +129,7 @@ class Item(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """The line of the requirement, counted from 0, and how a failure is titled."""
-        from enginewire.conformance.requirements import requirements
+        from enginewire.conformance.requirements.requirement import requirements
 
         comment_lines = 1
         return self.path, comment_lines + list(requirements()).index(self.name), self.name

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from enginewire.server.config import ServerOptions
+    from enginewire.server.config.options import ServerOptions
     from enginewire.server.engines.answer import Answer
     from enginewire.server.engines.base import BaseEngine
     from enginewire.server.engines.interface import (
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         StepOutputs,
         Tokenizer,
     )
+    from enginewire.server.engines.mocker.engine import MockerEngine
+    from enginewire.server.engines.mocker.options import MockerOptions
     from enginewire.server.failures import (
         ContextExceeded,
         Draining,
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
         StepFailed,
         Unsupported,
     )
-    from enginewire.server.mocker.engine import MockerEngine
-    from enginewire.server.mocker.options import MockerOptions
     from enginewire.server.server import EngineServer
 
 __all__ = [
@@ -97,14 +97,14 @@ _HOMES = {
     "LLMEngine": "engines.interface",
     "MetricsBindings": "engines.interface",
     "MetricsContext": "engines.interface",
-    "MockerEngine": "mocker.engine",
-    "MockerOptions": "mocker.options",
+    "MockerEngine": "engines.mocker.engine",
+    "MockerOptions": "engines.mocker.options",
     "ModelNotFound": "failures",
     "NamedEngine": "engines.interface",
     "PrefixCacheEngine": "engines.interface",
     "PreparingEngine": "engines.interface",
     "QueueFull": "failures",
-    "ServerOptions": "config",
+    "ServerOptions": "config.options",
     "StepEngine": "engines.interface",
     "StepFailed": "failures",
     "StepListener": "engines.interface",

@@ -10,13 +10,19 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import AdapterEngine, LLMEngine, StepEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
-from enginewire.server.engines.shape import fault_of, takes
+from enginewire.server.engines.shape import engine_classes, fault_of, fault_of_class
 from enginewire.server.handoff.options import TransferOptions
+
+OF_TORCH_ENGINE: Final = ("numpy", "safetensors", "tokenizers", "torch", "transformers")
+"""What the extra `engine` installs."""
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +60,9 @@ def _checked(options: ServerOptions, engine: object) -> StepEngine:
 
 
 def _torch(options: ServerOptions) -> StepEngine:
+    for module in OF_TORCH_ENGINE:
+        if find_spec(module) is None:  # it would only be missed when the engine starts
+            raise ModuleNotFoundError(f"no module named {module}", name=module)
     from enginewire.torch_engine.engine import TorchEngine
     from enginewire.torch_engine.options import TorchEngineOptions
 
@@ -93,8 +102,8 @@ def _torch(options: ServerOptions) -> StepEngine:
 
 
 def _mocker(options: ServerOptions) -> StepEngine:
-    from enginewire.server.mocker.engine import MockerEngine
-    from enginewire.server.mocker.options import MockerOptions, script_from_json
+    from enginewire.server.engines.mocker.engine import MockerEngine
+    from enginewire.server.engines.mocker.options import MockerOptions, script_from_json
 
     given: dict[str, Any] = {
         "block_size": options.block_size,
@@ -118,8 +127,8 @@ def _mocker(options: ServerOptions) -> StepEngine:
 
 
 def _upstream(options: ServerOptions) -> StepEngine:
-    from enginewire.server.upstream.engine import UpstreamEngine
-    from enginewire.server.upstream.options import UpstreamOptions
+    from enginewire.server.engines.upstream.engine import UpstreamEngine
+    from enginewire.server.engines.upstream.options import UpstreamOptions
 
     return UpstreamEngine(
         UpstreamOptions(
@@ -145,12 +154,42 @@ def _custom(options: ServerOptions) -> object:
     module_name, _, attribute = options.engine.partition(":")
     if not attribute:
         raise EngineUnavailable(f"--engine {options.engine}: allowed torch, mocker, upstream or module:Class")
-    factory = getattr(importlib.import_module(module_name), attribute, None)
-    if factory is None:
-        raise EngineUnavailable(f"--engine {options.engine}: {module_name} has no {attribute}")
-    if not callable(factory) or not takes(factory, ("options",)):
-        raise EngineUnavailable(f"--engine {options.engine}: cannot be called with one argument, the options")
+    factory = _class_in(_module(options.engine, module_name), options.engine, attribute)
+    if (fault := fault_of_class(factory)) is not None:
+        raise EngineUnavailable(f"--engine {options.engine}: {fault}")
     return factory(options)
+
+
+def _module(given: str, name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise EngineUnavailable(f"--engine {given}: {_no_module(name)}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{name}.".startswith(f"{missing}."):
+            raise EngineUnavailable(
+                f"--engine {given}: {name} needs {missing}, which is not installed"
+            ) from error
+        raise EngineUnavailable(f"--engine {given}: {_no_module(name)}") from error
+
+
+def _no_module(name: str) -> str:
+    """That Python finds no such module, and where it may be."""
+    plain = name.removesuffix(".py").strip("./").replace("/", ".")
+    if plain != name:
+        return f"{name} is a file; write the name of its module, {plain}"
+    path = Path(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return f"no module named {name}: it is in this folder, where Python does not look; set PYTHONPATH=."
+    return f"no module named {name}: install it, or set PYTHONPATH to its folder"
+
+
+def _class_in(module: ModuleType, given: str, name: str) -> Any:
+    if not hasattr(module, name):
+        there = ", ".join(engine_classes(module)) or "no engine"
+        raise EngineUnavailable(f"--engine {given}: {module.__name__} has no {name}; it has {there}")
+    return getattr(module, name)
 
 
 OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {

@@ -27,7 +27,7 @@ from enginewire.server.admission.delivery import BufferLimits
 from enginewire.server.admission.live import Observer
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
 from enginewire.server.process.signals import ending_signals, ends_at_once

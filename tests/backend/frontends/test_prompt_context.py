@@ -13,8 +13,8 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from tests.backend.commands.test_generate import run as run_command
 from tests.backend.commands.test_jsonl import run as run_lines, text_of as text_of_lines
 from tests.backend.decoding import toy_tokenizers as toy

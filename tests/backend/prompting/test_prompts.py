@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.backend.prompting.conversation import Conversation
 from enginewire.backend.prompting.prompts import MAX_MESSAGES, InvalidPrompt, Prompt, preprocess
 
 BOS = 1
@@ -21,13 +20,11 @@ class ToyTokenizer:
             raise ValueError("too long")
         return [BOS] * (add_special_tokens and bool(text)) + [ord(character) for character in text]
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
-    ) -> str:
+    def render(self, conversation: Conversation) -> str:
         if self._refusal is not None:
             raise self._refusal
-        turns = [f"{message['role']}:{message['content']};" for message in messages]
-        return "".join(turns) + "assistant:" * add_generation_prompt
+        turns = [f"{message['role']}:{message['content']};" for message in conversation.messages]
+        return "".join(turns) + "assistant:" * conversation.add_generation_prompt
 
 
 def asked(**fields: object) -> pb.BackendServiceGenerateRequest:

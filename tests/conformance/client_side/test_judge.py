@@ -12,7 +12,7 @@ from enginewire.conformance.client_side.stage.stands import InProcessStarter, Ru
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.proof.self_test import judge_backend, judge_mutant, kill
 from enginewire.conformance.reference.adversaries import Adversary
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.selection import Selection
 

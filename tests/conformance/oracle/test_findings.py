@@ -9,8 +9,8 @@ import pytest
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.mutants.limits import OneTooMany
 from enginewire.conformance.mutants.mixed_endings import LastEosIsLength
-from enginewire.conformance.reference.choices import Ending
-from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.generation.choices import Ending
+from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.report.human import render

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from enginewire.conformance import options
-from enginewire.conformance.conclusion import FORMATS
+from enginewire.conformance.conclusion.conclusion import FORMATS
 from enginewire.conformance.proof import docs
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.report import as_json
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.report.formats import as_json
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import ExitCode, Status
 from tests.conformance.report.reports import outcome, report

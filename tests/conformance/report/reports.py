@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import Outcome, Report, Status
 from enginewire.conformance.wire.exchange import Arrived, Exchange
 

@@ -9,10 +9,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from enginewire.conformance.conclusion import FORMATS
-from enginewire.conformance.report import as_badge, as_html, as_json, as_junit, as_markdown, as_tap, human
+from enginewire.conformance.conclusion.conclusion import FORMATS
+from enginewire.conformance.report import human
+from enginewire.conformance.report.formats import as_badge, as_html, as_json, as_junit, as_markdown, as_tap
 from enginewire.conformance.report.text import visible
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import CutShort, ExitCode, Report, Status
 from tests.conformance.report.reports import hostile_report, outcome, report
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from enginewire.conformance.report import as_json
+from enginewire.conformance.report.formats import as_json
 from enginewire.conformance.report.results import table
 from enginewire.conformance.running.outcome import Status
 from tests.conformance.report.reports import outcome, report

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from enginewire.conformance.levels import Level, level_of
-from enginewire.conformance.profiles import BARE, OF_BARE, is_of
-from enginewire.conformance.report import as_badge, as_html, as_json, as_markdown, human, results
+from enginewire.conformance.report import human, results
+from enginewire.conformance.report.formats import as_badge, as_html, as_json, as_markdown
 from enginewire.conformance.report.standing import lines, short
-from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.requirements.levels import Level, level_of
+from enginewire.conformance.requirements.profiles import BARE, OF_BARE, is_of
+from enginewire.conformance.requirements.requirement import Requirement, requirements
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
 from tests.conformance.report.reports import outcome, report
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.reference.__main__ import run
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 
 EXIT_CODE = 7

@@ -6,7 +6,7 @@ import pytest
 
 from enginewire.conformance.checks.concurrency import BEHAVED
 from enginewire.conformance.proof.self_test import judge
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running import verdict

@@ -12,7 +12,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.conformance.__main__ import main
 from enginewire.conformance.reference.__main__ import serve
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.in_process import InProcess, InProcessLauncher
 from enginewire.conformance.running.outcome import Status

@@ -12,7 +12,7 @@ from enginewire.conformance.mutants.cancellation import LeakOnCancel
 from enginewire.conformance.mutants.discovery import InfoUnimplemented
 from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import ExitCode, Status

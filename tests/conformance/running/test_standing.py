@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from enginewire.conformance.levels import Level, level_of
 from enginewire.conformance.mutants.metadata import BadTraceparentRejected
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.levels import Level, level_of
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.running.standing import Proof, Standing, standing

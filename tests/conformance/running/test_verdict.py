@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.running.registry import Check

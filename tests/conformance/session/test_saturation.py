@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from enginewire import v1 as pb
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import queued, saturated
@@ -14,6 +18,17 @@ class HidesItsQueue(Reference):
         load = super().load()
         load.waiting = 0
         return load
+
+
+class RefusesWhatHasToWait(Reference):
+    """As grpc.aio's own `abort` does it: with initial metadata."""
+
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
+        if len(self.live) >= self.settings.max_num_seqs:
+            await call.context.send_initial_metadata(())
+            raise Refusal(pb.ERROR_REASON_QUEUE_FULL, "there is no queue", retry_after=0.1)
+        async for response in super().generate(request, call):
+            yield response
 
 
 async def queueing(make: type[Reference], timeout: float = 0) -> Outcome:
@@ -41,3 +56,9 @@ async def test_a_deadline_that_passes_before_anybody_looked_says_nothing() -> No
     outcome = await queueing(HidesItsQueue, timeout=0.05)
     assert outcome.status is Status.NOT_APPLICABLE
     assert outcome.message == "a deadline passes before its request can be seen to wait"
+
+
+async def test_a_refusal_with_metadata_is_no_request_that_waits() -> None:
+    outcome = await queueing(RefusesWhatHasToWait)
+    assert outcome.status is Status.NOT_APPLICABLE
+    assert outcome.message == "a request that has to wait is refused here"

@@ -13,12 +13,12 @@ from hypothesis import given, settings, strategies as st
 
 from enginewire import v1 as pb
 from enginewire.server.admission.adapters import AdapterFolder
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import AdapterSource
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import InvalidRequest, ModelNotFound
 from enginewire.server.load_engine import EngineUnavailable, make_engine
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
 from tests.server.admin_calls import admin, load, unload
 from tests.server.serving import Serving, abort_frame, ask, detail_of, submit
 

@@ -11,9 +11,9 @@ from enginewire import v1 as pb
 from enginewire.server.engines.answer import usage
 from enginewire.server.engines.interface import GenerateContext, StepListener, StepOutputs
 from enginewire.server.engines.iterator_driver import IteratorDriver
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import ERROR_ID
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
 from tests.server.engines.test_shape import Good
 from tests.server.serving import ask
 

@@ -16,6 +16,7 @@ from enginewire.server.admission.delivery import BufferLimits, RequestStream
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.failures import (
     Cancelled,
     DuplicateRequest,
@@ -26,7 +27,6 @@ from enginewire.server.failures import (
     QueueFull,
     StepFailed,
 )
-from enginewire.server.mocker.engine import MockerEngine
 from tests.server.serving import ask
 
 LIMITS = QueueLimits(requests=2, tokens=40)

@@ -6,7 +6,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.engines.config_check import MAY_BE_ZERO, InvalidEngineConfig, check_config
-from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.engines.interface import Tokenizer
+from enginewire.server.engines.mocker.engine import MockerEngine
 from tests.server.engines.test_shape import Good
 
 DEFAULT = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
@@ -71,6 +72,16 @@ def test_a_load_that_is_none_is_named_by_its_type(monkeypatch):
     monkeypatch.setattr(engine, "load", lambda: {"num_running_reqs": 0})
     with pytest.raises(InvalidEngineConfig, match="must return a Load, got dict"):
         check_config(config(), engine)
+
+
+@pytest.mark.parametrize("files", ["/models/m", {"tokenizer.json": "{}"}, {1: b"{}"}], ids=repr)
+def test_a_tokenizer_has_bytes_by_their_names(monkeypatch, files):
+    engine = Good()
+    monkeypatch.setattr(engine, "tokenizer", lambda: Tokenizer(files))
+    with pytest.raises(InvalidEngineConfig, match=r"Tokenizer\.files must be a mapping from names"):
+        check_config(capabilities(tokenizer=True), engine)
+    monkeypatch.setattr(engine, "tokenizer", lambda: Tokenizer({"tokenizer.json": b"{}"}))
+    check_config(capabilities(tokenizer=True), engine)
 
 
 async def test_good_ones_pass():

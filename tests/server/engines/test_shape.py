@@ -7,8 +7,8 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.engines.base import BaseEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.shape import fault_of
-from enginewire.server.mocker.engine import MockerEngine
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.options import TorchEngineOptions
 

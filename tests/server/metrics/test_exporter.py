@@ -11,10 +11,10 @@ from prometheus_client import Counter
 from enginewire import v1 as pb
 from enginewire.server import __main__ as command
 from enginewire.server.admission.live import Observer
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import MetricsBindings, MetricsContext
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.load_engine import make_engine
-from enginewire.server.mocker.engine import MockerEngine
 from enginewire.server.server import EXIT_ADDRESS, EngineServer
 from tests.server.metrics.scraping import scrape
 from tests.server.serving import ask

@@ -16,10 +16,10 @@ from enginewire.server.admission.live import Discard
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
 from enginewire.server.metrics.exporter import MetricsExporter
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
 from tests.server.metrics.scraping import Scrape, documented
 from tests.server.serving import ask
 

@@ -10,7 +10,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import Tokenizer
-from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.services import discovery
 from enginewire.server.services.discovery import manifest_of
 from tests.server.serving import ask, detail_of

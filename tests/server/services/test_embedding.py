@@ -12,9 +12,9 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.engines.iterator_driver import IteratorDriver
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import DeadlineExceeded
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
 from tests.server.serving import Serving, ask, detail_of, submit
 
 OWN_SIZE = 64

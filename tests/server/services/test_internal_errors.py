@@ -11,9 +11,9 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server import failures, status
 from enginewire.server.engines.interface import GenerateContext
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import EngineError, EngineMistake
-from enginewire.server.mocker.engine import MockerEngine
-from enginewire.server.mocker.options import MockerOptions
 from tests.server.serving import ask, detail_of, submit
 
 SECRET = "secret"

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.server.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.torch_engine.frontend.kv_events import KvEventLog
 from enginewire.torch_engine.scheduling.prefix_cache import BlocksStored
 from tests.server.serving import Serving, ask, detail_of

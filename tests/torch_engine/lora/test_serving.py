@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModel
 
 from enginewire import v1 as pb
-from enginewire.server.config import ServerOptions
+from enginewire.server.config.options import ServerOptions
 from enginewire.server.load_engine import make_engine
 from tests.server.admin_calls import admin, load, unload
 from tests.server.serving import Serving, ask, detail_of, rest_of

@@ -133,5 +133,8 @@ def _endpoints(options: BackendOptions, targets: Sequence[str]) -> Endpoints:
 async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTokenizer:
     """The tokenizer in `folder`, else the engine's. Raises InvalidTokenizer and RequestFailed."""
     if folder is not None:
-        return await asyncio.to_thread(BackendTokenizer.from_folder, folder)
+        try:
+            return await asyncio.to_thread(BackendTokenizer.from_folder, folder)
+        except InvalidTokenizer as error:
+            raise InvalidTokenizer(f"--tokenizer {folder}: {error}") from error
     return await asyncio.to_thread(BackendTokenizer.from_files, await client.tokenizer_files())

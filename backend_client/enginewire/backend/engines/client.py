@@ -148,6 +148,16 @@ class EngineClient:
                 raise
             return []
 
+    async def load_adapter(self, name: str, source: str, timeout: float) -> None:
+        """From a folder below the engine's adapter folder. Raises RequestFailed."""
+        self._check_socket()
+        await self._rpc.load_adapter(pb.LoadAdapterRequest(name=name, source=source), timeout)
+
+    async def unload_adapter(self, name: str, timeout: float) -> None:
+        """Raises RequestFailed, also while requests use it."""
+        self._check_socket()
+        await self._rpc.unload_adapter(pb.UnloadAdapterRequest(name=name), timeout)
+
     async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
         """The load now and after every change, until the engine ends that. Raises RequestFailed."""
         while True:

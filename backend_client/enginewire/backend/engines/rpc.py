@@ -65,6 +65,14 @@ class EngineRpc:
         method = f"{ADMIN}ListAdapters"
         return await self._unary(method, pb.ListAdaptersRequest(), pb.ListAdaptersResponse, timeout)
 
+    async def load_adapter(self, request: pb.LoadAdapterRequest, timeout: float) -> None:
+        """LoadAdapter."""
+        await self._unary(f"{ADMIN}LoadAdapter", request, pb.LoadAdapterResponse, timeout)
+
+    async def unload_adapter(self, request: pb.UnloadAdapterRequest, timeout: float) -> None:
+        """UnloadAdapter."""
+        await self._unary(f"{ADMIN}UnloadAdapter", request, pb.UnloadAdapterResponse, timeout)
+
     async def embed(
         self, request: pb.EmbedRequest, timeout: float | None, metadata: Mapping[str, str]
     ) -> pb.EmbedResponse:

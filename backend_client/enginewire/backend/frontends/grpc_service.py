@@ -101,7 +101,11 @@ class BackendServicer:
         failure: Failure | None = None
         async with patient(call, self._slow_consumer_timeout) as caller:
             items = self._backend.generate(
-                asked, timeout=self._timeout(call), metadata=_trace_of(call), tracker=tracker
+                asked,
+                timeout=self._timeout(call),
+                metadata=_trace_of(call),
+                tracker=tracker,
+                face="gRPC",
             )
             async with aclosing(items):
                 async for item in items:

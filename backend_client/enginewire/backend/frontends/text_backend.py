@@ -17,7 +17,15 @@ from enginewire.backend.embedding import Embeddings, renamed
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.annotations import answers, take_ours
-from enginewire.backend.prompting.prompts import Prompt, characters_of, encode_inputs, preprocess
+from enginewire.backend.prompting.conversation import Conversation
+from enginewire.backend.prompting.prompts import (
+    WHOLE_PROMPT,
+    Prompt,
+    PromptFit,
+    characters_of,
+    encode_inputs,
+    preprocess,
+)
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
 # Tokenizing more than this takes longer than the other requests should wait.
@@ -37,17 +45,21 @@ class TextBackend:
         self,
         asked: pb.BackendServiceGenerateRequest,
         *,
+        conversation: Conversation | None = None,
+        fit: PromptFit = WHOLE_PROMPT,
         timeout: float | None = None,
         metadata: Mapping[str, str] | None = None,
         tracker: RequestTracker | None = None,
         with_tokens: bool = False,
+        face: str = "",
     ) -> Items:
         """The outputs, before the first what was asked about the prompt; an error comes last.
 
-        Raises InvalidPrompt before the first item. Closing the iterator aborts the request; `timeout`
-        in seconds. Tokens as text come with log-probabilities and for `with_tokens`.
+        A `conversation` is the prompt instead of that of `asked`. Raises InvalidPrompt before the first item.
+        Closing the iterator aborts the request; `timeout` in seconds. Tokens as text come with
+        log-probabilities and for `with_tokens`. `face` as in Backend.
         """
-        request, prompt = await self._preprocess(asked)
+        request, prompt = await self.preprocess(asked, conversation, fit)
         # A refused request gets nothing but the refusal, so these wait for the first output.
         annotations = list(answers(take_ours(request), prompt))
         outputs = self.backend.generate(
@@ -57,6 +69,7 @@ class TextBackend:
             metadata=metadata,
             with_tokens=with_tokens or request.output_options.HasField("logprobs"),
             tracker=tracker,
+            face=face,
         )
         # Declared as an iterator, but its documentation promises that it can be closed.
         async with aclosing(cast(Items, outputs)) as items:
@@ -94,9 +107,20 @@ class TextBackend:
         except RequestFailed as error:
             raise renamed(error, "token_ids", path) from error
 
-    async def _preprocess(
-        self, asked: pb.BackendServiceGenerateRequest
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of a text. Raises ValueError."""
+        if len(text) <= MAX_INLINE_CHARACTERS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def preprocess(
+        self,
+        asked: pb.BackendServiceGenerateRequest,
+        conversation: Conversation | None = None,
+        fit: PromptFit = WHOLE_PROMPT,
     ) -> tuple[pb.PreprocessedRequest, Prompt]:
-        if characters_of(asked) <= MAX_INLINE_CHARACTERS:
-            return preprocess(asked, self.tokenizer)
-        return await asyncio.to_thread(preprocess, asked, self.tokenizer)
+        """The request for the engine and the prompt in it. Raises InvalidPrompt."""
+        num_characters = characters_of(asked) if conversation is None else conversation.num_characters
+        if num_characters <= MAX_INLINE_CHARACTERS:
+            return preprocess(asked, self.tokenizer, conversation, fit)
+        return await asyncio.to_thread(preprocess, asked, self.tokenizer, conversation, fit)

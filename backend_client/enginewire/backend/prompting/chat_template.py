@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -38,18 +38,42 @@ class ChatTemplate:
         """Raises ChatTemplateError."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ChatTemplateError(f"template of {len(source)} characters, at most {MAX_TEMPLATE_CHARS}")
+        self.source = source
         self._tokens = dict(tokens)
         self._template = compile_template(source)
 
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool) -> str:
-        """The text of a conversation. Raises ChatTemplateError."""
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """What the template reads and does not set itself."""
+        from jinja2.meta import find_undeclared_variables
+
+        return frozenset(find_undeclared_variables(environment().parse(self.source)))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The text of a conversation; `tools` are functions as OpenAI describes them, `variables` the rest.
+
+        Raises ChatTemplateError.
+        """
         from jinja2 import TemplateError
 
         pieces: list[str] = []
         num_characters = 0
         try:
             for piece in self._template.generate(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
+                **(variables or {}),
+                messages=messages,
+                # As transformers does: absent ones are none, and defined.
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._tokens,
             ):
                 pieces.append(piece)
                 num_characters += len(piece)
@@ -119,9 +143,17 @@ def check_growth(operator: str, left: object, right: object) -> None:
             raise ChatTemplateError(f"repetition over {MAX_REPEATED_CHARS}")
 
 
-def to_json(value: object, indent: int | None = None) -> str:
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON as models were trained on it: no HTML escapes, no \\u escapes."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def refuse(message: str) -> NoReturn:

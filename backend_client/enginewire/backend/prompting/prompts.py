@@ -6,11 +6,12 @@ Knows nothing about engines, streams or faces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from enginewire import v1 as pb
+from enginewire.backend.prompting.conversation import Conversation
 
 # No conversation is near this, and a template is slow.
 MAX_MESSAGES: Final = 4096
@@ -24,9 +25,7 @@ class PromptTokenizer(Protocol):
         """Token ids of `text`, with what the tokenizer puts around every text. Raises ValueError."""
         ...
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
-    ) -> str:
+    def render(self, conversation: Conversation) -> str:
         """The prompt text of a conversation. Raises ValueError, and LookupError without a template."""
         ...
 
@@ -47,24 +46,54 @@ class Prompt:
     token_ids: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptFit:
+    """How a prompt is made to fit: without the tokenizer's special tokens, or cut to `max_tokens`."""
+
+    add_special_tokens: bool = True
+    max_tokens: int | None = None
+    keeps_end: bool = True
+
+    def cut(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """What is left of the tokens."""
+        if self.max_tokens is None or len(token_ids) <= self.max_tokens:
+            return token_ids
+        return token_ids[-self.max_tokens :] if self.keeps_end else token_ids[: self.max_tokens]
+
+
+WHOLE_PROMPT: Final = PromptFit()
+
+
 def preprocess(
-    asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokenizer
+    asked: pb.BackendServiceGenerateRequest,
+    tokenizer: PromptTokenizer,
+    conversation: Conversation | None = None,
+    fit: PromptFit = WHOLE_PROMPT,
 ) -> tuple[pb.PreprocessedRequest, Prompt]:
-    """The request for the backend and the prompt in it. Raises InvalidPrompt; `asked` stays as it is."""
+    """The request for the backend and the prompt in it, which is `conversation` where there is one.
+
+    Raises InvalidPrompt; `asked` stays as it is.
+    """
     request = pb.PreprocessedRequest()
     request.CopyFrom(asked.request)
-    prompt = read_prompt(asked, tokenizer)
+    if conversation is None:
+        whole = read_prompt(asked, tokenizer, add_special_tokens=fit.add_special_tokens)
+    else:
+        whole = _rendered(conversation, tokenizer)
+    prompt = Prompt(whole.text, fit.cut(whole.token_ids))
     request.token_ids[:] = prompt.token_ids
     return request, prompt
 
 
-def read_prompt(asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokenizer) -> Prompt:
+def read_prompt(
+    asked: pb.BackendServiceGenerateRequest, tokenizer: PromptTokenizer, *, add_special_tokens: bool = True
+) -> Prompt:
     """The prompt, whatever its kind. Raises InvalidPrompt."""
     kind = asked.WhichOneof("prompt")
     if kind in ("text", "chat") and asked.request.token_ids:
         raise InvalidPrompt("token_ids", f"must be empty beside a {kind} prompt")
     if kind == "text":
-        return _from_text(asked.text, tokenizer)
+        return _encoded("text", asked.text, tokenizer, add_special_tokens=add_special_tokens)
     if kind == "chat":
         return _from_chat(asked.chat, tokenizer)
     if kind == "token_ids" and asked.token_ids:
@@ -93,10 +122,6 @@ def characters_of(asked: pb.BackendServiceGenerateRequest) -> int:
     return len(asked.text) + sum(len(message.content) for message in asked.chat.messages)
 
 
-def _from_text(text: str, tokenizer: PromptTokenizer) -> Prompt:
-    return _encoded("text", text, tokenizer, add_special_tokens=True)
-
-
 def _from_chat(chat: pb.ChatPrompt, tokenizer: PromptTokenizer) -> Prompt:
     if not 0 < len(chat.messages) <= MAX_MESSAGES:
         raise InvalidPrompt("chat.messages", f"must be 1 to {MAX_MESSAGES} messages")
@@ -104,8 +129,12 @@ def _from_chat(chat: pb.ChatPrompt, tokenizer: PromptTokenizer) -> Prompt:
         if not message.role:
             raise InvalidPrompt(f"chat.messages[{place}].role", "must not be empty")
     messages = [{"role": each.role, "content": each.content} for each in chat.messages]
+    return _rendered(Conversation(messages), tokenizer)
+
+
+def _rendered(conversation: Conversation, tokenizer: PromptTokenizer) -> Prompt:
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        text = tokenizer.render(conversation)
     except (LookupError, ValueError) as error:
         raise InvalidPrompt("chat", str(error)) from error
     # The template writes the special tokens itself.

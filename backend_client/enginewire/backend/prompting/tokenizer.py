@@ -13,9 +13,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from enginewire.backend.decoding.detokenizer import is_of_library
+from enginewire.backend.decoding.detokenizer import DecodeError, is_of_library
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.prompting.chat_template import ChatTemplate
+from enginewire.backend.prompting.conversation import Conversation
 
 # What GetTokenizer offers and this module reads; tokenizer.json alone is required.
 FILE_NAMES = (
@@ -46,7 +47,8 @@ class BackendTokenizer:
     """Text to ids, ids to text, messages to text. Shared by all requests; safe between threads.
 
     `eos_token_ids` has every id the files call end of sequence, `bos_token` and `eos_token` the texts
-    ("" when there is none). `chat_template` is None for a model without one.
+    ("" when there is none). `chat_template` is None for a model without one, and `tool_template` the one
+    for conversations with tools, mostly the same.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class BackendTokenizer:
         eos_token: str = "",
         eos_token_ids: frozenset[int] = frozenset(),
         chat_template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -66,6 +69,7 @@ class BackendTokenizer:
         self.eos_token = eos_token
         self.eos_token_ids = eos_token_ids
         self.chat_template = chat_template
+        self.tool_template = tool_template or chat_template
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> BackendTokenizer:
@@ -83,6 +87,7 @@ class BackendTokenizer:
             eos_token=eos_token,
             eos_token_ids=frozenset(eos_ids),
             chat_template=read_template(files, config, names),
+            tool_template=read_template(files, config, names, "tool_use"),
         )
 
     @classmethod
@@ -106,8 +111,24 @@ class BackendTokenizer:
             raise CannotEncode("the tokenizer cannot encode this text") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a whole sequence."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """The text of a whole sequence. Raises DecodeError."""
+        try:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
+            raise DecodeError("the tokenizer cannot decode these tokens") from error
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it. Raises LookupError with the place of one it has not."""
+        pieces = []
+        for place, token_id in enumerate(token_ids):
+            # The library takes 32 bits and no more.
+            piece = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+            if piece is None:
+                raise LookupError(place)
+            pieces.append(piece)
+        return pieces
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
@@ -119,10 +140,15 @@ class BackendTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
     ) -> str:
+        """The prompt of messages. Raises ChatTemplateError, and LookupError without a template."""
+        return self.render(Conversation(messages, add_generation_prompt=add_generation_prompt))
+
+    def render(self, conversation: Conversation) -> str:
         """The prompt of a conversation. Raises ChatTemplateError, and LookupError without a template."""
-        if self.chat_template is None:
+        template = self.tool_template if conversation.tools else self.chat_template
+        if template is None:
             raise LookupError("this model has no chat template")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return conversation.render(template)
 
 
 def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
@@ -140,15 +166,18 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
 
 
 def read_template(
-    files: Mapping[str, bytes], config: Mapping[str, object], names: Mapping[str, object]
+    files: Mapping[str, bytes],
+    config: Mapping[str, object],
+    names: Mapping[str, object],
+    name: str = "default",
 ) -> ChatTemplate | None:
-    """The chat template, from its own file or from the configuration, which may name several."""
+    """The chat template, from its own file or from the configuration, which may have several by name."""
     template = config.get("chat_template")
     if "chat_template.jinja" in files:
         template = decode_text("chat_template.jinja", files["chat_template.jinja"])
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        template = named.get(name)
     if not isinstance(template, str):
         return None
     tokens = {name: token_text(value) for name, value in names.items() if name.endswith("_token")}

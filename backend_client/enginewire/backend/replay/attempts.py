@@ -105,9 +105,9 @@ class Attempts:
         return self._decoder is not None and self._decoder.is_finished
 
     @property
-    def is_sent(self) -> bool:
-        """An engine has it."""
-        return self._stream is not None
+    def stream(self) -> EngineStream | None:
+        """What the engine that has it says; None while none has it."""
+        return self._stream
 
     @property
     def target(self) -> str:

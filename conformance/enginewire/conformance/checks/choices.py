@@ -125,7 +125,7 @@ async def _observed(ctx: Context) -> Stream:
     """One request with several warm choices, read once for all checks of this area."""
     seed = {"seed": SEED} if ctx.capabilities.seed else {}
     request = _request(ctx, **seed)
-    stream = await ctx.session.once("choices", lambda: ctx.generate(request))
+    stream = await ctx.once("choices", lambda: ctx.generate(request))
     ctx.show(stream.exchange)
     return stream
 

@@ -16,8 +16,8 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from enginewire.conformance.distributions.draws import alternatives, drawn, tellable
-from enginewire.conformance.distributions.position import SHARE, TIED, Position, Rule
+from enginewire.conformance.checks.distributions.draws import alternatives, drawn, tellable
+from enginewire.conformance.checks.distributions.position import SHARE, TIED, Position, Rule
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.distributions.rows import Row, rows_of
 from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
-from enginewire.conformance.distributions.rows import Row, rows_of
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -133,7 +133,7 @@ async def prompt_rows_are_aligned(ctx: Context, shape: Shape) -> None:
         _describes(table, prompt[1:], count)
 
 
-@check("LOG-08", needs=NEEDS)
+@check("LOG-08", needs=NEEDS, in_company=False)
 async def nothing_unasked(ctx: Context) -> None:
     """A plain request."""
     for output in (await ctx.generate(ctx.request())).outputs:
@@ -212,7 +212,7 @@ async def _sampled(ctx: Context) -> Stream:
 
 async def _observed(ctx: Context, request: pb.GenerateRequest) -> Stream:
     asked = request.request.output_options.logprobs
-    stream = await ctx.session.once(("logprobs", asked), lambda: ctx.generate(request))
+    stream = await ctx.once(("logprobs", asked), lambda: ctx.generate(request))
     ctx.show(stream.exchange)
     return stream
 

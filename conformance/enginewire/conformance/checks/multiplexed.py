@@ -270,7 +270,7 @@ async def the_stream_is_refused(ctx: Context) -> None:
 @asynccontextmanager
 async def open_stream(ctx: Context, client: Client | None = None) -> AsyncIterator[Multiplexed]:
     """A stream that is closed in the end, and of whose requests nothing is left."""
-    stream = Multiplexed(client or ctx.client, ctx.bounds.check / 2)
+    stream = Multiplexed(client or ctx.client, ctx.bounds.check / 2, ctx.company.joined)
     try:
         yield stream
     finally:

@@ -135,7 +135,7 @@ async def generic_clients_know_when_to_come_again(ctx: Context) -> None:
 
 async def _overload(ctx: Context) -> list[Exchange]:
     """What was refused when there was no room; NotApplicable where it cannot be filled."""
-    exchanges = await ctx.session.once("overload", lambda: _overloaded(ctx))
+    exchanges = await ctx.once("overload", lambda: _overloaded(ctx))
     for exchange in exchanges:
         ctx.show(exchange)
     return exchanges

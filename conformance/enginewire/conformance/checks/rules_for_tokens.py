@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.distributions.draws import CHOICES, drawn
+from enginewire.conformance.checks.distributions.position import TIED, Position
 from enginewire.conformance.checks.filters import ROWS, TEMPERATURES
-from enginewire.conformance.distributions.draws import CHOICES, drawn
-from enginewire.conformance.distributions.position import TIED, Position
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value

@@ -267,7 +267,7 @@ async def _alone_and_beside(ctx: Context) -> tuple[list[list[int]], list[list[in
         async with _neighbours(ctx):
             return alone, await outputs()
 
-    return await ctx.session.once("alone and beside", observe)
+    return await ctx.once("alone and beside", observe)
 
 
 def _slots(ctx: Context) -> int:

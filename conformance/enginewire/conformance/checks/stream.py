@@ -191,7 +191,7 @@ async def _observed(ctx: Context) -> Stream:
     async def observe() -> Stream:
         return await ctx.generate(ctx.request(max_tokens=count))
 
-    stream = await ctx.session.once("stream", observe)
+    stream = await ctx.once("stream", observe)
     ctx.show(stream.exchange)
     return stream
 

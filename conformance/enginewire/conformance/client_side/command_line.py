@@ -12,7 +12,7 @@ from enginewire.conformance.client_side.given import add_options as add_given, g
 from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.oracle.findings import cases
 from enginewire.conformance.client_side.stage.stands import CommandStarter
-from enginewire.conformance.conclusion import add_options, check_options
+from enginewire.conformance.conclusion.conclusion import add_options, check_options
 from enginewire.conformance.options import globs, positive, scale
 from enginewire.conformance.running.interruption import Interrupted, Interruption
 from enginewire.conformance.running.outcome import Report

@@ -12,7 +12,7 @@ from enginewire.conformance.client_side.checks import DRAWN, WAY_THROUGH, client
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.given import Given
 from enginewire.conformance.client_side.stage.stands import RunningStand, RunningStands, Starter
-from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.requirements.requirement import Requirement, requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.interruption import Interrupted, Interruption
 from enginewire.conformance.running.outcome import FAILED, CutShort, Outcome, Report, Status

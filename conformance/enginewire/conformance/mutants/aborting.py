@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.rules_for_tokens import OtherOptions
-from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.validation import RANGES, value_of

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.choices import GOES_ON, Ending
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.generation.choices import GOES_ON, Ending
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
 
 Outputs = AsyncIterator[pb.LLMEngineOutput]

@@ -6,8 +6,8 @@ import json
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.handoffs import Decode, Pending, Prefill, digest_of
-from enginewire.conformance.reference.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Job
-from enginewire.conformance.reference.multiplexed import Multiplex
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import invalid
 from enginewire.conformance.reference.server import Reference
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
 
 Kept = list[tuple[int, float]]

@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference import grammar
-from enginewire.conformance.reference.choices import Ending
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.capabilities import grammar
+from enginewire.conformance.reference.generation.choices import Ending
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings

@@ -8,8 +8,8 @@ from itertools import count
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
-from enginewire.conformance.reference.engine import BlockKey
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.engine import BlockKey
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
-from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from enginewire import v1 as pb
 from enginewire.conformance.checks.messages import GZIP, NOBODYS
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.choices import GOES_ON, Ending
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.generation.choices import GOES_ON, Ending
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call

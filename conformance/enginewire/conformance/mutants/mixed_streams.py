@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.mixed_endings import EOS, KnowsItsStreams, delivered
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
 
 Outputs = AsyncIterator[pb.LLMEngineOutput]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Job
-from enginewire.conformance.reference.multiplexed import Frame, Multiplex
+from enginewire.conformance.reference.capabilities.multiplexed import Frame, Multiplex
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.metadata import RANKS
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call

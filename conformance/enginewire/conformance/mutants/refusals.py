@@ -14,7 +14,7 @@ from google.protobuf.any_pb2 import Any
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call

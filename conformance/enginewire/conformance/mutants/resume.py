@@ -6,8 +6,8 @@ import random
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.choices import Ending
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.generation.choices import Ending
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
 
 

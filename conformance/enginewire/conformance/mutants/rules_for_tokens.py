@@ -7,7 +7,7 @@ from collections import Counter
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
 
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.resume import delivered_of
-from enginewire.conformance.reference.choices import Ending
-from enginewire.conformance.reference.job import Choice, Job
-from enginewire.conformance.reference.multiplexed import Multiplex
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
+from enginewire.conformance.reference.generation.choices import Ending
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call

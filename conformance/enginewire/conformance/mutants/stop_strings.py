@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.job import Choice
+from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.choices import GOES_ON, Ending
-from enginewire.conformance.reference.engine import BlockKey
-from enginewire.conformance.reference.job import Choice, Job
+from enginewire.conformance.reference.generation.choices import GOES_ON, Ending
+from enginewire.conformance.reference.generation.engine import BlockKey
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
 
 STOPPED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_EOS)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, each_changed, mutant
-from enginewire.conformance.reference.engine import BlockKey
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.engine import BlockKey
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
 

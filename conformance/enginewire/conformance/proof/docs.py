@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginewire.conformance.report.verdict import AREAS
-from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.requirements.requirement import Requirement, requirements
 
 Row = Iterable[object]
 

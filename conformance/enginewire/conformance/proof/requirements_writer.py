@@ -16,7 +16,7 @@ from enginewire.conformance.checks import all_checks
 from enginewire.conformance.client_side.checks import client_checks
 from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.mutants import mutants
-from enginewire.conformance.requirements import FILE, Requirement, requirements
+from enginewire.conformance.requirements.requirement import FILE, Requirement, requirements
 
 DOCS = Path(__file__).parents[4] / "docs"
 COMMAND = "python -m enginewire.conformance.proof.requirements_writer --write"

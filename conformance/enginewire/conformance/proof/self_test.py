@@ -24,10 +24,10 @@ from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.client_side.stage.stands import InProcessStarter
 from enginewire.conformance.mutants import Mutant, mutants
-from enginewire.conformance.proof import second_order
 from enginewire.conformance.proof.matrix import Kill, line, show, show_reference, summary_of, verdict_of
-from enginewire.conformance.reference.adapters import SOURCES
+from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
+from enginewire.conformance.reference.capabilities.adapters import SOURCES
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.report.text import visible
@@ -37,7 +37,7 @@ from enginewire.conformance.running.registry import SHAPE, Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.running.verdict import SEEN
-from enginewire.conformance.session.given import PAIR, PAIR_RUN, Given
+from enginewire.conformance.session.given import COMPANIES, PAIR, PAIR_RUN, Given
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
 
@@ -69,8 +69,8 @@ def main(options: argparse.Namespace) -> int:
     for name, count in passes.items():
         print(f"adversary {name:24} {count} PASS")
     summary = summary_of(kills, references, passes, time.monotonic() - started)
-    wanted = second_order.wanted(options, is_whole=is_whole)
-    summary |= second_order.survey(wanted, judge_at_times, options) if wanted else {}
+    wanted = survey.wanted(options, is_whole=is_whole)
+    summary |= survey.survey(wanted, judge_at_times, options) if wanted else {}
     show(summary, is_whole=is_whole)
     if options.json:
         print(json.dumps(summary))
@@ -85,6 +85,7 @@ async def judge(
     name: str = "",
     run: Sequence[str] = (),
     skip: Sequence[str] = (),
+    companies: int = COMPANIES,
 ) -> Report:
     """The kit against a server in this process; `name`: of the mutant, for checks that start processes."""
     program = f"enginewire.conformance.mutants {name}" if name else "enginewire.conformance.reference"
@@ -94,13 +95,15 @@ async def judge(
     server = await InProcess(served).start()
     try:
         if isinstance(served, Reference) and (half := served.other_half()):
-            return await _judge_pair(served, server.target, half)
+            return await _judge_pair(served, server.target, half, companies)
         session = Session(
             connection=Connection(target=server.target),
             time_scale=time_scale,
             declared=frozenset({"launch", "keepalive"}),
             launcher=launcher,
-            given=Given(adapters=SOURCES, metrics_url=getattr(served, "metrics_url", "")),
+            given=Given(
+                adapters=SOURCES, metrics_url=getattr(served, "metrics_url", ""), companies=companies
+            ),
         )
         selection = Selection(phases=phases, run=run, skip=skip, judges_again=not name)
         return await Runner(session, all_checks(), selection).run()
@@ -134,13 +137,17 @@ def everything_broken() -> tuple[Mutant, ...]:
     return (*mutants(), *client_mutants())
 
 
-async def _judge_pair(served: Reference, target: str, half: type[Reference]) -> Report:
+async def _judge_pair(served: Reference, target: str, half: type[Reference], companies: int) -> Report:
     """One half of a disaggregated pair beside a correct other half."""
     other = await InProcess(half()).start()
     is_prefill = served.config.role == pb.ENGINE_ROLE_PREFILL
     prefill, decode = (target, other.target) if is_prefill else (other.target, target)
     try:
-        session = Session(connection=Connection(target=decode), declared=PAIR, given=Given(prefill=prefill))
+        session = Session(
+            connection=Connection(target=decode),
+            declared=PAIR,
+            given=Given(prefill=prefill, companies=companies),
+        )
         return await Runner(session, all_checks(), Selection(phases=frozenset(Phase), run=PAIR_RUN)).run()
     finally:
         await other.stop()
@@ -176,7 +183,9 @@ async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
     if issubclass(mutant.server, ReferenceBackend):
         return await judge_backend(mutant.server, skip=spared)
     run = needed_by(mutant) if quick else ()
-    return await judge(mutant.server, phases_of(mutant), name=mutant.name, run=run, skip=spared)
+    # What a mutant always does shows without company.
+    phases = phases_of(mutant)
+    return await judge(mutant.server, phases, name=mutant.name, run=run, skip=spared, companies=0)
 
 
 async def judge_at_times(mutant: Mutant, quick: bool) -> Report:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
-from enginewire.conformance.reference.engine import Engine
+from enginewire.conformance.reference.generation.engine import Engine
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.wire import health_types
 

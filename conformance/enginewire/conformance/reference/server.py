@@ -13,14 +13,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.reference.adapters import Adapters
-from enginewire.conformance.reference.embeddings import Embeddings
-from enginewire.conformance.reference.kv_events import KvEvents
-from enginewire.conformance.reference.metrics import Metrics
-from enginewire.conformance.reference.multiplexed import NAME as MULTIPLEXED, Multiplexed
+from enginewire.conformance.reference.capabilities.adapters import Adapters
+from enginewire.conformance.reference.capabilities.embeddings import Embeddings
+from enginewire.conformance.reference.capabilities.kv_events import KvEvents
+from enginewire.conformance.reference.capabilities.metrics import Metrics
+from enginewire.conformance.reference.capabilities.multiplexed import NAME as MULTIPLEXED, Multiplexed
+from enginewire.conformance.reference.capabilities.stop_strings import StopStrings
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.service import Call
-from enginewire.conformance.reference.stop_strings import StopStrings
 from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.methods import methods
 from enginewire.grpc_server import bare_server

@@ -13,8 +13,8 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.reference.call_metadata import fold
-from enginewire.conformance.reference.engine import REMEMBERED
-from enginewire.conformance.reference.job import Job
+from enginewire.conformance.reference.generation.engine import REMEMBERED
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.lifecycle import POLL_SECONDS
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.signals import Signals

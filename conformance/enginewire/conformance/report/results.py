@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from enginewire.conformance.report.as_json import SCHEMA
+from enginewire.conformance.report.formats.as_json import SCHEMA
 from enginewire.conformance.report.text import visible
 
 HEADER: Final = (

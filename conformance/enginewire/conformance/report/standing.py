@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from enginewire.conformance.levels import NO_LEVEL, Level
 from enginewire.conformance.report.verdict import AREAS
+from enginewire.conformance.requirements.levels import NO_LEVEL, Level
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.standing import Judged, Proof, Standing, standing
 

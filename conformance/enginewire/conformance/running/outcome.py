@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from enginewire.conformance.requirements import Requirement
+from enginewire.conformance.requirements.requirement import Requirement
 from enginewire.conformance.wire.exchange import Exchange
 
 

@@ -51,6 +51,7 @@ class Check:
     gate: str = ""
     unless: str = ""
     is_costly: bool = False
+    in_company: bool = True
 
     @property
     def key(self) -> str:
@@ -76,6 +77,7 @@ def check(
     variant: str = "",
     gate: str = "",
     costly: bool = False,
+    in_company: bool = True,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register the check of one requirement.
 
@@ -83,10 +85,21 @@ def check(
     `alone`: nothing else runs beside it, as for whatever reads the load or measures time.
     `variant`: tells several checks of one id apart. `gate`: what must be declared beside the
     requirement's own gate. `costly`: it takes seconds, so self-test spares it the mutants of others.
+    `in_company=False`: it looks at what options change that it does not set itself.
     """
 
     def register(function: CheckFunction) -> CheckFunction:
-        added = Check(identifier, function, variant, needs, phase, alone, gate, is_costly=costly)
+        added = Check(
+            identifier,
+            function,
+            variant,
+            needs,
+            phase,
+            alone,
+            gate,
+            is_costly=costly,
+            in_company=in_company,
+        )
         CHECKS.add(added.key, added)
         return function
 

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from enginewire.conformance.monitor.watch import SHARED, Monitor
-from enginewire.conformance.profiles import BARE
-from enginewire.conformance.requirements import requirements
+from enginewire.conformance.requirements.profiles import BARE
+from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running import verdict
+from enginewire.conformance.running.accompanied import Accompanied
 from enginewire.conformance.running.gates import why_closed
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life, died
+from enginewire.conformance.running.monitor.watch import SHARED, Monitor
 from enginewire.conformance.running.outcome import IN_PART, NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.company import ALONE, Company
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Launcher, Session, Unreachable
 from enginewire.conformance.wire.exchange import Exchange
@@ -69,6 +71,8 @@ class Runner:
         self._left = 0
         self._is_ended = False
         self._monitor = Monitor()
+        together = 1 if self.selection.one_by_one else CONCURRENCY
+        self._accompanied = Accompanied(self.session, self._judge_again, together)
 
     async def run(self) -> Report:
         """Run everything that was selected. Raises Unreachable; a target that answers is judged."""
@@ -91,6 +95,8 @@ class Runner:
         await self._run_root()
         self._left = sum(check.key != ROOT and self._decided(check) is None for check in self.checks)
         for phase in Phase:
+            if phase is Phase.DESTRUCTIVE:
+                await self._run_in_company()
             await self._run_phase([check for check in self.checks if check.phase is phase])
 
     def _close_books(self) -> None:
@@ -122,6 +128,21 @@ class Runner:
         await self._run_together([check for check in due if not self._runs_alone(check)])
         for check in needs_first(check for check in due if self._runs_alone(check)):
             self._outcomes[check.key] = await self._run(check)
+
+    async def _run_in_company(self) -> None:
+        passed = [
+            (check, outcome.seconds)
+            for check in self.checks
+            if (outcome := self._outcomes.get(check.key)) and outcome.status is Status.PASS
+        ]
+        await self._accompanied.run(passed)
+
+    async def _judge_again(self, check: Check, company: Company) -> Outcome:
+        self._running.append(check.key)
+        outcome = await self._judge(check, self.session, company)
+        await self._end_with_the_server(outcome)
+        self._running.remove(check.key)
+        return outcome
 
     def _runs_alone(self, check: Check) -> bool:
         return check.alone or check.phase >= Phase.DESTRUCTIVE or self.selection.one_by_one
@@ -216,8 +237,8 @@ class Runner:
             return await self._judge(check, self.session)
         return outcome
 
-    async def _judge(self, check: Check, session: Session) -> Outcome:
-        context = Context(session, check.key)
+    async def _judge(self, check: Check, session: Session, company: Company = ALONE) -> Outcome:
+        context = Context(session, check.key, company)
         outcome = await verdict.judged(check, context, session.bounds.check)
         if outcome.status is Status.PASS and context.left_out:
             # A result that rests on less than usual says so.
@@ -228,6 +249,23 @@ class Runner:
 
     def _watch(self, name: str, session: Session, exchanges: Iterable[Exchange]) -> None:
         self._monitor.watch(name, exchanges, session.info, session.connection.target)
+
+    def _all_outcomes(self) -> Iterator[Outcome]:
+        yield from map(self._with_negative, self._outcomes.values())
+        yield from self._in_company()
+        yield from self._seen()
+
+    def _how_judged(self) -> Iterator[str]:
+        yield self.session.bounds.describe()
+        yield self.session.drawn
+        if self._accompanied.count:
+            yield f"{self._accompanied.count} times in company"
+
+    def _in_company(self) -> Iterator[Outcome]:
+        """What failed in company and was not left out."""
+        for check, outcome in self._accompanied.found.items():
+            if not self.selection.leaves_out(check):
+                yield outcome
 
     def _seen(self) -> Iterator[Outcome]:
         """What the monitor found, of requirements that hold for this target and were not left out."""
@@ -248,10 +286,8 @@ class Runner:
             target=self.session.connection.target,
             invocation=self.invocation or f"--target {shlex.quote(self.session.connection.target)}",
             engine=f"{info.engine_name} {info.engine_version}, {info.config.model}".strip(" ,"),
-            bounds="; ".join(filter(None, (self.session.bounds.describe(), self.session.drawn))),
-            outcomes=verdict.in_order(
-                [*map(self._with_negative, self._outcomes.values()), *self._seen()], requirements().values()
-            ),
+            bounds="; ".join(filter(None, self._how_judged())),
+            outcomes=verdict.in_order(self._all_outcomes(), requirements().values()),
             profile=BARE if self.selection.is_bare else "",
             watched=self._monitor.watched,
             seconds=seconds,

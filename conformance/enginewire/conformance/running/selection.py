@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from enginewire.conformance.levels import NO_LEVEL, level_of
-from enginewire.conformance.profiles import BARE, is_of_any
-from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.requirements.levels import NO_LEVEL, level_of
+from enginewire.conformance.requirements.profiles import BARE, is_of_any
+from enginewire.conformance.requirements.requirement import Requirement, requirements
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH
 from enginewire.conformance.running.registry import Check, Phase
 from enginewire.v1.revision import CONTRACT_REVISION

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from enginewire.conformance.levels import LAUNCH, NO_LEVEL, OUTSIDE, Level, level_of
-from enginewire.conformance.profiles import BARE, OF_BARE, is_of
-from enginewire.conformance.requirements import Requirement
+from enginewire.conformance.requirements.levels import LAUNCH, NO_LEVEL, OUTSIDE, Level, level_of
+from enginewire.conformance.requirements.profiles import BARE, OF_BARE, is_of
+from enginewire.conformance.requirements.requirement import Requirement
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
-from enginewire.conformance.requirements import Requirement, requirements
+from enginewire.conformance.requirements.requirement import Requirement, requirements
 from enginewire.conformance.running.outcome import CutShort, Outcome, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.session.session import Unreachable

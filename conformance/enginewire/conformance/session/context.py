@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.company import ALONE, Company
 from enginewire.conformance.session.session import Program, Session
 from enginewire.conformance.session.sizes import Sizes
 from enginewire.conformance.wire.client import Client
@@ -25,6 +27,8 @@ from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+
+T = TypeVar("T")
 
 LASTING_SECONDS = 0.3
 """Long enough to be still running after a few calls."""
@@ -60,9 +64,10 @@ class Greedy:
 class Context(Sizes):
     """The target as one check sees it."""
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: Session, name: str, company: Company = ALONE) -> None:
         super().__init__(session)
         self.client = session.client()
+        self.company = company
         self._name = name.replace("/", "-")
         self._clients = [self.client]
         self._channels: list[grpc.aio.Channel] = []
@@ -101,7 +106,8 @@ class Context(Sizes):
     def start(
         self, request: pb.GenerateRequest, *, client: Client | None = None, timeout: float = 0
     ) -> Stream:
-        """Start a Generate. Without a `timeout`, what its size allows at this target."""
+        """Start a Generate in company. Without a `timeout`, what its size allows at this target."""
+        request = self.company.joined(request)
         conditions, prompt = request.request.stop_conditions, len(request.request.token_ids)
         tokens = self.room(prompt)
         if conditions.HasField("max_tokens"):
@@ -148,7 +154,11 @@ class Context(Sizes):
         As many tokens as wanted, or as `tokens` allows.
         """
         count = self.tokens(wanted, least=least)
-        return await self.session.once(("greedy", count), lambda: self._greedy(count))
+        return await self.once(("greedy", count), lambda: self._greedy(count))
+
+    async def once(self, key: object, observe: Callable[[], Awaitable[T]]) -> T:
+        """What checks in the same company share, as in `Session.once`."""
+        return await self.session.once((key, self.company), observe)
 
     def long_request(self, **changes: requests.Value) -> pb.GenerateRequest:
         """A request that runs 20 reaction bounds if nothing ends it, or until the window is full."""

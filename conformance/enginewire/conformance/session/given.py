@@ -9,12 +9,16 @@ import argparse
 from dataclasses import dataclass
 from typing import Final
 
+from enginewire.conformance.session.company import DIFFERENT
 from enginewire.conformance.wire.violation import NotApplicable
 
 SEED: Final = 240
 """Of the first 400 seeds one whose cases have the most pairs of options."""
 CASES: Final = 64
 """Drawn by default: few enough to add little to a run."""
+
+COMPANIES: Final = 2
+"""How often a check that passed is judged once more, each time beside other options."""
 
 PATIENCE: Final = 2.0
 """Seconds. At a token per second a run takes about a quarter of an hour with it."""
@@ -38,6 +42,7 @@ class Given:
     metrics_url: str = ""
     seed: int = SEED
     cases: int = CASES
+    companies: int = COMPANIES
     patience: float = PATIENCE
 
     def sources(self, count: int) -> tuple[str, ...]:
@@ -79,6 +84,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cases", type=count, default=CASES, metavar="N", help=f"cases that are drawn (default {CASES})"
     )
+    group.add_argument(
+        "--companies",
+        type=_companies,
+        default=COMPANIES,
+        metavar="N",
+        help=f"how often a check that passed is judged again beside drawn options (default {COMPANIES})",
+    )
 
 
 def adopt(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -101,6 +113,7 @@ def given(options: argparse.Namespace) -> Given:
         metrics_url=options.metrics_url,
         seed=options.seed,
         cases=options.cases,
+        companies=options.companies,
         patience=options.patience,
     )
 
@@ -109,6 +122,7 @@ def drawn(options: argparse.Namespace) -> list[str]:
     """The words that draw the same cases again, and ask as much; none for those of every run."""
     words = ["--seed", str(options.seed)] if options.seed != SEED else []
     words += ["--cases", str(options.cases)] if options.cases != CASES else []
+    words += ["--companies", str(options.companies)] if options.companies != COMPANIES else []
     return [*words, "--patience", f"{options.patience:g}"] if options.patience != PATIENCE else words
 
 
@@ -116,6 +130,13 @@ def _seconds(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError("above 0")
+    return number
+
+
+def _companies(text: str) -> int:
+    number = count(text)
+    if number > DIFFERENT:
+        raise argparse.ArgumentTypeError(f"at most {DIFFERENT}")
     return number
 
 

@@ -49,7 +49,7 @@ def invalid_requests(ctx: Context) -> list[Invalid]:
 
 async def refusals(ctx: Context) -> list[Refused]:
     """The suite sent once, and what was refused of it; shared by all checks, shown as their evidence."""
-    found = await ctx.session.once("refusals", lambda: _refusals(ctx))
+    found = await ctx.once("refusals", lambda: _refusals(ctx))
     for refused in found:
         ctx.show(refused.exchange)
     return found

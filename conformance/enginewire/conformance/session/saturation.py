@@ -68,7 +68,8 @@ async def queued(
             raise NotApplicable("the slots are free again before a request can be seen to wait")
         if timeout and time.monotonic() > stream.exchange.started_at + timeout:
             raise NotApplicable("a deadline passes before its request can be seen to wait")
-        if accepted.done() and not accepted.result():
+        # A server may send its metadata with the refusal: that it came says nothing yet.
+        if (accepted.done() and not accepted.result()) or await stream.call.failed_unread():
             raise NotApplicable("a request that has to wait is refused here")
         await pause()
     raise Violation("Load.waiting is 0 while a request waits for a slot", expected="1")

@@ -63,6 +63,10 @@ class Call:
         self.exchange.initial_metadata = tuple(metadata)
         return True
 
+    async def failed_unread(self) -> bool:
+        """Whether a call of which nothing was read has ended with another status than OK."""
+        return self._rpc.done() and await self._rpc.code() is not grpc.StatusCode.OK
+
     async def finish(self) -> Exchange:
         """Read to the end."""
         async for _ in self:

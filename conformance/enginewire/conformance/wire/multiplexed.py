@@ -65,10 +65,17 @@ class Handle:
 class Multiplexed:
     """A GenerateMultiplexed under way."""
 
-    def __init__(self, client: Client, timeout: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        timeout: float,
+        joined: Callable[[pb.GenerateRequest], pb.GenerateRequest] = lambda request: request,
+    ) -> None:
+        """`joined` is what becomes of a request before it is sent."""
         self.uses: dict[int, list[Handle]] = {}
         self.frames: list[pb.GenerateMultiplexedResponse] = []
         self._sent: asyncio.Queue[pb.GenerateMultiplexedRequest | None] = asyncio.Queue()
+        self._joined = joined
         self.call = client.call(NAME, self._requests(), timeout=timeout)
 
     @property
@@ -94,7 +101,7 @@ class Multiplexed:
         self.uses.setdefault(number, []).append(
             Handle(max(request.request.sampling_options.n, 1), request.request_id)
         )
-        submit = pb.Submit(handle=number, generate=request)
+        submit = pb.Submit(handle=number, generate=self._joined(request))
         if timeout:
             submit.timeout.CopyFrom(Duration(nanos=round(timeout * 1e9) % 10**9, seconds=int(timeout)))
         return submit

@@ -1,4 +1,4 @@
 """What an engine is to the shell: its interface, what one may begin with, and the checks of what it gives.
 
-Knows no engine.
+`mocker` and `upstream` are engines; what is beside them knows no engine.
 """

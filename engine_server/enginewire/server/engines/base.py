@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import Answer
@@ -24,16 +25,26 @@ from enginewire.server.engines.step_streams import open_choices
 
 
 class BaseEngine(ABC):
-    """An `LLMEngine` that needs two methods. Set `config` in `start`, and return it there."""
+    """An `LLMEngine` that needs two methods. Fill in `config` in `start`, and return it there."""
 
     engine_name = ""
     """Shown by GetEngineInfo with the version; "" for what `--engine` was given."""
     engine_version = ""
 
-    def __init__(self, options: object = None) -> None:
+    def __init__(self, options: object = None) -> None:  # noqa: B027  # a default, which need not be called
         """`options` are the server's, a `ServerOptions`."""
-        self.config = pb.EngineConfig()
-        self._slots = Slots()
+
+    @cached_property
+    def config(self) -> pb.EngineConfig:
+        """What the engine is: at first one that does prompt and answer, and samples as the model says."""
+        config = pb.EngineConfig(role=pb.ENGINE_ROLE_AGGREGATED)
+        sampling = config.capabilities.default_sampling
+        sampling.temperature = sampling.top_p = sampling.repetition_penalty = 1.0
+        return config
+
+    @cached_property
+    def _slots(self) -> Slots:
+        return Slots()
 
     @abstractmethod
     async def start(self, worker_id: int) -> pb.EngineConfig:

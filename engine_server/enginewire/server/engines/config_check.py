@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.server.engines.interface import EmbeddingEngine, LLMEngine, PrefixCacheEngine
+from enginewire.server.engines.interface import EmbeddingEngine, LLMEngine, PrefixCacheEngine, Tokenizer
 
 MAY_BE_ZERO: Final = frozenset(
     {"data_parallel_start_rank", "max_logprobs", "max_prompt_logprobs", "max_num_queued_reqs"}
@@ -110,9 +110,21 @@ def _faults_of_load(config: pb.EngineConfig, engine: LLMEngine) -> Iterator[str]
 
 def _untrue_capabilities(config: pb.EngineConfig, engine: LLMEngine) -> Iterator[str]:
     capabilities = config.capabilities
-    if capabilities.tokenizer != (engine.tokenizer() is not None):
+    tokenizer: object = engine.tokenizer()
+    if capabilities.tokenizer != (tokenizer is not None):
         yield "capabilities.tokenizer: must be true exactly when the engine's tokenizer returns one"
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        got = type(tokenizer).__name__
+        yield f"capabilities.tokenizer: tokenizer must return a Tokenizer or None, got {got}"
+    elif tokenizer is not None and not _are_files(tokenizer.files):
+        yield "capabilities.tokenizer: Tokenizer.files must be a mapping from names (str) to contents (bytes)"
     if capabilities.kv_events and not isinstance(engine, PrefixCacheEngine):
         yield "capabilities.kv_events: needs subscribe_kv_events and reset_prefix_cache"
     if capabilities.embeddings and not (isinstance(engine, EmbeddingEngine) and engine.embedding_size):
         yield "capabilities.embeddings: needs embed, only_embeds and an embedding_size"
+
+
+def _are_files(files: object) -> bool:
+    return isinstance(files, Mapping) and all(
+        isinstance(name, str) and isinstance(content, bytes) for name, content in files.items()
+    )

@@ -7,10 +7,12 @@ leaves in one `StepOutputs`. Knows nothing about gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import usage
+from enginewire.server.engines.calls import answer_of
 from enginewire.server.engines.interface import (
     EmbeddingEngine,
     GenerateContext,
@@ -88,7 +90,7 @@ class IteratorDriver:
 
     async def start(self, worker_id: int) -> pb.EngineConfig:
         """Start the engine."""
-        return await self._engine.start(worker_id)
+        return await answer_of("start", lambda: self._engine.start(worker_id))
 
     def set_step_listener(self, listener: StepListener) -> None:
         """Register the receiver of outputs."""
@@ -137,11 +139,11 @@ class IteratorDriver:
         task = self._tasks.get(context)
         if task is not None:
             asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, task.cancel)
-        await self._engine.abort(context)
+        await answer_of("abort", lambda: self._engine.abort(context))
 
     async def drain(self) -> None:
         """Drain the engine's own work."""
-        await self._engine.drain()
+        await answer_of("drain", self._engine.drain)
 
     async def cleanup(self) -> None:
         """Stop every iterator, then release the engine."""
@@ -149,15 +151,15 @@ class IteratorDriver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._engine.cleanup()
+        await answer_of("cleanup", self._engine.cleanup)
 
     async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
         """The engine's sources."""
-        return await self._engine.kv_event_sources()
+        return await answer_of("kv_event_sources", self._engine.kv_event_sources)
 
     async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
         """The engine's metrics."""
-        return await self._engine.setup_metrics(context)
+        return await answer_of("setup_metrics", lambda: self._engine.setup_metrics(context))
 
     def load(self) -> pb.Load:
         """The engine's load."""
@@ -175,7 +177,7 @@ class IteratorDriver:
         progress = Progress(request)
         try:
             async with asyncio.timeout_at(context.deadline):
-                await self._forward(self._engine.generate(request, context), context, progress)
+                await self._forward(_iterator(self._engine.generate(request, context)), context, progress)
         except asyncio.CancelledError:
             self._outputs().outputs.extend((context, output) for output in progress.cancel())
             raise
@@ -223,6 +225,18 @@ class IteratorDriver:
             return
         assert self._listener is not None, "requests are submitted only after the listener was set"
         self._listener(outputs)
+
+
+def _iterator(outputs: AsyncIterator[Item]) -> AsyncIterator[Item]:
+    """What `generate` returned. Raises EngineMistake for what cannot be iterated over."""
+    if not isinstance(outputs, AsyncIterable):
+        if inspect.iscoroutine(outputs):
+            outputs.close()  # or Python warns that nobody awaited it
+        got = type(outputs).__name__
+        raise EngineMistake(
+            f"generate must return an async iterator, as `async def` with `yield` does, got {got}"
+        )
+    return outputs
 
 
 async def _close(outputs: AsyncIterator[Item]) -> None:

@@ -1,4 +1,4 @@
-"""Is this object an engine? Says which method is missing or written in another way than the shell calls it.
+"""Is this an engine, or a class of one? Says which method is missing or not written as the shell calls it.
 
 Looks at the class only: nothing is called. Knows nothing about what an engine answers.
 """
@@ -6,7 +6,9 @@ Looks at the class only: nothing is called. Knows nothing about what an engine a
 from __future__ import annotations
 
 import inspect
+from abc import ABCMeta
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Final
 
 ARGUMENTS: Final = {
@@ -32,6 +34,26 @@ WHOLE: Final = {
     "an engine that embeds": ("embed", "embedding_size", "only_embeds"),
 }
 """What an engine may add: all of it or nothing."""
+
+
+def fault_of_class(factory: object) -> str | None:
+    """Why no engine can be made by calling it with the options, as a sentence; None: it can."""
+    if not callable(factory):
+        return f"is {_article(type(factory).__name__)} and not a class"
+    if isinstance(factory, ABCMeta) and factory.__abstractmethods__:
+        return f"no method {_listed(sorted(factory.__abstractmethods__))}"
+    if not takes(factory, ("options",)):
+        return "its constructor must take one argument, the server's options: `def __init__(self, options)`"
+    return None
+
+
+def engine_classes(module: ModuleType) -> list[str]:
+    """The names under which a module has classes that generate, those of this package left out."""
+    return sorted(
+        name
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and hasattr(kind, "generate") and not kind.__module__.startswith(__package__)
+    )
 
 
 def fault_of(engine: object) -> str | None:
@@ -60,6 +82,8 @@ def _faults_of_method(name: str, method: object) -> Iterator[str]:
         return
     if name == "generate" and inspect.iscoroutinefunction(method):
         yield "generate is a coroutine: `async def` without a `yield`; it must yield its outputs"
+    if name == "generate" and inspect.isgeneratorfunction(method):
+        yield "generate is a plain `def` with a `yield`: it must be an `async def`"
     if name in PLAIN and inspect.iscoroutinefunction(method):
         yield f"{name} is a coroutine: it must be a plain `def`, for it answers at once"
     if name != "generate" and (inspect.isasyncgenfunction(method) or inspect.isgeneratorfunction(method)):
@@ -82,6 +106,10 @@ def takes(method: object, arguments: tuple[str, ...]) -> bool:
 def _has(engine: object, name: str) -> bool:
     # Not by asking the object: properties need not work before the start.
     return hasattr(type(engine), name) or name in getattr(engine, "__dict__", {})
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 def _listed(names: list[str]) -> str:

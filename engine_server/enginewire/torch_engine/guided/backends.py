@@ -128,5 +128,7 @@ def open_backends(vocabulary: Vocabulary, default: str) -> GuidedBackends | None
             compilers[name] = GrammarCompiler(name, vocabulary)
         except ImportError:
             if name == default:
-                raise ModelLoadError(f"guided_backend: {name} is not installed") from None
+                raise ModelLoadError(
+                    f"guided_backend: {name} is not installed: pip install 'enginewire[guided]'"
+                ) from None
     return GuidedBackends(compilers) if compilers else None

@@ -30,6 +30,14 @@ VLLM_COMPLETIONS = """
     kv_transfer_params ec_transfer_params vllm_xargs repetition_detection thinking_token_budget
     stream_interval
 """
+VLLM_RESPONSES = """
+    background include input instructions max_output_tokens max_tool_calls metadata model logit_bias
+    parallel_tool_calls previous_response_id prompt reasoning service_tier store stream temperature text
+    tool_choice tools top_logprobs top_p top_k truncation user skip_special_tokens
+    include_stop_str_in_output prompt_cache_key request_id mm_processor_kwargs priority cache_salt
+    enable_response_messages previous_input_messages previous_response structured_outputs
+    repetition_penalty seed stop ignore_eos vllm_xargs
+"""
 VLLM_EMBEDDINGS = """
     model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs
     cache_salt input add_special_tokens encoding_format embed_dtype endianness dimensions use_activation
@@ -51,6 +59,13 @@ OPENAI_COMPLETIONS = """
     best_of echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty prompt seed
     stop stream stream_options suffix temperature top_p user
 """
+OPENAI_RESPONSES = """
+    access_programs background background_options context_management conversation image include input
+    instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls
+    previous_response_id prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning
+    safety_identifier service_tier store stream stream_options temperature text tool_choice tools
+    top_logprobs top_p truncation user
+"""
 OPENAI_EMBEDDINGS = """
     dimensions encoding_format input model user
 """
@@ -58,5 +73,12 @@ OPENAI_EMBEDDINGS = """
 FIELDS = {
     "chat": {*VLLM_CHAT.split(), *VLLM_OLDER.split(), *OPENAI_CHAT.split()},
     "completions": {*VLLM_COMPLETIONS.split(), *VLLM_OLDER.split(), *OPENAI_COMPLETIONS.split()},
+    "responses": {*VLLM_RESPONSES.split(), *OPENAI_RESPONSES.split()},
     "embeddings": {*VLLM_EMBEDDINGS.split(), *OPENAI_EMBEDDINGS.split()},
+}
+IN_VLLM = {
+    "chat": {*VLLM_CHAT.split()},
+    "completions": {*VLLM_COMPLETIONS.split()},
+    "responses": {*VLLM_RESPONSES.split()},
+    "embeddings": {*VLLM_EMBEDDINGS.split()},
 }

@@ -17,7 +17,7 @@ from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
-from enginewire.backend.frontends.http_api.openai.generation_fields import SCALARS, UNSUPPORTED
+from enginewire.backend.frontends.http_api.openai.fields.generation import SCALARS, UNSUPPORTED
 from enginewire.backend.frontends.http_api.openai.generation_request import MAX_CHOICES, GenerationRequest
 
 ENDPOINTS = [ChatEndpoint(), CompletionEndpoint()]

@@ -7,7 +7,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from enginewire.server.mocker.tokenizer import byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.conftest import vocabulary
 from tests.backend.frontends.http_api.serving import sdk
 from tests.backend.hostile import terminal, tokens

@@ -11,7 +11,14 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.http_api.serving import serving_http
 
 GETS = ("/", "/health", "/version", "/metrics", "/v1/models", "/v1/models/mocker", "/enginewire/status")
-POSTS = ("/v1/completions", "/v1/chat/completions", "/enginewire/generate")
+POSTS = ("/v1/completions", "/v1/chat/completions", "/enginewire/generate", "/tokenize")
+OTHER_POSTS = (
+    "/detokenize",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
 BODY = {"prompt": "x", "max_tokens": 1}
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 CHAT_PAGE = "https://chat.example.org"
@@ -123,12 +130,12 @@ async def test_pages_of_allowed_origins_may_ask_and_read(text_backend: TextBacke
         serving_http(text_backend, allowed_origins=(CHAT_PAGE,)) as face,
         httpx2.AsyncClient(base_url=face.address) as client,
     ):
-        preflight = await client.options("/v1/completions", headers={**page, **asks})
+        preflights = [await client.options(path, headers={**page, **asks}) for path in POSTS + OTHER_POSTS]
         answer = await client.post("/v1/completions", json=BODY, headers=page)
         other = {**page, "origin": "https://evil.example"}
         refused = await client.post("/v1/completions", json=BODY, headers=other)
-    assert preflight.status_code == answer.status_code == 200
-    assert preflight.headers["access-control-allow-origin"] == CHAT_PAGE
+    assert {preflight.status_code for preflight in preflights} == {answer.status_code} == {200}
+    assert {each.headers["access-control-allow-origin"] for each in preflights} == {CHAT_PAGE}
     assert answer.headers["access-control-allow-origin"] == CHAT_PAGE
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers

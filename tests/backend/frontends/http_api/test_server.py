@@ -36,8 +36,9 @@ async def test_models_are_listed_and_found_by_name(start_backend: StartBackend) 
         models = [model.id async for model in client.models.list()]
         assert models == ["echo", "echo/alias"]
         assert (await client.models.retrieve("echo/alias")).id == "echo/alias"
-        answer = await client.completions.create(model="echo/alias", prompt="x")
-        assert answer.model == "echo/alias"
+        for name in models:
+            answer = await client.completions.create(model=name, prompt="x")
+            assert answer.model == "echo"
         with pytest.raises(NotFoundError):
             await client.models.retrieve("another")
 
@@ -107,13 +108,53 @@ async def test_bodies_that_are_no_request_are_refused(
     assert (await http.post(COMPLETIONS, json={"prompt": "ok"})).json()["choices"][0]["text"] == "ok"
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", COMPLETIONS, 405), ("GET", "/v2", 404)])
-async def test_other_routes_and_methods_are_errors_of_the_same_form(
-    http: httpx2.AsyncClient, method: str, path: str, status: int
+@pytest.mark.parametrize("path", ["/v2", "/v1/completion", "/enginewire/nothing", "/v1"])
+async def test_who_asks_for_a_route_that_is_not_there_is_told_which_are(
+    http: httpx2.AsyncClient, path: str
+) -> None:
+    answer = await http.post(path, json={})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "route_not_found"
+    routes = answer.json()["routes"]
+    assert {"POST /v1/completions", "GET /v1/models", "GET /health", "POST /enginewire/abort"} <= set(routes)
+    assert "GET /v1/models/{name}" in routes
+    for method, path in (route.split() for route in routes):
+        if "{" not in path and path != "/enginewire/events":
+            assert (await http.request(method, path)).status_code in (200, 415)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", COMPLETIONS, {"POST"}),
+        ("OPTIONS", COMPLETIONS, {"POST"}),
+        ("DELETE", "/v1/models", {"GET", "HEAD"}),
+        ("GET", "/enginewire/abort", {"POST"}),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_one(
+    http: httpx2.AsyncClient, method: str, path: str, allowed: set[str]
 ) -> None:
     answer = await http.request(method, path)
-    assert answer.status_code == status
-    assert answer.json()["error"]["message"]
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    assert answer.json()["error"]["code"] == "wrong_method"
+
+
+async def test_below_a_path_of_a_proxy_every_route_is_found(text_backend: TextBackend) -> None:
+    async with (
+        serving_http(text_backend, root_path="/llm/v2") as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=20, follow_redirects=True) as client,
+    ):
+        for path in ("", "/", "/v1/models", "/v1/models/mocker", "/enginewire/about", "/health"):
+            if path:
+                assert (await client.get(path)).status_code == 200
+            assert (await client.get(f"/llm/v2{path}")).status_code == 200
+        for path in (COMPLETIONS, f"/llm/v2{COMPLETIONS}"):
+            answer = await client.post(path, json={"prompt": "ok"})
+            assert answer.json()["choices"][0]["text"] == "ok"
+        for path in ("/llm", "/llm/v2x/health", "/llm/v2/llm/v2/health"):
+            assert (await client.get(path)).status_code == 404
 
 
 async def test_a_stream_ends_with_done_and_has_no_usage_unasked(http: httpx2.AsyncClient) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from enginewire.server.mocker.tokenizer import byte_tokenizer
+from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.conftest import vocabulary
 from tests.backend.engines.test_trace_context import VALID
 from tests.backend.frontends.http_api.serving import sdk

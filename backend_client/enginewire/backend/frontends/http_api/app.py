@@ -1,4 +1,4 @@
-"""The routes of the HTTP face: two that generate, one that embeds, facts, health, and the page.
+"""The routes of the HTTP face: those that generate, embed and tokenize, facts, health, and the page.
 
 Knows nothing about sockets.
 """
@@ -20,22 +20,26 @@ from starlette.routing import Route
 from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.frontends.http_api.adapters import LoadAdapterRoute, UnloadAdapterRoute
 from enginewire.backend.frontends.http_api.body import InvalidBody
 from enginewire.backend.frontends.http_api.embeddings.route import EmbeddingsRoute
 from enginewire.backend.frontends.http_api.incoming import CallerLeft
 from enginewire.backend.frontends.http_api.json_response import as_json, refused
 from enginewire.backend.frontends.http_api.metrics import BackendMetrics
+from enginewire.backend.frontends.http_api.no_such_route import no_such_route
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
 from enginewire.backend.frontends.http_api.openai.generate_route import GenerateRoute, ServedBackend
 from enginewire.backend.frontends.http_api.page.page import page_routes
 from enginewire.backend.frontends.http_api.refusal import (
     CLIENT_CLOSED_REQUEST,
-    Refusal,
     Refused,
     invalid,
+    no_such_model,
     refusal_of,
 )
+from enginewire.backend.frontends.http_api.responses.route import ResponsesRoute
+from enginewire.backend.frontends.http_api.tokenization import DetokenizeRoute, TokenizeRoute
 from enginewire.version import __version__
 
 HEALTH_TIMEOUT_SECONDS = 2.0
@@ -48,9 +52,16 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlet
     facts = Facts(served)
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", GenerateRoute(ChatEndpoint(), served), methods=["POST"]),
+            Route(
+                "/v1/chat/completions", GenerateRoute(ChatEndpoint(served.formats), served), methods=["POST"]
+            ),
             Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
+            Route("/v1/responses", ResponsesRoute(served), methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
+            Route("/v1/load_lora_adapter", LoadAdapterRoute(served), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", UnloadAdapterRoute(served), methods=["POST"]),
+            Route("/tokenize", TokenizeRoute(served), methods=["POST"]),
+            Route("/detokenize", DetokenizeRoute(served), methods=["POST"]),
             Route("/v1/models", facts.models),
             Route("/v1/models/{name:path}", facts.model),
             Route("/health", facts.health),
@@ -60,7 +71,7 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlet
         ],
         middleware=middleware,
         exception_handlers={
-            HTTPException: _no_such_route,
+            HTTPException: no_such_route,
             RequestFailed: _failed,
             Refused: _refused,
             InvalidBody: _malformed,
@@ -86,8 +97,7 @@ class Facts:
         for model in await self._models():
             if model["id"] == name:
                 return as_json(model)
-        message = "no model of that name is served here"
-        return refused(Refusal(HTTPStatus.NOT_FOUND, message, "model", "model_not_found"))
+        return refused(no_such_model())
 
     async def health(self, request: Request) -> Response:
         """200 when an engine accepts requests, else 503."""
@@ -137,11 +147,6 @@ async def state_of(client: EngineClient) -> pb.EngineState.ValueType:
         return (await client.load(timeout=HEALTH_TIMEOUT_SECONDS)).state
     except RequestFailed:
         return pb.ENGINE_STATE_DEAD
-
-
-async def _no_such_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return refused(Refusal(error.status_code, error.detail))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -28,6 +28,7 @@ class InvalidBody(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.field = field
+        self.message = message
 
 
 class Body:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import orjson
 from starlette.responses import Response
 
 from enginewire.backend.frontends.http_api.refusal import Refusal
 
 
-def as_json(value: object) -> Response:
+def as_json(value: object, status: int = HTTPStatus.OK) -> Response:
     """A JSON answer."""
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(orjson.dumps(value), status, media_type="application/json")
 
 
 def refused(refusal: Refusal) -> Response:

@@ -77,11 +77,15 @@ class Refusal:
         return "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
 
     @property
-    def body(self) -> bytes:
-        """The error object as JSON."""
+    def error(self) -> Mapping[str, str | None]:
+        """The error object."""
         message = self.message[:MAX_MESSAGE_CHARACTERS]
-        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
+        return {"message": message, "type": self.type, "param": self.param, "code": self.code}
+
+    @property
+    def body(self) -> bytes:
+        """The error object in its place, as JSON."""
+        return orjson.dumps({"error": self.error})
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -115,6 +119,12 @@ def refusal_of(failure: Failure, param_of: Callable[[str], str | None]) -> Refus
 def invalid(message: str, param: str | None = None) -> Refusal:
     """A body that cannot be used."""
     return Refusal(HTTPStatus.BAD_REQUEST, message, param, "invalid_request")
+
+
+def no_such_model(param: str = "model") -> Refusal:
+    """A name that nothing here answers to."""
+    message = "no model of that name is served here"
+    return Refusal(HTTPStatus.NOT_FOUND, message, param, "model_not_found")
 
 
 def draining() -> Refusal:

@@ -14,13 +14,16 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import uvicorn
+from starlette.middleware import Middleware
 
 from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
+from enginewire.backend.frontends.http_api.middleware.root_path import RootPath
+from enginewire.backend.frontends.http_api.middleware.same_origin import same_origin
+from enginewire.backend.frontends.http_api.openai.answers.format import model_formats
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
-from enginewire.backend.frontends.http_api.same_origin import same_origin
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.sockets import AddressError
 
@@ -64,10 +67,11 @@ class HttpFace:
 
     def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
         self.address = url_of(listener)
-        self._served = ServedBackend(backend, options.timeout)
+        formats = model_formats(backend.tokenizer, options.tool_call_parser, options.reasoning_parser)
+        self._served = ServedBackend(backend, options.timeout, formats, options.allow_runtime_lora_updating)
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
-            make_app(self._served, same_origin(hosts, options.allowed_origins)),
+            make_app(self._served, middleware_of(options, hosts)),
             http=BoundedConnection,
             timeout_keep_alive=options.timeout_keep_alive,
             log_config=None,
@@ -98,6 +102,12 @@ class HttpFace:
     def _end(self) -> None:
         self._server.should_exit = True
         self._served.closing.set()
+
+
+def middleware_of(options: ServeOptions, hosts: AllowedHosts) -> list[Middleware]:
+    """What every request passes before its route."""
+    rooted = [Middleware(RootPath, root_path=options.root_path)] if options.root_path else []
+    return [*same_origin(hosts, options.allowed_origins), *rooted]
 
 
 def limits_of(options: ServeOptions) -> Limits:

@@ -118,7 +118,7 @@ class SmgServicer:
         # The gateway waits for the beginning of an answer; the first token may be far away.
         await call.send_initial_metadata(())
         answer = Answer(len(request.request.token_ids), is_stream=asked.stream)
-        items = self._backend.generate(request, timeout=self._timeout(call))
+        items = self._backend.generate(request, timeout=self._timeout(call), face="SMG")
         async with patient(call, self._slow_consumer_timeout) as caller, aclosing(items):
             async for item in items:
                 if item.error is not None:

@@ -13,7 +13,6 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
-from enginewire.backend.frontends.http_api.page.page import page_headers
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
@@ -79,6 +78,50 @@ async def test_a_live_request_is_in_the_state_and_an_abort_ends_it(http: httpx2.
     assert metrics["enginewire:request_failures_total", "cancelled"] == 1
 
 
+async def test_what_has_ended_stays_in_the_state_for_a_while(http: httpx2.AsyncClient) -> None:
+    await http.post("/v1/completions", json={"prompt": ["abcd", "efg"], "max_tokens": 3, "n": 2, "seed": 1})
+    await http.post("/v1/chat/completions", json={"messages": [], "top_p": 7})
+    await http.post("/v1/completions", json={"prompt": "x", "top_p": 7})
+    ended = (await http.get("/enginewire/status")).json()["ended"]
+    assert [(row["outcome"], row["face"]) for row in ended] == [
+        ("invalid_request", "HTTP"),
+        ("length", "HTTP"),
+        ("length", "HTTP"),
+    ]
+    assert sorted((row["prompt_tokens"], row["tokens"], row["choices"]) for row in ended[1:]) == [
+        (3, 6, 2),
+        (4, 6, 2),
+    ]
+    assert ended[0]["ttft"] is None
+    assert all(0 < row["ttft"] <= row["seconds"] for row in ended[1:])
+
+
+async def test_an_engine_that_nobody_watches_is_asked_what_it_bears(start_backend: StartBackend) -> None:
+    backend, serving = await start_backend(mocker_itl_ms=10)
+    assert backend.backend.engines.all[0].load == pb.Load(), "it is watched"
+    async with (
+        serving_http(backend) as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=20) as http,
+    ):
+        asked = asyncio.create_task(http.post("/v1/completions", json=LONG))
+        status = await status_until(http, requests=1, blocks=True)
+        assert (status["engines"][0]["state"], status["engines"][0]["running"]) == ("ready", 1)
+        asked.cancel()
+    await serving.until_idle()
+
+
+async def test_no_load_tells_of_fewer_requests_than_are_answered(http: httpx2.AsyncClient) -> None:
+    body = {"prompt": "x" * 20, "max_tokens": 20, "ignore_eos": True}
+    asked = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(20)]
+    most = 0
+    while not all(task.done() for task in asked):
+        status = (await http.get("/enginewire/status")).json()
+        engine, phases = status["engines"][0], [row["phase"] for row in status["requests"]]
+        assert engine["running"] + engine["waiting"] >= phases.count("decode")
+        most = max(most, phases.count("decode"))
+    assert most > 5, "nothing was seen"
+
+
 @pytest.mark.parametrize("body", [{}, {"request_id": ""}, {"request_id": 5}, {"request_id": "x" * 513}])
 async def test_an_abort_without_an_id_is_refused(http: httpx2.AsyncClient, body: object) -> None:
     answer = await http.post("/enginewire/abort", json=body)
@@ -140,11 +183,29 @@ async def test_a_form_of_another_page_cannot_abort(http: httpx2.AsyncClient) -> 
     assert (await http.post("/enginewire/abort", data={"request_id": "x"})).status_code == 415
 
 
-def test_the_policy_allows_the_script_and_style_that_are_there_and_nothing_else() -> None:
-    policy = page_headers(b"<style>a</style><script>b</script>")["content-security-policy"]
-    assert re.findall(r"(\w+)-src 'sha256-", policy) == ["script", "style"]
+async def test_the_page_and_its_files_come_under_one_policy(http: httpx2.AsyncClient) -> None:
+    page = await http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert not re.findall(r"<style|<script(?![^>]* src=)|\son\w+=|\sstyle=", page.text)
+    names = re.findall(r'(?:href|src)="/page/([^"]+)"', page.text)
+    main = (await http.get("/page/main.js")).text
+    names += re.findall(r'from "\./([^"]+)"', main)
+    assert len(names) > 10
+    for name in names:
+        file = await http.get(f"/page/{name}")
+        assert file.status_code == 200, name
+        wanted = {"css": "text/css", "js": "text/javascript"}[name.rpartition(".")[2]]
+        assert file.headers["content-type"].startswith(wanted)
+        for header in ("content-security-policy", "x-content-type-options", "x-frame-options"):
+            assert file.headers[header] == page.headers[header]
+    policy = page.headers["content-security-policy"]
     assert "unsafe" not in policy
     assert "default-src 'none'" in policy
+
+
+@pytest.mark.parametrize("name", ["page.py", "..%2Fpage.py", "nothing.js", "", "%00"])
+async def test_only_the_files_of_the_page_are_served(http: httpx2.AsyncClient, name: str) -> None:
+    assert (await http.get(f"/page/{name}")).status_code == 404
 
 
 async def test_metrics_count_what_was_asked_and_how_it_ended(http: httpx2.AsyncClient) -> None:

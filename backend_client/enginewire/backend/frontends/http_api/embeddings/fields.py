@@ -16,7 +16,7 @@ import orjson
 
 from enginewire.backend.embedding import Embeddings
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
-from enginewire.backend.frontends.http_api.openai.generation_fields import Neutral, refuse_unsupported
+from enginewire.backend.frontends.http_api.openai.fields.generation import Neutral, refuse_unsupported
 
 MAX_TOKEN_ID: Final = 2**32 - 1
 ENCODINGS: Final = ("float", "base64")

@@ -36,7 +36,7 @@ class EmbeddingsRoute(PostRoute):
         finally:
             self._served.live.discard(work)
             await work.close()
-        model = asked.model or await self._served.model_name()
+        model = await self._served.name_in_answer(asked.model)
         await reply.whole(answer_of(embeddings, model, is_base64=asked.is_base64), answer_id)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -17,8 +17,9 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed
-from enginewire.backend.frontends.http_api.openai.shown_prompts import ShownPrompt, ShownPrompts
+from enginewire.backend.frontends.http_api.openai.prompts.shown import ShownPrompt, ShownPrompts
+from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
+from enginewire.backend.frontends.http_api.refusal import Refusal
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -36,6 +37,16 @@ class Head:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
+class ToldIds(NamedTuple):
+    """Ids of tokens as JSON fields: those of a choice, and those beside all choices."""
+
+    in_choice: Mapping[str, Sequence[int]]
+    beside: Mapping[str, Sequence[int]]
+
+
+NO_IDS: Final = ToldIds({}, {})
+
+
 class Answer:
     """Outputs in, JSON out: `events` for a stream, `add` and `whole` for an answer in one piece."""
 
@@ -46,17 +57,31 @@ class Answer:
         head: Head,
         vocabulary: Vocabulary,
         prompt_ids: Mapping[int, Sequence[int]],
+        prompt_texts: Mapping[int, str] | None = None,
     ) -> None:
-        """`prompt_ids` are looked up when an output comes, and only if the answer shows its prompts."""
+        """`prompt_ids` are looked up when an output comes, and only if the answer shows its prompts.
+
+        `prompt_texts` are those that an answer cannot be understood without.
+        """
         self._endpoint = endpoint
         self._n = asked.n
         self._include_usage = asked.include_usage
+        self._has_usage_everywhere = asked.has_usage_everywhere
+        self._prompt_ids = prompt_ids
+        # Prompts whose tokens the stream has told, where it tells them once for all choices.
+        self._told: set[int] = set()
         self._whole = head.fields(endpoint.whole_object)
         self._chunk = head.fields(endpoint.chunk_object)
         if asked.include_usage:
             self._chunk["usage"] = None
         self._choices = [
-            Choice(index, endpoint.rows(asked, vocabulary)) for index in range(asked.n * len(asked.prompts))
+            Choice(
+                index,
+                endpoint.rows(asked, vocabulary),
+                None if asked.format is None else asked.format.reader((prompt_texts or {}).get(0, "")),
+                with_token_ids=asked.with_token_ids,
+            )
+            for index in range(asked.n * len(asked.prompts))
         ]
         self._usages: list[pb.CompletionUsage] = []
         self._shown: ShownPrompts | None = None
@@ -80,11 +105,19 @@ class Answer:
 
     def events(self, batch: Sequence[Placed]) -> bytes:
         """Take outputs; the events they make, none while all text is withheld. Raises RequestFailed."""
-        return b"".join(
-            event({**self._chunk, "choices": [self._endpoint.chunk(choice)]})
-            for choice in self.add(batch)
-            if choice.has_news
-        )
+        return b"".join(self._event(choice) for choice in self.add(batch) if choice.has_news)
+
+    def _event(self, choice: Choice) -> bytes:
+        is_first = not choice.is_begun
+        piece = self._endpoint.chunk(choice)
+        fields: dict[str, object] = {**self._chunk, "choices": [piece]}
+        if choice.token_ids is not None:
+            ids = self._ids(choice, is_first=is_first)
+            piece |= ids.in_choice
+            fields |= ids.beside
+        if self._has_usage_everywhere:
+            fields["usage"] = usage_so_far(len(self._prompt_ids[choice.index // self._n]), choice.num_tokens)
+        return event(fields)
 
     def last_events(self) -> bytes:
         """What comes after the last output."""
@@ -92,13 +125,35 @@ class Answer:
             return DONE
         return event({**self._chunk, "choices": [], "usage": usage_fields(self._usages)}) + DONE
 
+    def failed(self, refusal: Refusal) -> bytes:
+        """The end of a stream that cannot go on."""
+        return b"data: %b\n\n%b" % (refusal.body, DONE)
+
     def whole(self) -> bytes:
         """Everything that was added."""
-        choices = [self._endpoint.whole(choice) for choice in self._choices]
-        beside = self._endpoint.beside(self._choices)
+        told = [self._ids(choice, is_first=True) for choice in self._choices]
+        choices = [
+            {**self._endpoint.whole(choice), **ids.in_choice}
+            for choice, ids in zip(self._choices, told, strict=True)
+        ]
+        beside = {**self._endpoint.beside(self._choices), **told[0].beside}
         return orjson.dumps(
             {**self._whole, "choices": choices, "usage": usage_fields(self._usages), **beside}
         )
+
+    def _ids(self, choice: Choice, *, is_first: bool) -> ToldIds:
+        """What `return_token_ids` adds now, with the prompt's ids where they were not told yet."""
+        if choice.token_ids is None:
+            return NO_IDS
+        token_ids, choice.token_ids = choice.token_ids, []
+        in_choice = {"token_ids": token_ids}
+        place = choice.index // self._n
+        prompt = {"prompt_token_ids": list(self._prompt_ids[place])}
+        if self._endpoint.tells_prompts_in_choices:
+            return ToldIds({**in_choice, **prompt} if is_first else in_choice, {})
+        is_told = place in self._told
+        self._told.add(place)
+        return ToldIds(in_choice, {} if is_told else prompt)
 
 
 def event(fields: dict[str, object]) -> bytes:
@@ -106,15 +161,16 @@ def event(fields: dict[str, object]) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(fields)
 
 
+def usage_so_far(prompt: int, completion: int) -> dict[str, object]:
+    """Counts of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
 def usage_fields(usages: Sequence[pb.CompletionUsage]) -> dict[str, object]:
     """The sum over all prompts; details only where an engine told them."""
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    completion = sum(usage.completion_tokens for usage in usages)
-    fields: dict[str, object] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+    fields = usage_so_far(
+        sum(usage.prompt_tokens for usage in usages), sum(usage.completion_tokens for usage in usages)
+    )
     details = [usage.prompt_tokens_details for usage in usages]
     if any(each.HasField("cached_tokens") for each in details):
         fields["prompt_tokens_details"] = {"cached_tokens": sum(each.cached_tokens for each in details)}

@@ -13,15 +13,14 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
 from enginewire.backend.frontends.http_api.openai.choice import Choice
-from enginewire.backend.frontends.http_api.openai.generation_fields import (
-    Neutral,
+from enginewire.backend.frontends.http_api.openai.fields.generation import (
     assign,
     extend,
     fill_request,
-    refuse_unsupported,
 )
 from enginewire.backend.frontends.http_api.openai.generation_request import (
     GenerationRequest,
+    ask_for_prompt_ids,
     request_of,
     with_prompt_logprobs,
 )
@@ -30,8 +29,6 @@ from enginewire.backend.frontends.http_api.openai.logprobs import CompletionRows
 MAX_PROMPTS: Final = 512
 # OpenAI's default; every other endpoint goes on until the context is full.
 DEFAULT_MAX_TOKENS: Final = 16
-# Every text gets the special tokens of its tokenizer.
-ADDED_TO_TEXT: Final[Neutral] = {"add_special_tokens": (True,)}
 
 
 class CompletionEndpoint:
@@ -40,10 +37,11 @@ class CompletionEndpoint:
     id_prefix = "cmpl"
     whole_object = "text_completion"
     chunk_object = "text_completion"
+    # An answer may have several prompts.
+    tells_prompts_in_choices = True
 
     def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
-        refuse_unsupported(body, ADDED_TO_TEXT)
         prompts = read_prompts(body)
         common = pb.PreprocessedRequest()
         fill_request(common, body)
@@ -57,7 +55,7 @@ class CompletionEndpoint:
             # An engine generates at least one token.
             common.stop_conditions.max_tokens = 1
         if echo:
-            common.output_options.return_tokens_as_token_ids = True
+            ask_for_prompt_ids(prompts)
             if logprobs is not None:
                 common.output_options.prompt_logprobs = logprobs
         for prompt in prompts:
@@ -68,7 +66,7 @@ class CompletionEndpoint:
 
     def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows | None:
         """Log-probabilities in this endpoint's form."""
-        return CompletionRows(vocabulary) if asked.with_logprobs else None
+        return CompletionRows(vocabulary, asked.row_form) if asked.with_logprobs else None
 
     def chunk(self, choice: Choice) -> dict[str, object]:
         """What is new in a choice."""

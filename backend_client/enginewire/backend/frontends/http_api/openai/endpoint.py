@@ -13,11 +13,15 @@ from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows
 
 
 class Endpoint(Protocol):
-    """How requests are read and choices are written. `id_prefix` begins the ids of answers."""
+    """How requests are read and choices are written. `id_prefix` begins the ids of answers.
+
+    What is told about a prompt is told in each of its choices, or else once for all of them.
+    """
 
     id_prefix: str
     whole_object: str
     chunk_object: str
+    tells_prompts_in_choices: bool
 
     def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""

@@ -9,19 +9,28 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
+from enginewire import v1 as pb
+from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
+from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
+from enginewire.backend.frontends.http_api.openai.fields.tokenizer import carry_out
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
-from enginewire.backend.frontends.http_api.openai.prompt_streams import Placed, PromptStreams
+from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed, PromptStreams
 from enginewire.backend.frontends.http_api.openai.reply import Reply
-from enginewire.backend.frontends.http_api.refusal import Refusal, draining
+from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, no_such_model
 from enginewire.backend.frontends.text_backend import TextBackend
+
+Asked = TypeVar("Asked", bound=GenerationRequest)
+
+INFO_TIMEOUT_SECONDS: Final = 2.0
 
 
 class Refusable(Protocol):
@@ -34,14 +43,16 @@ class Refusable(Protocol):
 
 @dataclass(slots=True)
 class ServedBackend:
-    """What all routes share. `timeout` in seconds.
+    """What all routes share. `timeout` in seconds; `formats` say how the model's answers are read.
 
-    `live` has every answer on its way, so that the end of the server can end them; `closing` is set when
-    it has begun to end.
+    `allows_adapters` lets callers load adapters and unload them. `live` has every answer on its way, so that
+    the end of the server can end them; `closing` is set when it has begun to end.
     """
 
     backend: TextBackend
     timeout: float | None
+    formats: ModelFormats = field(default_factory=ModelFormats)
+    allows_adapters: bool = False
     live: set[Refusable] = field(default_factory=set)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -50,46 +61,121 @@ class ServedBackend:
         for answer in self.live:
             answer.refuse(draining())
 
+    async def config_of(self, model: str | None, param: str = "model") -> pb.EngineConfig:
+        """What the engine says of itself, if it answers to the name that came as `param`.
+
+        "" and None are the served model. Raises Refused and RequestFailed.
+        """
+        engines = self.backend.backend.engines
+        config = (await engines.info(INFO_TIMEOUT_SECONDS)).config
+        if not model or model in (config.model, config.served_model_name, *config.aliases):
+            return config
+        if model in {each.name for each in await engines.adapters(INFO_TIMEOUT_SECONDS)}:
+            return config
+        raise Refused(no_such_model(param))
+
     async def model_name(self, timeout: float | None = None) -> str:
         """What users call the model. Raises RequestFailed."""
         config = (await self.backend.backend.engines.info(timeout)).config
         return config.served_model_name or config.model
 
+    async def name_in_answer(self, asked: str) -> str:
+        """The model's first name, whichever the caller used; an adapter's own. Raises RequestFailed."""
+        config = (await self.backend.backend.engines.info(None)).config
+        served = config.served_model_name or config.model
+        return served if asked in ("", config.model, *config.aliases) else asked
 
-class GenerateRoute(PostRoute):
-    """The ASGI application of one endpoint."""
 
-    def __init__(self, endpoint: Endpoint, served: ServedBackend) -> None:
-        self._endpoint = endpoint
+class WrittenAnswer(Protocol):
+    """An answer on its way: `events` for a stream, `add` and `whole` for one in one piece."""
+
+    def add(self, batch: Sequence[Placed]) -> object:
+        """Take outputs. Raises RequestFailed."""
+        ...
+
+    def events(self, batch: Sequence[Placed]) -> bytes:
+        """Take outputs; the events they make. Raises RequestFailed."""
+        ...
+
+    def last_events(self) -> bytes:
+        """What comes after the last output."""
+        ...
+
+    def whole(self) -> bytes:
+        """Everything that was added."""
+        ...
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """The end of a stream that cannot go on."""
+        ...
+
+
+class AnswerRoute(PostRoute, Generic[Asked]):
+    """The ASGI application of one way to ask. `id_prefix` begins the ids of its answers."""
+
+    id_prefix: str
+
+    def __init__(self, served: ServedBackend) -> None:
         self._served = served
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's."""
+        return self._served.backend.backend.vocabulary
+
+    @property
+    def formats(self) -> ModelFormats:
+        """How the model's answers are read."""
+        return self._served.formats
+
+    @abstractmethod
+    def read(self, body: Body) -> Asked:
+        """Raises InvalidBody."""
+
+    @abstractmethod
+    def begun(self, asked: Asked, head: Head, streams: PromptStreams) -> WrittenAnswer:
+        """How the answer is written; `streams` know what prompts have become, once they have an output."""
 
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
-        asked = self._endpoint.read(body)
-        answer_id = f"{self._endpoint.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
-        streams = PromptStreams(self._served.backend, asked, self._served.timeout, answer_id, trace)
+        asked = self.read(body)
+        fit = await carry_out(asked.tokenizer_fields, asked.prompts, self._served.backend)
+        answer_id = f"{self.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
+        streams = PromptStreams(self._served.backend, asked, fit, self._served.timeout, answer_id, trace)
         self._served.live.add(streams)
         try:
             async with streams:
                 # Until the first output a refusal still gets a status code of its own.
                 batch = await streams.read()
-                answer = await self._begun(asked, answer_id, streams)
+                head = Head(answer_id, int(time.time()), await self._served.name_in_answer(asked.model))
+                answer = self.begun(asked, head, streams)
                 if asked.is_stream:
-                    await reply.begin_events(answer_id)
+                    await reply.begin_events(answer_id, answer.failed)
                     await _stream(answer, batch, streams, reply)
                 else:
                     await reply.whole(await _whole(answer, batch, streams), answer_id)
         finally:
             self._served.live.discard(streams)
 
-    async def _begun(self, asked: GenerationRequest, answer_id: str, streams: PromptStreams) -> Answer:
-        model = asked.model or await self._served.model_name()
-        head = Head(answer_id, int(time.time()), model)
-        vocabulary = self._served.backend.backend.vocabulary
-        return Answer(self._endpoint, asked, head, vocabulary, streams.prompt_ids)
+
+class GenerateRoute(AnswerRoute[GenerationRequest]):
+    """The ASGI application of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint, served: ServedBackend) -> None:
+        super().__init__(served)
+        self.id_prefix = endpoint.id_prefix
+        self._endpoint = endpoint
+
+    def read(self, body: Body) -> GenerationRequest:
+        """Raises InvalidBody."""
+        return self._endpoint.read(body)
+
+    def begun(self, asked: GenerationRequest, head: Head, streams: PromptStreams) -> Answer:
+        """See AnswerRoute."""
+        return Answer(self._endpoint, asked, head, self.vocabulary, streams.prompt_ids, streams.prompt_texts)
 
 
-async def _stream(answer: Answer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:
+async def _stream(answer: WrittenAnswer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:
     while batch:
         if events := answer.events(batch):
             await reply.events(events)
@@ -97,7 +183,7 @@ async def _stream(answer: Answer, batch: list[Placed], streams: PromptStreams, r
     await reply.last_events(answer.last_events())
 
 
-async def _whole(answer: Answer, batch: list[Placed], streams: PromptStreams) -> bytes:
+async def _whole(answer: WrittenAnswer, batch: list[Placed], streams: PromptStreams) -> bytes:
     while batch:
         answer.add(batch)
         batch = await streams.read()

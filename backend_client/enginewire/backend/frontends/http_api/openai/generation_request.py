@@ -12,11 +12,20 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
-from enginewire.backend.frontends.http_api.openai.generation_fields import SCALARS, assign
-from enginewire.backend.frontends.http_api.openai.guide_fields import guide_params
+from enginewire.backend.frontends.http_api.openai.answers.format import AnswerFormat
+from enginewire.backend.frontends.http_api.openai.fields.generation import SCALARS, assign
+from enginewire.backend.frontends.http_api.openai.fields.guide import guide_params
+from enginewire.backend.frontends.http_api.openai.fields.tokenizer import (
+    TokenizerFields,
+    read_tokenizer_fields,
+)
+from enginewire.backend.frontends.http_api.openai.logprobs import RowForm
+from enginewire.backend.prompting.conversation import Conversation
 
 # What one answer may hold in all; how many a prompt may have is the engine's to say.
 MAX_CHOICES: Final = 1024
+
+NOTHING_TO_TOKENIZE: Final = TokenizerFields()
 
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
@@ -27,20 +36,27 @@ PARAMS: Final[Mapping[str, str]] = {
     "chat.messages": "messages",
     "chat": "messages",
     "cache_salt": "cache_salt",
+    "sampling_options.bad_words_token_ids": "bad_words",
     "stop_conditions.max_thinking_tokens": "thinking_token_budget",
     "output_options.logprobs": "logprobs",
+    "output_options.logprob_token_ids": "logprob_token_ids",
     "output_options.prompt_logprobs": "prompt_logprobs",
     **{f"{message}.{field}": key for key, (_, message, field) in SCALARS.items()},
 }
+# What a conversation has become is not what its caller sent.
+CHAT_PARAMS: Final = {"token_ids": "messages"}
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One HTTP request. Each prompt has `n` choices; `params` overrides PARAMS.
 
-    `include_usage` is about streams; a whole answer always has usage. `with_tokens` wants to know the text of
-    each token. `echo` wants the prompt in front of the answer, `with_prompt_logprobs` its log-probabilities
-    beside it, and `is_prompt_only` no answer at all. `request_id` is the caller's own, "" without one.
+    `include_usage` is about the end of streams, `has_usage_everywhere` about each event of them; a whole
+    answer always has usage. `with_tokens` wants to know the text of each token, `with_token_ids` the ids of
+    prompts and answers, and `names_tokens_by_id` ids in place of texts beside log-probabilities. `echo` wants
+    the prompt in front of the answer, `with_prompt_logprobs` its log-probabilities beside it, and
+    `is_prompt_only` no answer at all. `request_id` is the caller's own, "" without one. A `conversation` is
+    the only prompt there is, and `format` says what the text of its answers means.
     """
 
     prompts: Sequence[pb.BackendServiceGenerateRequest]
@@ -52,6 +68,12 @@ class GenerationRequest:
     echo: bool = False
     with_prompt_logprobs: bool = False
     is_prompt_only: bool = False
+    has_usage_everywhere: bool = False
+    with_token_ids: bool = False
+    names_tokens_by_id: bool = False
+    tokenizer_fields: TokenizerFields = NOTHING_TO_TOKENIZE
+    conversation: Conversation | None = None
+    format: AnswerFormat | None = None
 
     @property
     def model(self) -> str:
@@ -69,13 +91,18 @@ class GenerationRequest:
         return self.prompts[0].request.output_options.HasField("logprobs")
 
     @property
+    def row_form(self) -> RowForm:
+        """How log-probabilities are shown."""
+        return RowForm(self.names_tokens_by_id, self.prompts[0].request.output_options.logprob_token_ids)
+
+    @property
     def is_scored(self) -> bool:
         """The engine is to tell the log-probabilities of the prompt."""
         return self.prompts[0].request.output_options.HasField("prompt_logprobs")
 
     def param_of(self, field: str) -> str | None:
         """The body's key for a path of the contract; None when no field is at fault."""
-        params = {**PARAMS, **self.params}
+        params = {**PARAMS, **({} if self.conversation is None else CHAT_PARAMS), **self.params}
         for path in sorted(params, key=len, reverse=True):
             if field.startswith(path):
                 return params[path] + field.removeprefix(path)
@@ -92,11 +119,33 @@ def request_of(
     options = body.nested("stream_options")
     if options is not None and not is_stream:
         raise InvalidBody("stream_options", "only allowed when stream is true")
-    if options is not None and options.flag("continuous_usage_stats"):
-        raise InvalidBody("stream_options.continuous_usage_stats", "not supported")
     include_usage = options is not None and options.flag("include_usage")
+    has_usage_everywhere = options is not None and options.flag("continuous_usage_stats")
+    if has_usage_everywhere and not include_usage:
+        raise InvalidBody("stream_options.continuous_usage_stats", "only allowed with include_usage")
+    if body.get("logprob_token_ids") and not prompts[0].request.output_options.HasField("logprobs"):
+        raise InvalidBody("logprob_token_ids", "only allowed with logprobs")
     named = {**params, **guide_params(body)}
-    return GenerationRequest(prompts, is_stream, include_usage, named, request_id_of(body))
+    with_token_ids = body.flag("return_token_ids")
+    if with_token_ids or has_usage_everywhere:
+        ask_for_prompt_ids(prompts)
+    return GenerationRequest(
+        prompts,
+        is_stream,
+        include_usage,
+        named,
+        request_id_of(body),
+        has_usage_everywhere=has_usage_everywhere,
+        with_token_ids=with_token_ids,
+        names_tokens_by_id=body.flag("return_tokens_as_token_ids"),
+        tokenizer_fields=read_tokenizer_fields(body),
+    )
+
+
+def ask_for_prompt_ids(prompts: Sequence[pb.BackendServiceGenerateRequest]) -> None:
+    """The backend has to say which tokens the prompts have become."""
+    for prompt in prompts:
+        prompt.request.output_options.return_tokens_as_token_ids = True
 
 
 def request_id_of(body: Body) -> str:
@@ -115,6 +164,5 @@ def with_prompt_logprobs(asked: GenerationRequest, body: Body) -> GenerationRequ
         raise InvalidBody("prompt_logprobs", "not available in a stream")
     for prompt in asked.prompts:
         assign(prompt.request.output_options, "prompt_logprobs", number, "prompt_logprobs")
-        # The backend has to say which tokens the prompt has become.
-        prompt.request.output_options.return_tokens_as_token_ids = True
+    ask_for_prompt_ids(asked.prompts)
     return replace(asked, with_prompt_logprobs=True)

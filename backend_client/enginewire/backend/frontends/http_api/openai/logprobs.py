@@ -30,12 +30,27 @@ class Row(NamedTuple):
     alternatives: Sequence[tuple[int, float]]
 
 
+class RowForm(NamedTuple):
+    """How rows are shown. `selected` are the tokens that the engine scored beside the alternatives."""
+
+    names_by_id: bool = False
+    selected: Sequence[int] = ()
+
+
 class LogprobRows(ABC):
     """The rows of one choice."""
 
+    def __init__(self, vocabulary: Vocabulary, form: RowForm = RowForm()) -> None:  # noqa: B008  # immutable
+        self._vocabulary = vocabulary
+        self._form = form
+
+    def name(self, token_id: int) -> str:
+        """What a token is called."""
+        return f"token_id:{token_id}" if self._form.names_by_id else self._vocabulary.token_text(token_id)
+
     def add(self, output: BackendOutput) -> None:
         """Take the rows of an output."""
-        self.add_rows(rows_of(output))
+        self.add_rows(rows_of(output, self._form.selected))
 
     @abstractmethod
     def add_rows(self, rows: Iterable[Row]) -> None:
@@ -49,8 +64,8 @@ class LogprobRows(ABC):
 class ChatRows(LogprobRows):
     """`logprobs` of a chat completion: token, bytes and alternatives by row."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, form: RowForm = RowForm()) -> None:  # noqa: B008  # immutable
+        super().__init__(vocabulary, form)
         self._content: list[dict[str, object]] = []
 
     def add_rows(self, rows: Iterable[Row]) -> None:
@@ -67,7 +82,7 @@ class ChatRows(LogprobRows):
 
     def _entry(self, token_id: int, logprob: float | None) -> dict[str, object]:
         return {
-            "token": self._vocabulary.token_text(token_id),
+            "token": self.name(token_id),
             "logprob": bounded(logprob),
             "bytes": list(self._vocabulary.token_bytes(token_id)),
         }
@@ -76,19 +91,18 @@ class ChatRows(LogprobRows):
 class CompletionRows(LogprobRows):
     """`logprobs` of a completion: four columns. `text_offset` counts the characters of the tokens."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, form: RowForm = RowForm()) -> None:  # noqa: B008  # immutable
+        super().__init__(vocabulary, form)
         self._offset = 0
         self._clear()
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """See LogprobRows."""
         for row in rows:
-            text = self._vocabulary.token_text(row.token_id)
-            self._tokens.append(text)
+            self._tokens.append(self.name(row.token_id))
             self._logprobs.append(bounded(row.logprob))
             self._offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._vocabulary.token_text(row.token_id))
             self._tops.append(None if row.logprob is None else self._top(row.alternatives))
 
     def take(self) -> dict[str, object] | None:
@@ -114,12 +128,28 @@ class CompletionRows(LogprobRows):
         """Tokens of equal text share a key: the most probable one, which comes first, keeps it."""
         top: dict[str, float] = {}
         for token_id, logprob in alternatives:
-            top.setdefault(self._vocabulary.token_text(token_id), max(logprob, LEAST))
+            top.setdefault(self.name(token_id), max(logprob, LEAST))
         return top
 
 
-def rows_of(output: BackendOutput) -> Iterator[Row]:
-    """One row per token."""
+def rows_of(output: BackendOutput, selected: Sequence[int] = ()) -> Iterator[Row]:
+    """One row per token; `selected` tokens stand behind the alternatives that they are not among."""
+    if output.logprobs is None or not selected:
+        return _rows(output)
+    values, width = output.logprobs.selected_logprobs, len(selected)
+    scored = [
+        list(zip(selected, values[begin : begin + width], strict=True))
+        for begin in range(0, len(values), width)
+    ]
+    return (_joined(row, more) for row, more in zip(_rows(output), scored, strict=True))
+
+
+def _joined(row: Row, more: Sequence[tuple[int, float]]) -> Row:
+    known = {token_id for token_id, _ in row.alternatives}
+    return row._replace(alternatives=[*row.alternatives, *(each for each in more if each[0] not in known)])
+
+
+def _rows(output: BackendOutput) -> Iterator[Row]:
     logprobs = output.log_probs
     ranks: Sequence[int | None] = output.logprobs.token_ranks if output.logprobs else []
     alternatives = output.top_logprobs or [[] for _ in logprobs]

@@ -6,15 +6,15 @@ middle of a stream. Knows nothing about what is sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.types import Send
 
-from enginewire.backend.frontends.http_api.openai.answer import DONE
 from enginewire.backend.frontends.http_api.refusal import Refusal
 
 JSON_TYPE: Final = "application/json"
+TEXT_TYPE: Final = "text/plain; charset=utf-8"
 EVENT_TYPE: Final = "text/event-stream; charset=utf-8"
 
 
@@ -24,9 +24,11 @@ class Reply:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._is_begun = False
+        self._failed: Callable[[Refusal], bytes] | None = None
 
-    async def begin_events(self, answer_id: str) -> None:
-        """Status and headers of a stream."""
+    async def begin_events(self, answer_id: str, failed: Callable[[Refusal], bytes]) -> None:
+        """Status and headers of a stream; `failed` makes its end when it cannot go on."""
+        self._failed = failed
         # Proxies that gather answers would turn a stream into a lump.
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": answer_id}
         await self._begin(200, {"content-type": EVENT_TYPE, **headers})
@@ -39,14 +41,20 @@ class Reply:
         """The end of a stream."""
         await self._send({"type": "http.response.body", "body": data})
 
-    async def whole(self, data: bytes, answer_id: str) -> None:
-        """An answer in one piece."""
-        await self._json(200, data, {"x-request-id": answer_id})
+    async def whole(self, data: bytes, answer_id: str = "") -> None:
+        """An answer in one piece; without an id where nothing was asked of an engine."""
+        await self._json(200, data, {"x-request-id": answer_id} if answer_id else {})
+
+    async def text(self, text: str) -> None:
+        """An answer for people."""
+        data = text.encode()
+        await self._begin(200, {"content-type": TEXT_TYPE, "content-length": str(len(data))})
+        await self._send({"type": "http.response.body", "body": data})
 
     async def refuse(self, refusal: Refusal) -> None:
         """An error answer, or the last event of a stream that has begun."""
         if self._is_begun:
-            await self.last_events(b"data: %b\n\n%b" % (refusal.body, DONE))
+            await self.last_events(self._failed(refusal) if self._failed else b"")
         else:
             await self._json(refusal.status, refusal.body, refusal.headers)
 

@@ -6,32 +6,29 @@ Knows nothing about what the page looks like.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
-import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
+from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
 from enginewire.backend.frontends.http_api.incoming import read_body
 from enginewire.backend.frontends.http_api.json_response import as_json, refused
 from enginewire.backend.frontends.http_api.openai.answer import event
 from enginewire.backend.frontends.http_api.openai.generate_route import GenerateRoute, ServedBackend
 from enginewire.backend.frontends.http_api.openai.reply import EVENT_TYPE
+from enginewire.backend.frontends.http_api.page.engine_loads import EngineLoads
+from enginewire.backend.frontends.http_api.page.files import Files
 from enginewire.backend.frontends.http_api.page.snapshot import snapshot
 from enginewire.backend.frontends.http_api.page.token_rows import TokenEndpoint
 from enginewire.backend.frontends.http_api.refusal import Refusal
 from enginewire.version import __version__
 
-PAGE: Final = Path(__file__).with_name("page.html")
-INLINE: Final = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 # Smooth enough for the eye, and next to nothing for the server.
 EVENT_SECONDS: Final = 0.2
 INFO_TIMEOUT_SECONDS: Final = 2.0
@@ -40,9 +37,10 @@ MAX_ID_CHARACTERS: Final = 512
 
 def page_routes(served: ServedBackend) -> list[Route | Mount]:
     """Everything that is for a browser."""
-    page = Page(served)
+    files, page = Files(), Page(served)
     return [
-        Route("/", page.html),
+        Route("/", files.index),
+        Route("/page/{name}", files.file),
         Mount(
             "/enginewire",
             routes=[
@@ -57,17 +55,12 @@ def page_routes(served: ServedBackend) -> list[Route | Mount]:
 
 
 class Page:
-    """The page and what it asks for."""
+    """What the page asks for."""
 
     def __init__(self, served: ServedBackend) -> None:
         self._served = served
         self._backend = served.backend.backend
-        self._html = PAGE.read_bytes()
-        self._headers = page_headers(self._html)
-
-    async def html(self, request: Request) -> Response:
-        """The page itself."""
-        return Response(self._html, media_type="text/html", headers=self._headers)
+        self._loads = EngineLoads(self._backend)
 
     async def about(self, request: Request) -> Response:
         """What does not change while the engine lives. Raises RequestFailed."""
@@ -75,6 +68,7 @@ class Page:
         config = info.config
         limits = config.limits
         most = limits.max_logprobs if limits.HasField("max_logprobs") else 0
+        can = config.capabilities
         return as_json(
             {
                 "version": __version__,
@@ -83,14 +77,19 @@ class Page:
                 "context_length": config.context_length,
                 "kv_block_size": config.kv_cache_block_size,
                 "max_num_seqs": config.max_num_seqs,
-                "max_logprobs": most if config.capabilities.logprobs else None,
+                "max_logprobs": most if can.logprobs else None,
+                "can": {
+                    "seed": can.seed,
+                    "n": can.multiple_choices,
+                    "json_schema": pb.GUIDED_MODE_JSON_SCHEMA in can.guided_modes,
+                },
                 "has_chat_template": self._served.backend.tokenizer.chat_template is not None,
             }
         )
 
     async def status(self, request: Request) -> Response:
         """The state now."""
-        return as_json(snapshot(self._backend))
+        return as_json(snapshot(self._backend, await self._loads.look()))
 
     async def events(self, request: Request) -> Response:
         """The state now and five times a second, until this server ends."""
@@ -112,32 +111,7 @@ class Page:
     async def _snapshots(self) -> AsyncIterator[bytes]:
         closing = self._served.closing
         while not closing.is_set():
-            yield event(snapshot(self._backend))
+            yield event(snapshot(self._backend, await self._loads.look()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVENT_SECONDS):
                     await closing.wait()
-
-
-def page_headers(html: bytes) -> Mapping[str, str]:
-    """The page may run its own script and style and talk to its own server, and nothing else."""
-    hashes: dict[str, list[str]] = {"script": [], "style": []}
-    for match in INLINE.finditer(html):
-        digest = base64.b64encode(hashlib.sha256(match[2]).digest()).decode()
-        hashes[match[1].decode()].append(f"'sha256-{digest}'")
-    policy = [
-        "default-src 'none'",
-        f"script-src {' '.join(hashes['script'])}",
-        f"style-src {' '.join(hashes['style'])}",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    ]
-    return {
-        "content-security-policy": "; ".join(policy),
-        "cache-control": "no-cache",
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-        "x-frame-options": "DENY",
-    }

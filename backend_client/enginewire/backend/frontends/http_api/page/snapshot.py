@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from enginewire.backend.activity import Activity, LiveRequest
+from enginewire import v1 as pb
+from enginewire.backend.activity import Activity, EndedRequest, LiveRequest
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.endpoints import Endpoint
 from enginewire.backend.engines.load_fields import load_fields
@@ -19,20 +20,22 @@ from enginewire.histogram import Histogram
 MAX_ROWS: Final = 200
 
 
-def snapshot(backend: Backend) -> dict[str, object]:
-    """Everything at this moment."""
+def snapshot(backend: Backend, loads: Sequence[pb.Load]) -> dict[str, object]:
+    """Everything at this moment, `at` in seconds of a clock of its own; `loads` are those of the engines."""
     live = backend.activity.live
     return {
-        "engines": [engine_fields(endpoint) for endpoint in backend.engines.all],
+        "at": time.monotonic(),
+        "engines": [engine_fields(*each) for each in zip(backend.engines.all, loads, strict=True)],
         "requests": request_rows(live),
         "num_requests": len(live),
+        "ended": ended_rows(backend.activity.ended),
         "totals": total_fields(backend.activity),
     }
 
 
-def engine_fields(endpoint: Endpoint) -> dict[str, object]:
-    """What an engine last reported; `in_flight` are this backend's requests."""
-    return load_fields(endpoint.client.target, endpoint.load) | {"in_flight": endpoint.in_flight}
+def engine_fields(endpoint: Endpoint, load: pb.Load) -> dict[str, object]:
+    """What an engine reports; `in_flight` are this backend's requests."""
+    return load_fields(endpoint.client.target, load) | {"in_flight": endpoint.in_flight}
 
 
 def request_rows(live: Sequence[LiveRequest]) -> list[dict[str, object]]:
@@ -41,6 +44,7 @@ def request_rows(live: Sequence[LiveRequest]) -> list[dict[str, object]]:
     return [
         {
             "id": request.request_id,
+            "face": request.face,
             "phase": request.phase,
             "engine": request.target,
             "attempts": request.num_attempts,
@@ -50,9 +54,30 @@ def request_rows(live: Sequence[LiveRequest]) -> list[dict[str, object]]:
             "choices": request.num_choices,
             "withheld": request.num_withheld,
             "age": now - request.began_at,
-            "ttft": None if request.first_token_at is None else request.first_token_at - request.began_at,
+            "ttft": request.ttft,
         }
         for request in live[:MAX_ROWS]
+    ]
+
+
+def ended_rows(ended: Sequence[EndedRequest]) -> list[dict[str, object]]:
+    """The requests that ended last. `seconds` is how long each took, `ago` when it ended."""
+    now = time.monotonic()
+    return [
+        {
+            "id": request.request_id,
+            "face": request.face,
+            "outcome": request.outcome,
+            "engine": request.target,
+            "attempts": request.num_attempts,
+            "prompt_tokens": request.num_prompt_tokens,
+            "tokens": request.num_tokens,
+            "choices": request.num_choices,
+            "ttft": request.ttft,
+            "seconds": request.seconds,
+            "ago": now - request.ended_at,
+        }
+        for request in ended
     ]
 
 

@@ -13,20 +13,17 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
-from enginewire.backend.frontends.http_api.openai.chat import (
-    WRITTEN_BY_TEMPLATE,
-    read_messages,
-    refuse_echo,
-)
+from enginewire.backend.frontends.http_api.openai.chat import WRITTEN_BY_TEMPLATE, refuse_echo
 from enginewire.backend.frontends.http_api.openai.choice import Choice
-from enginewire.backend.frontends.http_api.openai.completions import ADDED_TO_TEXT
-from enginewire.backend.frontends.http_api.openai.generation_fields import (
+from enginewire.backend.frontends.http_api.openai.conversation.messages import read_messages
+from enginewire.backend.frontends.http_api.openai.fields.generation import (
     assign,
     fill_request,
     refuse_unsupported,
 )
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest, request_of
 from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows, Row, rows_of
+from enginewire.backend.prompting.conversation import Conversation
 
 
 class TokenEndpoint:
@@ -35,6 +32,7 @@ class TokenEndpoint:
     id_prefix = "page"
     whole_object = "enginewire.tokens"
     chunk_object = "enginewire.tokens"
+    tells_prompts_in_choices = False
 
     def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
@@ -42,16 +40,17 @@ class TokenEndpoint:
         if body.get("prompt_logprobs") is not None:
             raise InvalidBody("prompt_logprobs", "not supported")
         asked = pb.BackendServiceGenerateRequest()
+        conversation = None
         if (text := body.text("prompt")) is not None:
-            refuse_unsupported(body, ADDED_TO_TEXT)
             asked.text = text
         else:
             refuse_unsupported(body, WRITTEN_BY_TEMPLATE)
-            asked.chat.CopyFrom(read_messages(body))
+            conversation = Conversation(read_messages(body))
         fill_request(asked.request, body)
         if (logprobs := body.integer("logprobs")) is not None:
             assign(asked.request.output_options, "logprobs", logprobs, "logprobs")
-        return replace(request_of(body, [asked], {"chat": "messages"}), with_tokens=True)
+        read = request_of(body, [asked], {"chat": "messages"})
+        return replace(read, with_tokens=True, conversation=conversation)
 
     def rows(self, asked: GenerationRequest, vocabulary: Vocabulary) -> LogprobRows:
         """Every token, with log-probabilities or without."""
@@ -81,7 +80,7 @@ class TokenRows(LogprobRows):
     """The tokens of one choice. See LogprobRows."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        super().__init__(vocabulary)
         self._tokens: list[dict[str, object]] = []
         self._withheld = ""
 

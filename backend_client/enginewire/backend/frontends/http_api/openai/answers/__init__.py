@@ -1,0 +1,1 @@
+"""What the text of an answer means, and the message that it becomes. Sans-IO."""

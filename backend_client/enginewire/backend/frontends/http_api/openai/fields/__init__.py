@@ -1,0 +1,1 @@
+"""The fields that requests share: read from a body, and back to the key at fault."""

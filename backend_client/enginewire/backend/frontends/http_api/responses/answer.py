@@ -1,0 +1,151 @@
+"""The JSON of one response: its items in one piece, or as typed events.
+
+Sans-IO. Knows nothing about sending.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, cast
+
+import orjson
+
+from enginewire import v1 as pb
+from enginewire.backend.decoding.vocabulary import Vocabulary
+from enginewire.backend.frontends.http_api.openai.answer import Head
+from enginewire.backend.frontends.http_api.openai.choice import Choice
+from enginewire.backend.frontends.http_api.openai.logprobs import ChatRows
+from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
+from enginewire.backend.frontends.http_api.refusal import Refusal
+from enginewire.backend.frontends.http_api.responses.fields import ResponseRequest
+from enginewire.backend.frontends.http_api.responses.items import MESSAGE, THINKING, Event, Fields, Item, Kind
+
+# Why a choice ended, when that was not its natural end.
+INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponseAnswer:
+    """Outputs in, JSON out: `events` for a stream, `add` and `whole` for an answer in one piece."""
+
+    def __init__(self, asked: ResponseRequest, head: Head, vocabulary: Vocabulary, prompt: str) -> None:
+        """`prompt` is the text whose end may have opened the thinking, "" where nobody asked for it."""
+        self._has_logprobs = asked.with_logprobs
+        self._choice = Choice(
+            0,
+            ChatRows(vocabulary, asked.row_form) if asked.with_logprobs else None,
+            None if asked.format is None else asked.format.reader(prompt),
+        )
+        self._usage = pb.CompletionUsage()
+        self._items: list[Item] = []
+        # Those of tokens that are no text, which the next text brings along.
+        self._logprobs: list[object] = []
+        self._num_events = 0
+        self._head = {
+            "id": head.id,
+            "object": "response",
+            "created_at": head.created,
+            "model": head.model,
+            **asked.told,
+        }
+
+    def add(self, batch: Sequence[Placed]) -> None:
+        """Take outputs."""
+        for _, output in batch:
+            self._choice.add(output)
+            if output.completion_usage is not None:
+                self._usage = output.completion_usage
+
+    def events(self, batch: Sequence[Placed]) -> bytes:
+        """Take outputs; the events they make."""
+        begin: list[Event] = []
+        if not self._num_events:
+            response = {"response": self._response("in_progress")}
+            begin = [("response.created", response), ("response.in_progress", response)]
+        self.add(batch)
+        return self._written([*begin, *self._news()])
+
+    def last_events(self) -> bytes:
+        """What comes after the last output."""
+        events = [*self._news(), *self._rest(), *self._items[-1].end(self._status)]
+        return self._written([*events, (f"response.{self._status}", {"response": self._whole()})])
+
+    def whole(self) -> bytes:
+        """Everything that was added."""
+        for _ in (*self._news(), *self._rest()):
+            pass
+        return orjson.dumps(self._whole())
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """The end of a stream that cannot go on."""
+        error = {"code": refusal.code or refusal.type, "message": refusal.error["message"]}
+        return self._written([("response.failed", {"response": self._response("failed", error=error)})])
+
+    def _news(self) -> Iterator[Event]:
+        delta, columns = self._choice.take_delta()
+        if columns is not None:
+            self._logprobs += cast(list[object], columns["content"])
+        if delta.thinking:
+            yield from self._grow(THINKING, delta.thinking, [])
+        if delta.text or (self._logprobs and self._items and self._items[-1].kind is MESSAGE):
+            yield from self._grow(MESSAGE, delta.text, self._taken_logprobs())
+
+    def _rest(self) -> Iterator[Event]:
+        """There is a message, if only an empty one."""
+        if self._logprobs or not self._items or self._items[-1].kind is not MESSAGE:
+            yield from self._grow(MESSAGE, "", self._taken_logprobs())
+
+    def _taken_logprobs(self) -> list[object]:
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def _grow(self, kind: Kind, text: str, logprobs: Sequence[object]) -> Iterator[Event]:
+        if not self._items or self._items[-1].kind is not kind:
+            if self._items:
+                yield from self._items[-1].end("completed")
+            wants_logprobs = kind is MESSAGE and self._has_logprobs
+            place, answer_id = len(self._items), str(self._head["id"])
+            self._items.append(Item(kind, place, answer_id, [] if wants_logprobs else None))
+            yield from self._items[-1].begin()
+        if text or logprobs:
+            yield from self._items[-1].add(text, logprobs)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._choice.finish_reason in INCOMPLETE else "completed"
+
+    def _whole(self) -> Fields:
+        status, why = self._status, INCOMPLETE.get(self._choice.finish_reason or "")
+        *before, last = self._items
+        return self._response(
+            status,
+            completed_at=int(time.time()) if status == "completed" else None,
+            incomplete_details={"reason": why} if why else None,
+            output=[*(item.fields("completed") for item in before), last.fields(status)],
+            usage=usage_fields(self._usage),
+        )
+
+    def _response(self, status: str, **more: object) -> Fields:
+        empty: Fields = {"error": None, "incomplete_details": None, "output": [], "usage": None}
+        return {**self._head, **empty, "status": status, **more}
+
+    def _written(self, events: Iterable[Event]) -> bytes:
+        written = []
+        for kind, fields in events:
+            data = {"type": kind, "sequence_number": self._num_events, **fields}
+            self._num_events += 1
+            written.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(data)))
+        return b"".join(written)
+
+
+def usage_fields(usage: pb.CompletionUsage) -> Fields:
+    """Counts in the words of this API; what an engine did not tell is 0."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {
+            "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens,
+        },
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

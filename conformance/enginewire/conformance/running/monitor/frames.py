@@ -1,0 +1,66 @@
+"""Frames of a multiplexed stream: what holds for a frame, a handle, and the stream as a whole."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from enginewire import v1 as pb
+from enginewire.conformance.running.monitor.facts import Answer, Seen
+from enginewire.conformance.running.monitor.handles import handles_of, is_multiplexed
+from enginewire.conformance.running.monitor.invariant import of_answers, of_calls
+from enginewire.conformance.wire.violation import expect, expect_equal
+
+
+@of_calls("MUX-10")
+def frames_can_be_read(seen: Seen) -> None:
+    """Columns agree, and each handle was used."""
+    if not is_multiplexed(seen.exchange):
+        return
+    handles = handles_of(seen.exchange, seen.info.config)
+    if handles.unreadable:
+        raise handles.unreadable
+    expect(not handles.unknown, "a frame names a handle that was never used", seen=handles.unknown[:1])
+
+
+@of_calls("MUX-10")
+def steps_do_not_go_back(seen: Seen) -> None:
+    """From frame to frame."""
+    frames = seen.exchange.messages
+    steps = [frame.step for frame in frames if isinstance(frame, pb.GenerateMultiplexedResponse)]
+    for earlier, later in pairwise(steps):
+        expect(later >= earlier, "the step of a frame went back", expected=f"at least {earlier}", seen=later)
+
+
+@of_calls("MUX-08")
+def a_stream_ends_after_its_requests(seen: Seen) -> None:
+    """With OK, when all of them have ended."""
+    if is_multiplexed(seen.exchange) and seen.exchange.is_ok:
+        handles = handles_of(seen.exchange, seen.info.config)
+        left = [use.answer.request.request_id for use in handles.all() if not use.has_ended]
+        expect(not left, "a multiplexed stream ended with OK before its requests", seen=left[:1])
+
+
+@of_answers("MUX-02")
+def nothing_follows_the_end(answer: Answer) -> None:
+    """Of a handle."""
+    expect(not answer.late, "something of a handle came after its end", seen=answer.late[:1])
+
+
+@of_answers("MUX-03")
+def acceptance_comes_once(answer: Answer) -> None:
+    """Not after the frame with the first output, never for what is refused, and with the engine's life."""
+    if not answer.is_multiplexed:
+        return
+    expect(len(answer.accepted) <= 1, "a request was accepted more than once", seen=len(answer.accepted))
+    expect(not answer.is_early, "something of a handle came before the frame with Accepted")
+    if answer.is_ok:
+        expect_equal(len(answer.accepted), 1, "a request was served, and not accepted exactly once")
+    for accepted in answer.accepted:
+        expect(accepted.engine_lifetime_id, "Accepted names no life of the engine")
+
+
+@of_answers("MDT-04")
+def acceptance_names_the_request(answer: Answer) -> None:
+    """Byte for byte."""
+    for accepted in answer.accepted:
+        expect_equal(accepted.request_id, answer.request.request_id, "Accepted carries another request_id")

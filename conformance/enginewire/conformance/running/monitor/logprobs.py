@@ -1,0 +1,223 @@
+"""Tables of log-probabilities: one row per token, each a ranking, and their sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.running.monitor.facts import Answer
+from enginewire.conformance.running.monitor.invariant import of_answers
+from enginewire.conformance.wire.violation import expect, expect_equal
+
+IMPOSSIBLE: Final = -1e30
+
+ABOVE_ZERO: Final = 1e-3
+"""By which rounding may lift a logarithm above 0, or a sum of probabilities above 1."""
+
+SAME: Final = 1e-4
+"""Between two values of one table that stand for the same probability."""
+
+ROWS: Final = ("LOG-01", "LOG-03", "LOG-04")
+
+
+@of_answers("LOG-01")
+def each_token_has_a_row(answer: Answer) -> None:
+    """In its own message."""
+    if not answer.body.output_options.HasField("logprobs"):
+        return
+    for output in answer.outputs:
+        rows, tokens = len(output.logprobs.token_logprobs), len(output.token_ids)
+        expect_equal(rows, tokens, "an output has not one row of log-probabilities per token")
+        ranks = output.logprobs.token_ranks
+        expect(len(ranks) in (0, tokens), "token_ranks has not one entry per row", seen=len(ranks))
+
+
+@of_answers("LOG-08")
+def nobody_gets_rows_unasked(answer: Answer) -> None:
+    """Of tokens, and of the prompt."""
+    options = answer.body.output_options
+    if options.HasField("logprobs") or options.logprob_token_ids:
+        return
+    for output in answer.outputs:
+        expect(not output.HasField("logprobs"), "log-probabilities come that nobody asked for")
+        expect(not output.HasField("cum_log_probs"), "cum_log_probs comes, and nobody asked for it")
+
+
+@of_answers("LOG-03")
+def values_are_logarithms(answer: Answer) -> None:
+    """Every value of every table."""
+    for table in _tables(answer):
+        _are_logarithms(table.token_logprobs)
+        _are_logarithms(table.top_logprobs)
+        _are_logarithms(table.selected_logprobs)
+
+
+def _are_logarithms(values: Sequence[float]) -> None:
+    # The least and the greatest are enough, but a NaN hides from both.
+    if values:
+        possible = min(values) >= IMPOSSIBLE * 1.001 and max(values) <= ABOVE_ZERO
+        possible = possible and not math.isnan(math.fsum(values))
+        expect(possible, "no log-probability", expected="at most 0, at least -1e30", seen=list(values)[:16])
+
+
+@of_answers("LOG-04", needs=("LOG-01", "LOG-03"))
+def alternatives_are_a_ranking(answer: Answer) -> None:
+    """As many as the table says and none beyond what was asked for, each once, best first."""
+    options = answer.body.output_options
+    for output in answer.outputs:
+        if output.HasField("logprobs"):
+            _has_columns(output.logprobs, len(output.token_ids), options.logprobs)
+            _has_selected(output.logprobs, len(output.token_ids), len(options.logprob_token_ids))
+        for _, _, ids, values in _rows(output):
+            expect_equal(len(set(ids)), len(ids), "an alternative is listed twice in a row")
+            falling = all(first >= second - SAME for first, second in pairwise(values))
+            expect(falling, "alternatives are not ordered", expected="most probable first", seen=values)
+
+
+def _has_columns(table: pb.Logprobs, rows: int, asked: int) -> None:
+    expect(table.top_n <= asked, "more alternatives than were asked for", expected=asked, seen=table.top_n)
+    expect(table.top_n or not asked or not rows, "no alternatives, though they were asked for")
+    for name in ("top_token_ids", "top_logprobs"):
+        size = len(getattr(table, name))
+        expect_equal(size, rows * table.top_n, f"{name} has not top_n entries per row")
+
+
+def _has_selected(table: pb.Logprobs, rows: int, asked: int) -> None:
+    size = len(table.selected_logprobs)
+    expect_equal(size, rows * asked, "selected_logprobs has not one entry per row and id that was asked for")
+
+
+@of_answers("LOG-02", needs=ROWS)
+def values_are_those_of_the_tokens(answer: Answer) -> None:
+    """The same as among the alternatives and among the selected ids."""
+    selected = list(answer.body.output_options.logprob_token_ids)
+    for output in answer.outputs:
+        for number, (token, value, ids, values) in enumerate(_rows(output)):
+            columns = output.logprobs.selected_logprobs[number * len(selected) : (number + 1) * len(selected)]
+            for where, theirs in ((ids, values), (selected, columns)):
+                if token in where:
+                    among = theirs[where.index(token)]
+                    same = math.isclose(value, among, abs_tol=SAME, rel_tol=SAME)
+                    message = f"token {token} has another value among the others of its row"
+                    expect(same, message, expected=f"{among:.6f}", seen=f"{value:.6f}")
+
+
+@of_answers("LOG-02", needs=ROWS)
+def ranks_are_those_of_the_values(answer: Answer) -> None:
+    """A rank is 1 or more, and no better than what the alternatives show."""
+    for output in answer.outputs:
+        for rank, (_, value, _, values) in zip(output.logprobs.token_ranks, _rows(output), strict=False):
+            better = sum(other > value + SAME for other in values)
+            expect(rank > better, "a token's rank is better than its value", expected=better + 1, seen=rank)
+
+
+@of_answers("LOG-05", needs=(*ROWS, "LOG-02"))
+def greedy_tokens_are_the_first(answer: Answer) -> None:
+    """Or as probable as the first, where nothing but the model decides."""
+    if not _is_plainly_greedy(answer):
+        return
+    for output in answer.outputs:
+        for token, value, ids, values in _rows(output):
+            best = not ids or value >= values[0] - SAME * max(1.0, abs(values[0]))
+            expect(best, "a greedy token is no first alternative", expected=ids[:1], seen=token)
+
+
+@of_answers("LOG-06", needs=ROWS)
+def probabilities_are_shares(answer: Answer) -> None:
+    """Of each row."""
+    for output in answer.outputs:
+        for _, _, _, values in _rows(output):
+            total = sum(map(math.exp, values))
+            message = "the probabilities of a row add up to more than 1"
+            expect(total <= 1 + ABOVE_ZERO, message, expected="at most 1", seen=f"{total:.4f}")
+
+
+@of_answers("LOG-07")
+def prompt_rows_are_of_the_prompt(answer: Answer) -> None:
+    """One row fewer than it has tokens, on the first output of choice 0 and nowhere else."""
+    asked = answer.body.output_options.HasField("prompt_logprobs")
+    first = answer.choices[0].outputs[:1] if 0 in answer.choices else []
+    for output in answer.outputs:
+        if output.HasField("prompt_logprobs"):
+            expect(asked, "prompt_logprobs come, and nobody asked for them")
+            expect(output is first[0], "prompt_logprobs are not on the first output of choice 0")
+            rows = len(output.prompt_logprobs.logprobs.token_logprobs)
+            if answer.prompt_tokens is not None:
+                message = "prompt_logprobs has not one row fewer than the prompt has tokens"
+                expect_equal(rows, answer.prompt_tokens - 1, message)
+                top = answer.body.output_options.prompt_logprobs
+                _has_columns(output.prompt_logprobs.logprobs, rows, top)
+
+
+@of_answers("LOG-10", needs=("LOG-01", "LOG-03", "STR-06", "STR-03"))
+def sums_run(answer: Answer) -> None:
+    """Over all outputs of a choice."""
+    if not answer.resumed:
+        _sums_run(answer)
+
+
+@of_answers("RES-07", needs=("LOG-01", "LOG-03", "STR-06", "STR-03"))
+def sums_of_resumed_choices_run(answer: Answer) -> None:
+    """From the sum that was handed in."""
+    if answer.resumed:
+        _sums_run(answer)
+
+
+def _sums_run(answer: Answer) -> None:
+    if not answer.body.output_options.HasField("logprobs"):
+        return
+    for index, choice in answer.choices.items():
+        resumed = answer.resumed.get(index)
+        if resumed and resumed.generated_token_ids and not resumed.HasField("cum_log_probs"):
+            continue
+        total = resumed.cum_log_probs if resumed else 0.0
+        for output in choice.outputs:
+            total += math.fsum(output.logprobs.token_logprobs)
+            if output.token_ids and total > IMPOSSIBLE:
+                close = math.isclose(output.cum_log_probs, total, rel_tol=SAME, abs_tol=ABOVE_ZERO)
+                message = f"cum_log_probs of choice {index} is not the running sum"
+                expect(close, message, expected=f"{total:.4f}", seen=f"{output.cum_log_probs:.4f}")
+
+
+def _tables(answer: Answer) -> Iterator[pb.Logprobs]:
+    for output in answer.outputs:
+        if output.HasField("logprobs"):
+            yield output.logprobs
+        if output.HasField("prompt_logprobs"):
+            yield output.prompt_logprobs.logprobs
+
+
+def _rows(output: pb.LLMEngineOutput) -> Iterator[tuple[int, float, list[int], list[float]]]:
+    """Token, value, alternatives and their values; LOG-01 and LOG-04 say that there are as many."""
+    table = output.logprobs
+    if not output.HasField("logprobs") or len(table.token_logprobs) != len(output.token_ids):
+        return
+    ids, values, top = list(table.top_token_ids), list(table.top_logprobs), table.top_n
+    for number, (token, value) in enumerate(zip(output.token_ids, table.token_logprobs, strict=True)):
+        columns = slice(number * top, (number + 1) * top)
+        yield token, value, ids[columns], values[columns]
+
+
+def _is_plainly_greedy(answer: Answer) -> bool:
+    """Temperature 0, and nothing else that changes which token comes."""
+    options, conditions = answer.body.sampling_options, answer.body.stop_conditions
+    changes = (
+        options.presence_penalty,
+        options.frequency_penalty,
+        options.HasField("guided_decoding"),
+        options.logit_bias,
+        options.allowed_token_ids,
+        options.bad_words_token_ids,
+        options.use_beam_search,
+        options.best_of > max(options.n, 1),
+        conditions.min_tokens,
+        conditions.HasField("max_thinking_tokens"),
+    )
+    penalty = options.repetition_penalty
+    if not options.HasField("repetition_penalty"):
+        penalty = answer.config.capabilities.default_sampling.repetition_penalty or 1.0
+    is_greedy = options.HasField("temperature") and options.temperature == 0
+    return answer.is_known and is_greedy and penalty == 1.0 and not any(changes)

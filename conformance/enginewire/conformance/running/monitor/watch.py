@@ -1,0 +1,137 @@
+"""Applies every invariant to every exchange of a run, once, and keeps what was found.
+
+Knows nothing about checks but their names, which say whose traffic it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Final, TypeVar
+from weakref import WeakSet
+
+from enginewire import v1 as pb
+from enginewire.conformance.running.monitor import (
+    accepted,
+    calls,
+    endings,
+    extras,
+    failures,
+    frames,
+    load,
+    logprobs,
+    shape,
+    streams,
+    usage,
+)
+from enginewire.conformance.running.monitor.facts import Answer, Failure, Seen, failure_of, of_generate
+from enginewire.conformance.running.monitor.handles import answers_of, failures_of, handles_of, is_multiplexed
+from enginewire.conformance.running.monitor.invariant import ANSWERS, CALLS, FAILURES, Invariant
+from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.violation import Violation
+
+T = TypeVar("T")
+
+MODULES: Final[Sequence[ModuleType]] = (
+    shape,
+    accepted,
+    endings,
+    usage,
+    logprobs,
+    extras,
+    failures,
+    frames,
+    load,
+    calls,
+    streams,
+)
+"""Importing one of them adds its invariants. They are applied in this order: what others need comes first."""
+
+_PLACES: Final = {module.__name__: place for place, module in enumerate(MODULES)}
+for _kind in (ANSWERS, FAILURES, CALLS):
+    _kind.sort(key=lambda invariant: _PLACES[invariant.function.__module__])
+
+SHARED: Final = "what the checks share"
+"""Whose traffic it is that no check shows: measurements and observations made once."""
+
+
+def watched_ids() -> frozenset[str]:
+    """The ids of which the monitor may say something."""
+    return frozenset(invariant.id for kind in (ANSWERS, FAILURES, CALLS) for invariant in kind)
+
+
+@dataclass(slots=True)
+class Finding:
+    """What was seen first of one id, in whose traffic, and how often something of that id was seen."""
+
+    id: str
+    violation: Violation
+    exchange: Exchange
+    check: str
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Monitor:
+    """Looks at the exchanges of one run. `watched`: how many there were."""
+
+    findings: dict[str, Finding] = field(default_factory=dict)
+    watched: int = 0
+    _known: WeakSet[Exchange] = field(default_factory=WeakSet)
+    """Seen before, and still in somebody's hands: those that showed nothing wrong are not kept."""
+
+    def watch(
+        self, check: str, exchanges: Iterable[Exchange], info: pb.GetEngineInfoResponse, target: str
+    ) -> None:
+        """Look at exchanges that nobody adds to any more. `info`: what the server at `target` said it is."""
+        for exchange in exchanges:
+            if exchange in self._known:
+                continue
+            self._known.add(exchange)
+            self.watched += 1
+            told = info if exchange.target == target else pb.GetEngineInfoResponse()
+            for identifier, violation in violations(exchange, told):
+                self._found(Finding(identifier, violation, exchange, check))
+
+    def _found(self, finding: Finding) -> None:
+        if earlier := self.findings.get(finding.id):
+            earlier.count += 1
+        else:
+            self.findings[finding.id] = finding
+
+
+def violations(exchange: Exchange, info: pb.GetEngineInfoResponse) -> Iterator[tuple[str, Violation]]:
+    """Everything that is wrong with one exchange, as id and violation."""
+    seen = Seen(exchange, info)
+    yield from _broken(CALLS, seen)
+    answers, failed = _taken_apart(seen)
+    for answer in answers:
+        yield from _broken(ANSWERS, answer)
+    for failure in failed:
+        yield from _broken(FAILURES, failure)
+
+
+def _taken_apart(seen: Seen) -> tuple[list[Answer], list[Failure]]:
+    exchange, config = seen.exchange, seen.info.config
+    whole = failure_of(exchange, is_known=bool(seen.info.ByteSize()))
+    failed = [whole] if whole else []
+    if is_multiplexed(exchange):
+        handles = handles_of(exchange, config)
+        if handles.unreadable:
+            return [], failed
+        return list(answers_of(handles)), [*failed, *failures_of(exchange, handles)]
+    answer = of_generate(exchange, config)
+    return [answer] if answer else [], failed
+
+
+def _broken(invariants: Iterable[Invariant[T]], thing: T) -> Iterator[tuple[str, Violation]]:
+    """What does not hold, but for what stands on something else that does not hold."""
+    broken: set[str] = set()
+    for invariant in invariants:
+        if broken.isdisjoint(invariant.needs):
+            try:
+                invariant.function(thing)
+            except Violation as violation:
+                broken.add(invariant.id)
+                yield invariant.id, violation

@@ -1,0 +1,148 @@
+"""Options beside those that a check sets, which change nothing of what it looks at.
+
+Real requests bring several, and a rule that holds for a plain request may be broken beside one of them. Every
+request of a check gets the same company, so that what it compares stays comparable. Sends nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.field_rules import FIELD_RULES
+
+MANY: Final = 20
+"""Entries of a long list: more than the 16 for which some engines keep a fixed place."""
+
+DIFFERENT: Final = 8
+"""In a run: checks in the same company share what they look at."""
+
+LISTS: Final = ("eos_token_ids", "sampling_options.logit_bias")
+"""The fields that get a long list."""
+
+CHANCE: Final = 0.4
+
+Join = Callable[[pb.PreprocessedRequest, "Company"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Which options come along, at a target whose vocabulary has ids in `some_ids`; empty by default."""
+
+    members: tuple[str, ...] = ()
+    some_ids: tuple[int, ...] = ()
+
+    def joined(self, request: pb.GenerateRequest) -> pb.GenerateRequest:
+        """The request with the company; what it says itself stays. Without company the same object."""
+        if not self.members:
+            return request
+        accompanied = pb.GenerateRequest()
+        accompanied.CopyFrom(request)
+        for member in self.members:
+            JOINS[member](accompanied.request, self)
+        return accompanied
+
+    def without(self, member: str) -> Company:
+        """The same with one fewer."""
+        return replace(self, members=tuple(each for each in self.members if each != member))
+
+    def __str__(self) -> str:
+        return ", ".join(self.members)
+
+
+ALONE: Final = Company()
+
+
+def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
+    """Company `number` of a seed, of what the engine offers; never nobody."""
+    rng = random.Random(f"{seed}/company/{number}")
+    offered = [member for member in JOINS if _is_offered(member, config)]
+    members = tuple(member for member in offered if rng.random() < CHANCE) or (rng.choice(offered),)
+    bounds = (FIELD_RULES[path].most(config.limits) for path in LISTS)
+    size = max(config.vocab_size, 1)
+    return Company(members, tuple(rng.sample(range(size), min(MANY, size, *bounds))))
+
+
+def _is_offered(member: str, config: pb.EngineConfig) -> bool:
+    gate = GATES.get(member)
+    return gate is None or getattr(config.capabilities, gate)
+
+
+def _eos_token_ids(body: pb.PreprocessedRequest, company: Company) -> None:
+    """They end nothing where EOS is ignored, unless a grammar ends with one."""
+    is_guided = body.sampling_options.HasField("guided_decoding")
+    if body.stop_conditions.ignore_eos and not is_guided and not body.eos_token_ids:
+        body.eos_token_ids.extend(company.some_ids)
+
+
+def _min_tokens(body: pb.PreprocessedRequest, company: Company) -> None:
+    """Where only max_tokens ends a choice, it may as well be a minimum."""
+    conditions = body.stop_conditions
+    ends = conditions.stop_token_ids or conditions.stop_token_ids_visible or conditions.stop_token_ids_hidden
+    if conditions.ignore_eos and not ends and not conditions.stop and not conditions.HasField("min_tokens"):
+        conditions.min_tokens = min(conditions.max_tokens, 2)
+
+
+def _stream_interval(body: pb.PreprocessedRequest, company: Company) -> None:
+    if not body.output_options.HasField("stream_interval"):
+        body.output_options.stream_interval = 4
+
+
+def _logprobs(body: pb.PreprocessedRequest, company: Company) -> None:
+    if not body.output_options.HasField("logprobs"):
+        body.output_options.logprobs = 1
+
+
+def _seed(body: pb.PreprocessedRequest, company: Company) -> None:
+    """A greedy request has no use for it; what is sampled needs its own."""
+    options = body.sampling_options
+    if options.HasField("temperature") and options.temperature == 0 and not options.HasField("seed"):
+        options.seed = 7
+
+
+def _logit_bias(body: pb.PreprocessedRequest, company: Company) -> None:
+    """Of nothing."""
+    if not body.sampling_options.logit_bias:
+        entries = [pb.LogitBias(token_id=token_id, bias=0.0) for token_id in company.some_ids]
+        body.sampling_options.logit_bias.extend(entries)
+
+
+def _priority(body: pb.PreprocessedRequest, company: Company) -> None:
+    if not body.routing.HasField("priority"):
+        body.routing.priority = -1
+
+
+def _cache_salt(body: pb.PreprocessedRequest, company: Company) -> None:
+    if not body.cache_salt:
+        body.cache_salt = "company"
+
+
+def _annotations(body: pb.PreprocessedRequest, company: Company) -> None:
+    """One that nobody knows is not answered."""
+    if not body.annotations:
+        body.annotations.append("nobody.knows:this")
+
+
+JOINS: Final[Mapping[str, Join]] = MappingProxyType(
+    {
+        "eos_token_ids": _eos_token_ids,
+        "min_tokens": _min_tokens,
+        "stream_interval": _stream_interval,
+        "logprobs": _logprobs,
+        "seed": _seed,
+        "logit_bias": _logit_bias,
+        "priority": _priority,
+        "cache_salt": _cache_salt,
+        "annotations": _annotations,
+    }
+)
+"""Each by the field that it sets."""
+
+GATES: Final = MappingProxyType(
+    {"logprobs": "logprobs", "seed": "seed", "logit_bias": "logit_bias", "priority": "priority"}
+)
+"""The capabilities that some of them need."""

@@ -1,0 +1,68 @@
+"""Which options of the engine server make no sense, alone or together, and what to tell whoever gave them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from enginewire.addresses import is_on_this_machine, listens_on_loopback
+
+if TYPE_CHECKING:
+    from enginewire.server.config.options import ServerOptions
+
+
+def _is_open_to_others(options: ServerOptions) -> bool:
+    return not options.allow_insecure and not listens_on_loopback(options.host)
+
+
+def _is_no_engine(options: ServerOptions) -> bool:
+    module, colon, attribute = options.engine.partition(":")
+    return options.engine not in ("torch", "mocker", "upstream") and not (module and colon and attribute)
+
+
+def _batches_are_too_small(options: ServerOptions) -> bool:
+    return (
+        options.max_num_batched_tokens is not None and options.max_num_batched_tokens < options.max_num_seqs
+    )
+
+
+def _sizes_cache_twice(options: ServerOptions) -> bool:
+    return options.num_gpu_blocks_override is not None and options.kv_cache_memory_bytes is not None
+
+
+def _prefix_begins_no_name(options: ServerOptions) -> bool:
+    return not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", options.metrics_prefix)
+
+
+def _mocks_nothing(options: ServerOptions) -> bool:
+    mocks = (options.mocker_ttft_ms, options.mocker_itl_ms, options.mocker_script, options.mocker_fault)
+    return options.engine != "mocker" and any(mocks)
+
+
+def _has_no_upstream(options: ServerOptions) -> bool:
+    return options.engine == "upstream" and not options.upstream
+
+
+def _upstream_is_no_address(options: ServerOptions) -> bool:
+    address = r"unix:.*[^/]|unix-abstract:.+|.+:[0-9]{1,5}"
+    return bool(options.upstream) and not re.fullmatch(address, options.upstream)
+
+
+def _upstream_is_open_to_others(options: ServerOptions) -> bool:
+    return bool(options.upstream) and not options.allow_insecure and not is_on_this_machine(options.upstream)
+
+
+RULES: Final[Mapping[Callable[[ServerOptions], bool], str]] = {
+    _is_open_to_others: "--host: whoever reaches a host beyond loopback could read prompts and send requests;"
+    " use 127.0.0.1 or --uds, or say --allow-insecure",
+    _is_no_engine: "--engine: must be torch, mocker, upstream or module:Class",
+    _batches_are_too_small: "--max-num-batched-tokens must not be below --max-num-seqs",
+    _sizes_cache_twice: "--num-gpu-blocks-override and --kv-cache-memory-bytes exclude each other",
+    _prefix_begins_no_name: "--metrics-prefix: must be letters, digits, _ and :, and begin with no digit",
+    _has_no_upstream: "--engine upstream: needs --upstream, where that engine listens",
+    _upstream_is_no_address: "--upstream: must be unix:/path or host:port",
+    _upstream_is_open_to_others: "--upstream: on the way to a host beyond loopback others could read prompts;"
+    " use unix:/path or 127.0.0.1, or say --allow-insecure",
+    _mocks_nothing: "--mocker-… options need --engine mocker",
+}

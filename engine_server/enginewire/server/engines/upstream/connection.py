@@ -1,0 +1,88 @@
+"""The way to an engine in another process: dial it, wait until it is there, ask who it is.
+
+A socket must be this user's or root's, like all that our programs meet at. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.channel import check_owner, open_channel
+from enginewire.server.engines.upstream.failure import shown
+from enginewire.server.engines.upstream.options import UpstreamOptions
+from enginewire.trusted_paths import UntrustedPath
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 5.0
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+STILL_COMING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+"""An engine that is not there yet, or still loads its model."""
+
+
+class NoUpstream(Exception):
+    """No engine can be served from there; the message names the option and says why."""
+
+
+class Connection:
+    """One channel to the engine, and the stubs of the RPCs that a bare engine has."""
+
+    def __init__(self, options: UpstreamOptions) -> None:
+        self.target = options.target
+        self._patience = options.start_timeout
+        self._channel = open_channel(options.target)
+        self.engine = pb.EngineServiceStub(self._channel)
+        self.discovery = pb.DiscoveryServiceStub(self._channel)
+
+    async def found(self) -> pb.GetEngineInfoResponse:
+        """Who answers there, as soon as somebody does. Raises NoUpstream."""
+        deadline, pause, said = time.monotonic() + self._patience, FIRST_PAUSE, False
+        while True:
+            try:
+                check_owner(self.target)
+                return await self.info(min(ANSWER_SECONDS, self._patience))
+            except UntrustedPath as error:
+                raise NoUpstream(f"--upstream {self.target}: {error}") from error
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in STILL_COMING:
+                    what = "is no bare engine: GetEngineInfo ended with"
+                    raise NoUpstream(f"--upstream {self.target} {what} {shown(error)}") from error
+                if time.monotonic() + pause > deadline:
+                    what = f"no engine has answered within {self._patience:g} s, the last time"
+                    raise NoUpstream(f"--upstream {self.target}: {what} {shown(error)}") from error
+            if not said:
+                log.info("waiting for the engine at %s", self.target)
+                said = True
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def info(self, seconds: float | None = None) -> pb.GetEngineInfoResponse:
+        """GetEngineInfo. Raises AioRpcError."""
+        answer: pb.GetEngineInfoResponse = await self.discovery.GetEngineInfo(
+            pb.GetEngineInfoRequest(), timeout=seconds
+        )
+        return answer
+
+    async def load(self, seconds: float | None = None) -> pb.Load:
+        """GetLoad. Raises AioRpcError."""
+        answer: pb.GetLoadResponse = await self.discovery.GetLoad(pb.GetLoadRequest(), timeout=seconds)
+        return answer.load
+
+    async def abort(self, request_id: str, seconds: float) -> None:
+        """Abort, as far as it gets there in that time: whoever needs to be sure cancels the call as well."""
+        request = pb.AbortRequest(request_ids=[request_id], reason="aborted")
+        try:
+            await self.engine.Abort(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            log.debug("Abort of %s: %s", request_id, shown(error))
+
+    async def close(self) -> None:
+        """End every call."""
+        await self._channel.close()

@@ -1,0 +1,1 @@
+"""`enginewire new-engine`: the files that somebody's own engine begins with."""

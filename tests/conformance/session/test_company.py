@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from enginewire import v1 as pb
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.session.company import ALONE, JOINS, Company, draw
+from enginewire.conformance.session.requests import change, good_request, path_of
+
+PLAIN = good_request("r", [5, 6, 7])
+EVERYBODY = Company(tuple(JOINS), tuple(range(20)))
+
+
+def value_of(request: pb.GenerateRequest, name: str) -> object:
+    value: object = request.request
+    for part in path_of(name).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def test_without_company_a_request_is_sent_as_it_is() -> None:
+    assert ALONE.joined(PLAIN) is PLAIN
+
+
+@pytest.mark.parametrize("member", JOINS)
+def test_each_member_sets_its_field_and_no_other(member: str) -> None:
+    joined = Company((member,), (3, 4)).joined(PLAIN)
+    assert value_of(joined, member) != value_of(PLAIN, member)
+    assert change(joined, **{member: None}) == change(PLAIN, **{member: None})
+
+
+@pytest.mark.parametrize("member", JOINS)
+def test_what_a_request_says_itself_stays(member: str) -> None:
+    said = Company((member,), (3, 4)).joined(PLAIN)
+    assert Company((member,), (9,)).joined(said) == said
+
+
+def test_nobody_ends_an_answer_that_would_go_on() -> None:
+    open_ended = change(PLAIN, ignore_eos=False, max_tokens=1)
+    conditions = EVERYBODY.joined(open_ended).request
+    assert not conditions.eos_token_ids
+    assert not conditions.stop_conditions.HasField("min_tokens")
+    assert EVERYBODY.joined(change(PLAIN, max_tokens=1)).request.stop_conditions.min_tokens == 1
+    stopped = change(PLAIN, stop_token_ids=[7])
+    assert not EVERYBODY.joined(stopped).request.stop_conditions.HasField("min_tokens")
+
+
+def test_what_an_engine_does_not_offer_does_not_come_along() -> None:
+    modest = pb.EngineConfig(vocab_size=3, limits=pb.Limits(max_stop_token_ids=2))
+    companies = [draw(1, number, modest) for number in range(200)]
+    assert {member for company in companies for member in company.members} == {
+        "eos_token_ids",
+        "min_tokens",
+        "stream_interval",
+        "cache_salt",
+        "annotations",
+    }
+    assert all(company.members and max(company.some_ids) < 3 for company in companies)
+
+
+def test_the_companies_of_a_seed_are_the_same_again_and_those_of_another_are_others() -> None:
+    config = Reference().config
+    first = [draw(1, number, config) for number in range(8)]
+    assert first == [draw(1, number, config) for number in range(8)]
+    assert first != [draw(2, number, config) for number in range(8)]
+    assert len({company.members for company in first}) > 4
