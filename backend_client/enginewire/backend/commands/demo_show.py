@@ -106,10 +106,12 @@ def next_steps(options: DemoOptions) -> tuple[str, ...]:
     """What to type after the demo, as it can be typed in this folder."""
     command = typed_name()
     engine = () if options.engine == DemoOptions().engine else ("--engine", options.engine)
-    launch = shlex.quote(shlex.join((options.model, *engine)))
+    model = () if (options.model, engine) == (DemoOptions().model, ()) else (options.model, *engine)
+    launch = ("--launch", shlex.join(model)) if model else ()
     return (
-        "Ask it something yourself:",
-        f"  {command} backend generate --launch {launch} --prompt 'What does Drain do?'",
+        "Talk to it yourself, or serve it with its API and page:",
+        f"  {shlex.join((command, 'chat', *launch))}",
+        f"  {shlex.join((command, 'serve', *model))}",
     )
 
 
