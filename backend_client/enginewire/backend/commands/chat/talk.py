@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import FrameType
 from typing import Final
 
-from enginewire.backend.chat.answerers import Answerer, NoAnswer
-from enginewire.backend.chat.conversation import Conversation
-from enginewire.backend.chat.screen import Screen, table
+from enginewire.backend.commands.chat.answerers import Answerer, NoAnswer
+from enginewire.backend.commands.chat.conversation import Conversation
+from enginewire.backend.commands.chat.screen import Screen, table
 from enginewire.backend.commands.generate import Answer, outcome
 from enginewire.options import OptionError
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from enginewire import v1 as pb
-from enginewire.backend.chat.options import ChatOptions
+from enginewire.backend.commands.chat.options import ChatOptions
 from enginewire.backend.commands.defaults import SAMPLING_FIELDS, STOP_FIELDS, default_request
 from enginewire.backend.config import SamplingDefaults
 from enginewire.options import OptionError

@@ -36,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     import enginewire.backend.frontends.http_api.server  # noqa: F401
     from enginewire.backend.commands.life import run_command
     from enginewire.backend.commands.serve import end_of, serve
+    from enginewire.backend.commands.stack.panel import Served, print_panel
     from enginewire.backend.frontends.text_backend import TextBackend
     from enginewire.backend.processes.engine_output import EngineOutput
-    from enginewire.backend.stack.panel import Served, print_panel
 
     if sys.stdout.isatty():
         import rich.panel  # noqa: F401

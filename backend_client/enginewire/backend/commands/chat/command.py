@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from enginewire.backend.chat.options import ChatOptions, choose
+from enginewire.backend.commands.chat.options import ChatOptions, choose
 from enginewire.options import load
 from enginewire.program import program
 
 if TYPE_CHECKING:
-    from enginewire.backend.chat.answerers import Answerer
+    from enginewire.backend.commands.chat.answerers import Answerer
 
 PROG: Final = "enginewire chat"
 EXIT_FAILED: Final = 1
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Text is the product here: the locale shall not decide what becomes of it.
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     # Past this line the command is really going to run: now the heavy imports may come.
-    from enginewire.backend.chat.answerers import NoAnswer, OwnBackend
+    from enginewire.backend.commands.chat.answerers import NoAnswer, OwnBackend
     from enginewire.backend.commands.life import run_command, run_until_signal
 
     if is_at_terminal():
@@ -59,17 +59,17 @@ def is_at_terminal() -> bool:
 
 
 async def _with_running_backend(options: ChatOptions) -> int:
-    from enginewire.backend.chat.answerers import running_backend
+    from enginewire.backend.commands.chat.answerers import running_backend
 
     async with running_backend(options) as answerer:
         return await _talk(options, answerer)
 
 
 async def _talk(options: ChatOptions, answerer: Answerer) -> int:
-    from enginewire.backend.chat.conversation import Conversation
-    from enginewire.backend.chat.keyboard import InvalidLine, piped_lines, typed_lines
-    from enginewire.backend.chat.screen import Screen
-    from enginewire.backend.chat.talk import COMMANDS, Talk
+    from enginewire.backend.commands.chat.conversation import Conversation
+    from enginewire.backend.commands.chat.keyboard import InvalidLine, piped_lines, typed_lines
+    from enginewire.backend.commands.chat.screen import Screen
+    from enginewire.backend.commands.chat.talk import COMMANDS, Talk
 
     screen = Screen(sys.stdout, sys.stderr)
     talk = Talk(answerer, Conversation(options), screen)

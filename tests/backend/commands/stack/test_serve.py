@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewire.backend.stack.panel import QUESTION
+from enginewire.backend.commands.stack.panel import QUESTION
 from enginewire.server.demo_model import questions
 from tests.backend.our_processes import children_of, is_alive, running
 from tests.backend.terminal import CTRL_C, Terminal

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.chat.conversation import Conversation
-from enginewire.backend.chat.options import ChatOptions
+from enginewire.backend.commands.chat.conversation import Conversation
+from enginewire.backend.commands.chat.options import ChatOptions
 from enginewire.options import OptionError
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.chat.options import ChatOptions
+from enginewire.backend.commands.chat.options import ChatOptions
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, annotated_from_proto
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.text_backend import TextBackend
