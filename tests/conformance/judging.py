@@ -11,7 +11,7 @@ from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import Given
+from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
 
@@ -21,12 +21,12 @@ async def judged(
     checks: Sequence[Check] | None = None,
     selection: Selection | None = None,
     time_scale: float = 1.0,
-    given: Given | None = None,
+    options: RunOptions | None = None,
 ) -> Report:
     server = await InProcess(make()).start()
     try:
         connection = Connection(target=server.target)
-        session = Session(connection=connection, time_scale=time_scale, given=given or Given())
+        session = Session(connection=connection, time_scale=time_scale, options=options or RunOptions())
         return await Runner(session, checks or all_checks(), selection or Selection()).run()
     finally:
         await server.stop()

@@ -54,7 +54,7 @@ async def test_a_level_and_what_is_drawn_can_be_said(
     told = []
 
     async def note(ctx: object) -> None:
-        told.append(ctx.session.given)  # type: ignore[attr-defined]  # a context
+        told.append(ctx.session.options)  # type: ignore[attr-defined]  # a context
 
     checks = [made_up(key, note) for key in ("STR-01", "CAN-01", "SEQ-01")]
     monkeypatch.setattr(judging, "all_checks", lambda: checks)

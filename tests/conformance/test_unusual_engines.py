@@ -11,7 +11,7 @@ from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.registry import SHAPE
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import Given
+from enginewire.conformance.session.run_options import RunOptions
 from tests.conformance.judging import judged, statuses
 
 
@@ -83,13 +83,13 @@ async def test_a_correct_engine_is_not_blamed(
     assert {key for key in says_nothing if seen[key] is not Status.NOT_APPLICABLE} == set()
 
 
-PATIENCE = Given(patience=1e-6)
+PATIENCE = RunOptions(patience=1e-6)
 """Every engine is slow for whoever has no patience: the fewest tokens and repetitions there are."""
 
 
 async def test_a_slow_engine_is_asked_for_little_and_the_results_say_so() -> None:
     areas = ["STR-*", "LIM-*", "STP-*", "LOG-*", "RES-*", "SEQ-*", "MUX-*", "INF-09/together", "SAM-0*"]
-    report = await judged(selection=Selection(run=areas, skip=["*/drawn", "SAM-07/*"]), given=PATIENCE)
+    report = await judged(selection=Selection(run=areas, skip=["*/drawn", "SAM-07/*"]), options=PATIENCE)
     assert list(report.unexpected) == []
     known = {outcome.key: outcome.message for outcome in report.outcomes if outcome.status is Status.PASS}
     assert known["STR-06"] == "for want of time: answers of at most 4 tokens"

@@ -10,9 +10,10 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.config.options import ServerOptions
+from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.mocker.engine import MockerEngine
-from enginewire.server.load_engine import EngineUnavailable, make_engine
+from enginewire.server.load_engine import OURS, EngineUnavailable, make_engine
 from tests.server.engines.test_iterator_driver import ScriptedEngine, counting
 
 HERE = __name__
@@ -63,6 +64,10 @@ def test_what_is_no_engine_is_refused_by_name(engine, message):
     with pytest.raises(EngineUnavailable, match=message) as caught:
         make_engine(named(engine))
     assert f"--engine {engine}: " in str(caught.value)
+
+
+def test_every_engine_of_ours_can_be_made():
+    assert set(OURS) == set(OurEngine)
 
 
 async def test_the_mocker_gets_its_sizes_from_the_options(tmp_path: Path):

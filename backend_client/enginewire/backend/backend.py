@@ -26,7 +26,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.stream import Chunk
 from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTracker
-from enginewire.backend.replay.attempts import Asked, Attempts
+from enginewire.backend.replay.attempts import Attempts, GenerateCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 
 log = logging.getLogger(__name__)
@@ -97,10 +97,10 @@ class Backend:
         """
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
-        asked = Asked(request, request_id, deadline, metadata)
+        call = GenerateCall(request, request_id, deadline, metadata)
         attempts = Attempts(
             self.engines,
-            asked,
+            call,
             lambda config: self._decoder(request, config, with_tokens),
             self._retry,
             self._budget,

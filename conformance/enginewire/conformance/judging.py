@@ -22,7 +22,7 @@ from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import CASES, COMPANIES, SEED, Given, given
+from enginewire.conformance.session.run_options import CASES, COMPANIES, SEED, RunOptions, run_options
 from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
@@ -59,9 +59,9 @@ async def judge(
     selection = Selection(
         profiles=profiles, level=level, run=run, skip=skip, repeat=repeat, phases=frozenset(phases)
     )
-    drawn = Given(seed=seed, cases=cases, companies=companies)
+    drawn = RunOptions(seed=seed, cases=cases, companies=companies)
     session = Session(
-        connection=connection, time_scale=time_scale, declared=_gates(declare, connection), given=drawn
+        connection=connection, time_scale=time_scale, declared=_gates(declare, connection), options=drawn
     )
     return await _report(session, selection, strict, baseline)
 
@@ -96,7 +96,7 @@ async def engine_conformance(
             time_scale=time_scale,
             declared=_gates(declare, connection),
             launcher=launcher,
-            given=Given(seed=seed, cases=cases, companies=companies),
+            options=RunOptions(seed=seed, cases=cases, companies=companies),
         )
         try:
             return await _report(session, selection, strict, baseline)
@@ -140,7 +140,7 @@ async def _run(
         time_scale=options.time_scale,
         declared=command_line.declared(options, life.connection),
         launcher=launcher,
-        given=given(options),
+        options=run_options(options),
     )
     selection, invocation = command_line.selection(options), command_line.invocation(options)
     async with Progress() as progress:

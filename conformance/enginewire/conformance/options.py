@@ -13,7 +13,7 @@ from enginewire.conformance.requirements.levels import NO_LEVEL, Level
 from enginewire.conformance.running.gates import OUTSIDE
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.given import PAIR, add_options, adopt, drawn
+from enginewire.conformance.session.run_options import PAIR, add_options, adopt, drawn
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.v1.revision import CONTRACT_REVISION

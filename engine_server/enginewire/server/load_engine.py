@@ -1,6 +1,6 @@
 """Which engine `--engine` names. Imports an engine only when it was chosen.
 
-`torch`, `mocker` and `upstream` are ours; `module:Class` is any class of yours that is an `LLMEngine` or a
+Some are ours (`OURS`); `module:Class` is any class of yours that is an `LLMEngine` or a
 `StepEngine` and whose constructor takes the `ServerOptions`.
 """
 
@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from enginewire.server.config.options import ServerOptions
+from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.interface import AdapterEngine, LLMEngine, StepEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.shape import engine_classes, fault_of, fault_of_class
@@ -36,7 +37,8 @@ def make_engine(options: ServerOptions) -> StepEngine:
     try:
         engine = _checked(options, OURS.get(options.engine, _custom)(options))
     except ModuleNotFoundError as error:
-        extra = {"torch": "engine", "mocker": "server"}.get(options.engine)
+        extras: Mapping[str, str] = {OurEngine.TORCH: "engine", OurEngine.MOCKER: "server"}
+        extra = extras.get(options.engine)
         hint = f": pip install 'enginewire[{extra}]'" if extra else ""
         raise EngineUnavailable(f"--engine {options.engine}: no module named {error.name}{hint}") from error
     except (OSError, ValueError) as error:
@@ -152,8 +154,6 @@ def _log_progress(phase: str, done: float) -> None:
 
 def _custom(options: ServerOptions) -> object:
     module_name, _, attribute = options.engine.partition(":")
-    if not attribute:
-        raise EngineUnavailable(f"--engine {options.engine}: allowed torch, mocker, upstream or module:Class")
     factory = _class_in(_module(options.engine, module_name), options.engine, attribute)
     if (fault := fault_of_class(factory)) is not None:
         raise EngineUnavailable(f"--engine {options.engine}: {fault}")
@@ -193,7 +193,7 @@ def _class_in(module: ModuleType, given: str, name: str) -> Any:
 
 
 OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {
-    "torch": _torch,
-    "mocker": _mocker,
-    "upstream": _upstream,
+    OurEngine.TORCH: _torch,
+    OurEngine.MOCKER: _mocker,
+    OurEngine.UPSTREAM: _upstream,
 }

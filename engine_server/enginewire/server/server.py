@@ -28,6 +28,7 @@ from enginewire.server.admission.live import Observer
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config.options import ServerOptions
+from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
 from enginewire.server.process.signals import ending_signals, ends_at_once
@@ -61,8 +62,8 @@ ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
 EMBEDDING_SERVICE = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
 SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE, EMBEDDING_SERVICE)
 
-OURS: Final = frozenset({"torch", "mocker"})
-"""What they send is not checked, unless somebody asks for it."""
+UNCHECKED: Final = frozenset({OurEngine.TORCH, OurEngine.MOCKER})
+"""Engines that are proven here: what they send is not checked, unless somebody asks for it."""
 
 EXIT_OK: Final = 0
 EXIT_START_FAILED: Final = 1
@@ -306,7 +307,7 @@ def _request_table(options: ServerOptions, observer: Observer | None = None) -> 
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None
-    checks = options.engine not in OURS if options.check_engine is None else options.check_engine
+    checks = options.engine not in UNCHECKED if options.check_engine is None else options.check_engine
     return RequestTable(
         limits,
         log_requests=options.log_requests,

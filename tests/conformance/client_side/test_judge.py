@@ -7,8 +7,8 @@ from enginewire.conformance.client_side.checks import client_checks
 from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend, Request
+from enginewire.conformance.client_side.stage.backends import InProcessStarter, RunningBackends
 from enginewire.conformance.client_side.stage.facts import Facts
-from enginewire.conformance.client_side.stage.stands import InProcessStarter, RunningStands
 from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.proof.self_test import judge_backend, judge_mutant, kill
 from enginewire.conformance.reference.adversaries import Adversary
@@ -77,13 +77,13 @@ async def test_a_failure_shows_the_calls_of_both_sides() -> None:
 
 
 async def test_stands_are_shared_by_kind_of_engine() -> None:
-    stands = RunningStands(InProcessStarter(ReferenceBackend), 1.0)
+    backends = RunningBackends(InProcessStarter(ReferenceBackend), 1.0)
     try:
-        first = await stands.shared()
-        assert await stands.shared() is first
-        assert await stands.shared(Facts(resume=False)) is not first
+        first = await backends.shared()
+        assert await backends.shared() is first
+        assert await backends.shared(Facts(resume=False)) is not first
     finally:
-        await stands.close()
+        await backends.close()
 
 
 def test_every_requirement_of_backends_has_a_check_and_every_check_a_mutant() -> None:

@@ -20,7 +20,7 @@ from enginewire.conformance.running.outcome import Outcome, Report, Status
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.running.verdict import SEEN
-from enginewire.conformance.session.given import Given
+from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
 
@@ -33,8 +33,8 @@ async def judged(make: type[Reference], *, seed: int = 1, cases: int = 64) -> Re
     """By the drawn checks alone."""
     server = await InProcess(make()).start()
     try:
-        given = Given(seed=seed, cases=cases)
-        session = Session(connection=Connection(target=server.target), given=given)
+        options = RunOptions(seed=seed, cases=cases)
+        session = Session(connection=Connection(target=server.target), options=options)
         report = await Runner(session, all_checks(), Selection(run=("*/drawn",))).run()
         # Without what the monitor sees of the same traffic: that has tests of its own.
         return replace(report, outcomes=tuple(each for each in report.outcomes if not is_seen(each)))

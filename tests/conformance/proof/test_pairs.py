@@ -14,7 +14,7 @@ from enginewire.conformance.proof.self_test import judge, kill
 from enginewire.conformance.reference.handoffs import Decode, Prefill
 from enginewire.conformance.running.outcome import ExitCode, Report, Status
 from enginewire.conformance.running.registry import Phase
-from enginewire.conformance.session.given import PAIR_RUN, Given
+from enginewire.conformance.session.run_options import PAIR_RUN, RunOptions
 from enginewire.conformance.wire.violation import NotApplicable
 
 
@@ -66,6 +66,6 @@ def test_half_a_pair_is_a_usage_error(arguments: list[str]) -> None:
 
 
 def test_a_check_that_needs_more_adapters_than_given_does_not_apply() -> None:
-    assert Given(adapters=("a", "b", "c")).sources(2) == ("a", "b")
+    assert RunOptions(adapters=("a", "b", "c")).sources(2) == ("a", "b")
     with pytest.raises(NotApplicable):
-        Given(adapters=("a",)).sources(2)
+        RunOptions(adapters=("a",)).sources(2)

@@ -11,11 +11,11 @@ from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check, Phase
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.given import Given
+from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 from tests.conformance.judging import judged, made_up
 
-OFTEN = Given(companies=8)
+OFTEN = RunOptions(companies=8)
 KEY = "STR-06/in-company"
 
 
@@ -43,7 +43,7 @@ def one(function: object = counts_from_0, **fields: object) -> list[Check]:
 
 
 async def test_a_rule_that_breaks_beside_two_options_is_found_with_both_and_no_third() -> None:
-    report = await judged(OneTooMany, one(), given=OFTEN)
+    report = await judged(OneTooMany, one(), options=OFTEN)
     found = {outcome.key: outcome for outcome in report.outcomes if outcome.status is Status.FAIL}
     assert KEY in found
     assert "does not count from 0, beside min_tokens, logprobs (seed 240)" in found[KEY].message
@@ -51,7 +51,7 @@ async def test_a_rule_that_breaks_beside_two_options_is_found_with_both_and_no_t
 
 
 async def test_nothing_is_told_of_a_server_that_is_right() -> None:
-    report = await judged(Reference, one(), given=OFTEN)
+    report = await judged(Reference, one(), options=OFTEN)
     assert [outcome.key for outcome in report.outcomes if outcome.key.startswith("STR-06")] == ["STR-06"]
     assert "8 times in company" in report.bounds
 
@@ -66,7 +66,7 @@ async def test_a_failure_that_is_not_of_the_company_says_nothing(wrong_times: Co
         if asked in wrong_times:
             raise Violation("now and then")
 
-    assert failures(await judged(Reference, one(fails), given=OFTEN)) == []
+    assert failures(await judged(Reference, one(fails), options=OFTEN)) == []
     assert asked > 9
 
 
@@ -78,8 +78,8 @@ async def test_what_is_not_asked_for_is_not_judged_again() -> None:
         asked += 1
 
     for checks in (one(counts, in_company=False), one(counts, is_costly=True), one(counts, phase=Phase.LOAD)):
-        await judged(Reference, checks, given=OFTEN)
-    await judged(Reference, one(counts), given=Given(companies=0))
+        await judged(Reference, checks, options=OFTEN)
+    await judged(Reference, one(counts), options=RunOptions(companies=0))
     assert asked == 4
 
 
@@ -91,13 +91,13 @@ async def test_a_check_that_did_not_pass_is_not_judged_again() -> None:
         asked += 1
         raise NotApplicable("not here") if asked == 1 else Violation("no")
 
-    report = await judged(Reference, one(never), given=OFTEN)
+    report = await judged(Reference, one(never), options=OFTEN)
     assert asked == 1
     assert failures(report) == []
 
 
 async def test_one_can_leave_it_out() -> None:
-    report = await judged(OneTooMany, one(), Selection(skip=[KEY, "*/seen"]), given=OFTEN)
+    report = await judged(OneTooMany, one(), Selection(skip=[KEY, "*/seen"]), options=OFTEN)
     assert failures(report) == []
 
 
@@ -106,6 +106,6 @@ async def test_a_fault_of_the_kit_is_told() -> None:
         if ctx.company.members:
             raise RuntimeError("it was me")
 
-    report = await judged(Reference, one(stumbles), given=OFTEN)
+    report = await judged(Reference, one(stumbles), options=OFTEN)
     [fault] = {each.message for each in report.outcomes if each.status is Status.ERROR}
     assert fault == "RuntimeError: it was me"

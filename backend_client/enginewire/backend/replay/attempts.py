@@ -43,8 +43,8 @@ TRIAL_POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a caller wants. `deadline` is a time of time.monotonic."""
+class GenerateCall:
+    """One call of `Backend.generate`. `deadline` is a time of time.monotonic."""
 
     request: pb.PreprocessedRequest
     request_id: str = ""
@@ -63,7 +63,7 @@ class Attempts:
     def __init__(
         self,
         engines: Endpoints,
-        asked: Asked,
+        call: GenerateCall,
         make_decoder: Callable[[pb.EngineConfig], RequestDecoder],
         policy: RetryPolicy | None,
         budget: RetryBudget,
@@ -75,16 +75,16 @@ class Attempts:
         """
         self.number = 0
         self.engine_lifetime_id = ""
-        self.request_id = asked.request_id or uuid.uuid4().hex
+        self.request_id = call.request_id or uuid.uuid4().hex
         self._engines = engines
-        self._asked = asked
+        self._call = call
         self._make_decoder = make_decoder
         self._policy = policy
         self._budget = budget
         self._part = pb.PreprocessedRequest()
-        self._part.CopyFrom(asked.request)
-        self._prefix = prefix_chain(asked.request) if engines.has_choice else ()
-        self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], asked.metadata) if prefill else None
+        self._part.CopyFrom(call.request)
+        self._prefix = prefix_chain(call.request) if engines.has_choice else ()
+        self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], call.metadata) if prefill else None
         self._hints: Hints | None = None
         self._decoder: RequestDecoder | None = None
         self._endpoint: Endpoint | None = None
@@ -158,7 +158,7 @@ class Attempts:
         while True:
             self._endpoint = None
             endpoint = self._endpoint = await self._pick()
-            info = await endpoint.client.info(self._asked.seconds_left)
+            info = await endpoint.client.info(self._call.seconds_left)
             if self._origin is None:
                 self._begin(info)
             elif not goes_on_like(self._origin, info):
@@ -175,14 +175,14 @@ class Attempts:
         self.decoder.meet(capabilities)
         if self._is_halved(request.request):
             assert self._prefill is not None, "it was asked"
-            deadline, patience = self._asked.deadline, self._patience
+            deadline, patience = self._call.deadline, self._patience
             result = await self._prefill.result(request.request, deadline, patience, self._routing)
             request.request.prefill_result.CopyFrom(result)
-            add_link(request.request, self._asked.metadata)
+            add_link(request.request, self._call.metadata)
         elif needs_prefill_worker(request.request):
             raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
         self._stream = await endpoint.client.submit(
-            request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
+            request, timeout=self._call.seconds_left, metadata=self._call.metadata
         )
         endpoint.in_flight += 1
         return self._stream
@@ -268,7 +268,7 @@ class Attempts:
         try:
             while True:
                 # Anew each time: to wait for another one's trial is not to wait for an engine.
-                left = self._asked.seconds_left
+                left = self._call.seconds_left
                 patience = self._patience if left is None else min(left, self._patience)
                 endpoint = await self._engines.pick(
                     patience, self._not_before, self._unfit, self._prefix, self._routing
@@ -285,7 +285,7 @@ class Attempts:
     def _routing(self) -> Hints:
         """What the request says about its engine. Raises RequestFailed."""
         if self._hints is None:
-            self._hints = read_hints(self._asked.request.routing, self._asked.metadata)
+            self._hints = read_hints(self._call.request.routing, self._call.metadata)
         return self._hints
 
     @property
@@ -328,13 +328,13 @@ class Attempts:
     def _next_part(self) -> pb.PreprocessedRequest:
         if self.number == 1:
             return self._part
-        add_link(self._part, self._asked.metadata)
+        add_link(self._part, self._call.metadata)
         decoder = self.decoder
         choices = decoder.resume()
         self._part.ClearField("resume")
         if has_delivered(decoder):
             # A caller's own resume counts the engines it has tried itself.
-            before = self._asked.request.resume.attempt
+            before = self._call.request.resume.attempt
             resume = pb.Resume(attempt=before + self.number - 1, origin_lifetime_id=self.engine_lifetime_id)
             resume.choices.extend(choices)
             self._part.resume.CopyFrom(resume)

@@ -28,7 +28,7 @@ MOST: Final = 64
 @check("LOR-01", alone=True)
 async def names_are_told_apart(ctx: Context) -> None:
     """The same again, another one under its name, one that is not there."""
-    one, other = ctx.session.given.sources(2)
+    one, other = ctx.session.options.sources(2)
     async with loaded(ctx, [one]) as (name,):
         again = await load(ctx, name, one)
         expect(again.is_ok, "loading an adapter again fails", expected="OK", seen=again.status)
@@ -39,7 +39,7 @@ async def names_are_told_apart(ctx: Context) -> None:
 @check("LOR-02", alone=True, needs=("LOR-01",))
 async def the_list_is_current(ctx: Context) -> None:
     """After each load and unload."""
-    async with loaded(ctx, ctx.session.given.sources(2)) as names:
+    async with loaded(ctx, ctx.session.options.sources(2)) as names:
         seen = await listed(ctx)
         expect(set(names) <= set(seen), "a loaded adapter is not listed", expected=names, seen=seen)
         (await unload(ctx, names[0])).response()
@@ -57,7 +57,7 @@ async def unknown_adapters_are_refused(ctx: Context) -> None:
 @check("LOR-03", variant="unloaded", needs=(*SHAPE, "LOR-01", "LOR-03"), alone=True)
 async def unloaded_adapters_are_refused(ctx: Context) -> None:
     """One that served a request before."""
-    async with loaded(ctx, ctx.session.given.sources(1)) as (name,):
+    async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
         await ctx.generate(ctx.request(lora_name=name))
         await ctx.idle()
         (await unload(ctx, name)).response()
@@ -67,7 +67,7 @@ async def unloaded_adapters_are_refused(ctx: Context) -> None:
 @check("LOR-04", needs=(*SHAPE, "LOR-01"), alone=True)
 async def each_has_its_own(ctx: Context) -> None:
     """Two adapters and the model, one after the other and all at once."""
-    async with loaded(ctx, ctx.session.given.sources(2)) as names:
+    async with loaded(ctx, ctx.session.options.sources(2)) as names:
         kinds: list[dict[str, Value]] = [{"lora_name": name} for name in ("", *names)]
         wanted = [(kind, ctx.prompt(salt=salt)) for salt in range(PROMPTS) for kind in kinds]
         apart = [await _tokens(ctx, *each) for each in wanted]
@@ -84,7 +84,7 @@ async def each_has_its_own(ctx: Context) -> None:
 @check("LOR-05", needs=(*SHAPE, "LOR-01", "LOR-02"), alone=True)
 async def adapters_in_use_stay(ctx: Context) -> None:
     """Unload while a long request has it."""
-    async with loaded(ctx, ctx.session.given.sources(1)) as (name,):
+    async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
         stream = await ctx.start(ctx.long_request(lora_name=name)).first_token()
         exchange = await unload(ctx, name)
         if not (await ctx.client.load()).running:
@@ -99,7 +99,7 @@ async def adapters_in_use_stay(ctx: Context) -> None:
 @check("LOR-06", needs=("LOR-01", "LOR-02"), alone=True)
 async def the_limit_holds(ctx: Context) -> None:
     """As many as there may be, and one more."""
-    source = ctx.session.given.sources(1)[0]
+    source = ctx.session.options.sources(1)[0]
     if not ctx.limits.HasField("max_loras") or ctx.limits.max_loras > MOST:
         raise NotApplicable(f"Limits.max_loras is absent or above {MOST}")
     before = await listed(ctx)
@@ -118,7 +118,7 @@ async def the_limit_holds(ctx: Context) -> None:
 async def blocks_are_not_shared(ctx: Context) -> None:
     """One prompt with an adapter, then with another and with the model."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
-    async with loaded(ctx, ctx.session.given.sources(2)) as names:
+    async with loaded(ctx, ctx.session.options.sources(2)) as names:
         await _cached(ctx, prompt, names[0])
         again = await _cached(ctx, prompt, names[0])
         expect(again >= block, "a repeated prompt of an adapter has no cached block", seen=again)

@@ -16,6 +16,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.sizes import most_choices
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -154,8 +155,7 @@ def _choices(ctx: Context) -> tuple[int, int]:
 
     A server need not count every token: it may look at its buffers once a second.
     """
-    offered = ctx.capabilities.multiple_choices and ctx.limits.HasField("max_n")
-    for choices in range(1, (ctx.limits.max_n if offered else 1) + 1):
+    for choices in range(1, most_choices(ctx.config) + 1):
         bound = 2 * _buffer(ctx) + ctx.bounds.tokens_in(1.0) * choices
         if _room(ctx) * choices >= 2 * bound:
             return choices, bound

@@ -141,7 +141,7 @@ async def running_is_bounded(ctx: Context) -> None:
 )
 async def running_choices_are_bounded(ctx: Context) -> None:
     """Each of them is a sequence."""
-    if ctx.config.max_num_seqs == 1 or ctx.limits.max_n == 1:
+    if ctx.config.max_num_seqs == 1 or ctx.choices(2) < 2:
         raise NotApplicable("there is no room for two choices")
     await _stays_bounded(ctx, lambda: ctx.long_request(n=2))
 

@@ -33,7 +33,7 @@ BY_THE_REST: Final = (
 def _drawn(identifier: str) -> CheckFunction:
     async def holds(ctx: Context) -> None:
         """Whatever options are mixed."""
-        if not ctx.session.given.cases:
+        if not ctx.session.options.cases:
             raise NotApplicable("--cases 0 draws none")
         for finding in await findings(ctx):
             if finding.id == identifier:

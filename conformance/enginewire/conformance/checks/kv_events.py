@@ -155,7 +155,7 @@ async def hashes_name_prefixes(ctx: Context) -> None:
 )
 async def hashes_name_adapters(ctx: Context) -> None:
     """One prompt for the model and for an adapter."""
-    async with loaded(ctx, ctx.session.given.sources(1)) as (name,):
+    async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
         subscription = await _watching(ctx)
         prompt = ctx.fresh_prompt(BLOCKS)
         own = await _stored_for(ctx, subscription, prompt)

@@ -91,7 +91,7 @@ def _offered(ctx: Context, changes: Changes) -> Changes:
     most = ctx.limits.max_logprobs if ctx.limits.HasField("max_logprobs") else TOP
     usable = {
         "stream_interval": True,
-        "n": ctx.capabilities.multiple_choices and not 0 < ctx.limits.max_n < 2,
+        "n": ctx.choices(2) > 1,
         "logprobs": ctx.capabilities.logprobs and most >= TOP,
         "seed": ctx.capabilities.seed,
         "priority": ctx.capabilities.priority,

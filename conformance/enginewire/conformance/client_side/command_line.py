@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from enginewire.conformance.client_side.checks import DRAWN
-from enginewire.conformance.client_side.given import add_options as add_given, given, words as words_of
 from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.oracle.findings import cases
-from enginewire.conformance.client_side.stage.stands import CommandStarter
+from enginewire.conformance.client_side.run_options import (
+    add_options as add_run_options,
+    run_options,
+    words as words_of,
+)
+from enginewire.conformance.client_side.stage.backends import CommandStarter
 from enginewire.conformance.conclusion.conclusion import add_options, check_options
 from enginewire.conformance.options import globs, positive, scale
 from enginewire.conformance.running.interruption import Interrupted, Interruption
@@ -44,7 +48,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--time-scale", type=scale, default=1.0, metavar="X", help="multiplies every bound")
     parser.add_argument("--strict", action="store_true", help="a SHOULD that does not hold is a failure")
     parser.add_argument("--trace", action="store_true", help="show every call of what is unexpected")
-    add_given(parser)
+    add_run_options(parser)
     add_options(parser)
     options = parser.parse_args(argv)
     check_options(parser, options)
@@ -58,7 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _check_case(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     try:
-        cases(given(options))
+        cases(run_options(options))
     except ValueError as reason:
         parser.error(f"--case: {reason}")
 
@@ -79,7 +83,7 @@ async def judge_as_asked(options: argparse.Namespace, interruption: Interruption
             invocation=_invocation(options),
             time_scale=options.time_scale,
             multiplexed=options.multiplexed,
-            given=given(options),
+            options=run_options(options),
             interruption=interruption,
         )
     except Unreachable as reason:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.answer import Answer
-from enginewire.conformance.client_side.given import Given
+from enginewire.conformance.client_side.run_options import RunOptions
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import PLAIN, Facts
 from enginewire.conformance.client_side.stage.script import Step
@@ -30,7 +30,7 @@ _numbers = count(1)
 T = TypeVar("T")
 
 
-class Stand(Protocol):
+class Backend(Protocol):
     """A backend under test, the engine behind it, and how to reach it."""
 
     engine: ScriptedEngine
@@ -43,31 +43,31 @@ class Stand(Protocol):
         """End both."""
 
 
-class Stands(Protocol):
-    """Where stands come from, what the run is given, and what its checks share."""
+class Backends(Protocol):
+    """Where backends come from, the options of the run, and what its checks share."""
 
-    given: Given
+    options: RunOptions
 
     async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         """What `make` gives, made for whoever asks first."""
 
     def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
-        """Such an engine, with GenerateMultiplexed as all of this run have it, for a stand of one's own."""
+        """Such an engine, with GenerateMultiplexed as all of this run have it, for a backend of one's own."""
 
-    async def shared(self, facts: Facts = PLAIN) -> Stand:
+    async def shared(self, facts: Facts = PLAIN) -> Backend:
         """The backend in front of such an engine; the same for all checks."""
 
-    async def fresh(self, engine: ScriptedEngine) -> Stand:
+    async def fresh(self, engine: ScriptedEngine) -> Backend:
         """Another backend in front of this engine. Raises Unreachable when it does not serve."""
 
 
 class ClientContext:
     """The backend as one check sees it."""
 
-    def __init__(self, stands: Stands, stand: Stand) -> None:
-        self.stands = stands
-        self.stand = stand
-        self.client = stand.client()
+    def __init__(self, backends: Backends, backend: Backend) -> None:
+        self.backends = backends
+        self.backend = backend
+        self.client = backend.client()
         self._clients = [self.client]
         self._scenes: list[Scene] = []
         self._shown: list[Exchange] = []
@@ -75,7 +75,7 @@ class ClientContext:
     @property
     def bounds(self) -> Bounds:
         """How long things may take here."""
-        return self.stand.bounds
+        return self.backend.bounds
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -88,9 +88,9 @@ class ClientContext:
         """Calls that others made, as evidence of this check."""
         self._shown += exchanges
 
-    async def on(self, stand: Stand) -> ClientContext:
+    async def on(self, backend: Backend) -> ClientContext:
         """The same check in front of another backend."""
-        other = ClientContext(self.stands, stand)
+        other = ClientContext(self.backends, backend)
         self._clients.append(other.client)
         other._scenes = self._scenes
         return other
@@ -101,7 +101,7 @@ class ClientContext:
         `then`, for further attempts.
         """
         prompt = [*f"prompt {next(_numbers)}".encode(), *ending]
-        self._scenes.append(self.stand.engine.play(prompt, [script, *then]))
+        self._scenes.append(self.backend.engine.play(prompt, [script, *then]))
         return self._scenes[-1]
 
     def start(

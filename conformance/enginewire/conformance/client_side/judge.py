@@ -10,8 +10,8 @@ from typing import Final
 
 from enginewire.conformance.client_side.checks import DRAWN, WAY_THROUGH, client_checks
 from enginewire.conformance.client_side.context import ClientContext
-from enginewire.conformance.client_side.given import Given
-from enginewire.conformance.client_side.stage.stands import RunningStand, RunningStands, Starter
+from enginewire.conformance.client_side.run_options import RunOptions
+from enginewire.conformance.client_side.stage.backends import RunningBackend, RunningBackends, Starter
 from enginewire.conformance.requirements.requirement import Requirement, requirements
 from enginewire.conformance.running import verdict
 from enginewire.conformance.running.interruption import Interrupted, Interruption
@@ -35,7 +35,7 @@ async def judge(
     invocation: str = "",
     time_scale: float = 1.0,
     multiplexed: bool = False,
-    given: Given | None = None,
+    options: RunOptions | None = None,
     interruption: Interruption | None = None,
 ) -> Report:
     """Judge the backends that `starter` starts. Raises Unreachable when none of them listens.
@@ -43,27 +43,27 @@ async def judge(
     `multiplexed`: their engine offers GenerateMultiplexed too. Raises Interrupted before one listens.
     """
     started, interruption = time.monotonic(), interruption or Interruption()
-    stands = RunningStands(starter, time_scale, multiplexed=multiplexed, given=given)
+    backends = RunningBackends(starter, time_scale, multiplexed=multiplexed, options=options)
     try:
-        stand = await interruption.unless_asked(stands.shared())
-        run = _Run(stands, selection)
+        backend = await interruption.unless_asked(backends.shared())
+        run = _Run(backends, selection)
         with suppress(Interrupted):
             await interruption.unless_asked(run.run())
         return Report(
             target=name,
             invocation=invocation,
             engine="a backend in front of the scripted engine",
-            bounds=f"{stand.bounds.describe()}; {_drawn(stands.given)}",
+            bounds=f"{backend.bounds.describe()}; {_drawn(backends.options)}",
             outcomes=verdict.in_order(run.outcomes(interruption.why), due()),
             seconds=time.monotonic() - started,
             cut_short=interruption.why,
         )
     finally:
-        await stands.close()
+        await backends.close()
 
 
-def _drawn(given: Given) -> str:
-    return "one case" if given.case else f"drawn cases: {given.cases}, seed {given.seed}"
+def _drawn(options: RunOptions) -> str:
+    return "one case" if options.case else f"drawn cases: {options.cases}, seed {options.seed}"
 
 
 def due() -> list[Requirement]:
@@ -74,8 +74,8 @@ def due() -> list[Requirement]:
 class _Run:
     """One run: first the check that all others need, then those beside each other."""
 
-    def __init__(self, stands: RunningStands, selection: Selection) -> None:
-        self._stands = stands
+    def __init__(self, backends: RunningBackends, selection: Selection) -> None:
+        self._backends = backends
         self._selection = replace(selection, phases=frozenset(Phase))
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._done: dict[str, Outcome] = {}
@@ -88,9 +88,9 @@ class _Run:
         """Run all checks."""
         checks = {check.key: check for check in client_checks()}
         first = checks.pop(WAY_THROUGH)
-        stand = await self._stands.shared()
+        backend = await self._backends.shared()
         outcome = await self._repeat(first)
-        stand.measure(outcome.exchanges)
+        backend.measure(outcome.exchanges)
         blocked = outcome.status is not Status.PASS
         if not blocked and (reason := self._why_not(first)):
             outcome = verdict.outcome(first, Status.NOT_RUN, reason)
@@ -124,18 +124,18 @@ class _Run:
 
     async def _run_once(self, check: Check) -> Outcome:
         if check.phase is not Phase.DESTRUCTIVE:
-            return await self._judge(check, await self._stands.shared())
+            return await self._judge(check, await self._backends.shared())
         try:
-            stand = await self._stands.fresh(self._stands.engine())
+            backend = await self._backends.fresh(self._backends.engine())
         except Unreachable as reason:
             return verdict.failure(check, Violation(str(reason)))
         try:
-            return await self._judge(check, stand)
+            return await self._judge(check, backend)
         finally:
-            await stand.stop()
+            await backend.stop()
 
     def _why_not(self, check: Check) -> str:
         return self._selection.why_not(requirements()[check.id], check)
 
-    async def _judge(self, check: Check, stand: RunningStand) -> Outcome:
-        return await verdict.judged(check, ClientContext(self._stands, stand), stand.bounds.check)
+    async def _judge(self, check: Check, backend: RunningBackend) -> Outcome:
+        return await verdict.judged(check, ClientContext(self._backends, backend), backend.bounds.check)

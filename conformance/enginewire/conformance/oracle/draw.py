@@ -10,6 +10,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import LISTS, Case
 from enginewire.conformance.oracle.predict import ending
 from enginewire.conformance.session.context import Greedy
+from enginewire.conformance.session.sizes import most_choices
 
 MANY = 20
 """Ids of a long list: more than the 16 for which some engines keep a fixed place."""
@@ -33,12 +34,11 @@ class Offer:
     def of(cls, config: pb.EngineConfig) -> Offer:
         """What an engine says of itself."""
         can, limits = config.capabilities, config.limits
-        single = config.max_num_seqs == 1 or (limits.HasField("max_n") and limits.max_n < 2)
         return cls(
             vocab_size=config.vocab_size,
             eos_token_ids=tuple(config.eos_token_ids),
             most_stop_ids=limits.max_stop_token_ids if limits.HasField("max_stop_token_ids") else USUAL_MOST,
-            choices=can.multiple_choices and not single,
+            choices=most_choices(config) > 1 and config.max_num_seqs != 1,
             resume=can.resume,
             multiplexed=can.multiplexed,
             is_exact=can.batch_invariant,

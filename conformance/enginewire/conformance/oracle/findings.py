@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import takewhile
+from typing import Final, TypeVar
 
 from enginewire.conformance.oracle.ask import Answer, Target
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.draw import Offer, draw
 from enginewire.conformance.oracle.judge import Fault, judge, requirement
-from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
+from enginewire.conformance.oracle.mistakes import mistaken
 from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.shrink import Patience, shrink, smaller
 from enginewire.conformance.session.context import Context, Greedy
@@ -19,6 +20,8 @@ from enginewire.conformance.session.requests import PROMPT_TOKENS
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+
+T = TypeVar("T")
 
 VALID: Final = "INF-09"
 """What a valid request breaks that fails."""
@@ -75,12 +78,10 @@ async def _findings(ctx: Context) -> list[Finding]:
     except Violation as violation:
         # Of one check, not of all: what a greedy run needs has been judged before.
         return [Finding(VALID, violation, client.exchanges[-1])]
-    seed, wanted = ctx.session.given.seed, ctx.session.given.cases
+    seed, wanted = ctx.session.options.seed, ctx.session.options.cases
     cases = {number: draw(seed, number, target.runs, target.offer) for number in range(1, wanted + 1)}
-    deadline, failed, asked = time.monotonic() + EFFORTS * ctx.bounds.effort, list[Failed](), 0
-    for numbers in _batches(cases):
-        if time.monotonic() > deadline:
-            break
+    failed, asked = list[Failed](), 0
+    for numbers in _in_time(ctx, _batches(cases)):
         asked += len(numbers)
         failed += await _ask(target, {number: cases[number] for number in numbers})
     many = f"{asked}" if asked == wanted else f"{asked} of {wanted}, for want of time"
@@ -88,18 +89,16 @@ async def _findings(ctx: Context) -> list[Finding]:
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
     found = [each async for each in _explained(target, failed, deadline, seed)]
     if wanted:
-        await _ask_mistaken(target, mistaken(seed, target.runs, target.offer, ctx.config))
+        # What comes of them the monitor sees; here nothing is known to compare it with.
+        for some in _in_time(ctx, _parts(mistaken(seed, target.runs, target.offer, ctx.config))):
+            await target.ask([each.case for each in some], [each.changes for each in some])
     return found
 
 
-async def _ask_mistaken(target: Target, some: Sequence[Mistaken]) -> None:
-    """What comes of them the monitor sees; here nothing is known to compare it with."""
-    deadline = time.monotonic() + EFFORTS * target.ctx.bounds.effort
-    for start in range(0, len(some), TOGETHER):
-        part = some[start : start + TOGETHER]
-        if time.monotonic() > deadline:
-            break
-        await target.ask([each.case for each in part], [each.changes for each in part])
+def _in_time(ctx: Context, batches: Iterator[T]) -> Iterator[T]:
+    """Those for which there is time, counted from the first one on."""
+    deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
+    return takewhile(lambda _: time.monotonic() <= deadline, batches)
 
 
 async def _target(ctx: Context, client: Client) -> Target:
@@ -123,11 +122,16 @@ def _fits(ctx: Context, prompt_tokens: int) -> bool:
     return not bounded or prompt_tokens + FEWEST <= ctx.config.context_length
 
 
-def _batches(cases: dict[int, Case]) -> Iterator[list[int]]:
+def _batches(cases: dict[int, Case]) -> Iterator[Sequence[int]]:
     """The numbers of cases that are sent together, then of each that is sent alone."""
     together = [number for number, case in cases.items() if case.together]
-    yield from (together[start : start + TOGETHER] for start in range(0, len(together), TOGETHER))
+    yield from _parts(together)
     yield from ([number] for number, case in cases.items() if not case.together)
+
+
+def _parts(some: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many at a time as are sent together."""
+    return (some[start : start + TOGETHER] for start in range(0, len(some), TOGETHER))
 
 
 async def _ask(target: Target, cases: dict[int, Case]) -> list[Failed]:

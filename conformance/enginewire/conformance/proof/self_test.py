@@ -22,7 +22,7 @@ from enginewire.conformance.client_side.checks import client_checks
 from enginewire.conformance.client_side.judge import judge as judge_client
 from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
-from enginewire.conformance.client_side.stage.stands import InProcessStarter
+from enginewire.conformance.client_side.stage.backends import InProcessStarter
 from enginewire.conformance.mutants import Mutant, mutants
 from enginewire.conformance.proof.matrix import Kill, line, show, show_reference, summary_of, verdict_of
 from enginewire.conformance.proof.second_order import survey
@@ -37,7 +37,7 @@ from enginewire.conformance.running.registry import SHAPE, Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.running.verdict import SEEN
-from enginewire.conformance.session.given import COMPANIES, PAIR, PAIR_RUN, Given
+from enginewire.conformance.session.run_options import COMPANIES, PAIR, PAIR_RUN, RunOptions
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
 
@@ -101,7 +101,7 @@ async def judge(
             time_scale=time_scale,
             declared=frozenset({"launch", "keepalive"}),
             launcher=launcher,
-            given=Given(
+            options=RunOptions(
                 adapters=SOURCES, metrics_url=getattr(served, "metrics_url", ""), companies=companies
             ),
         )
@@ -146,7 +146,7 @@ async def _judge_pair(served: Reference, target: str, half: type[Reference], com
         session = Session(
             connection=Connection(target=decode),
             declared=PAIR,
-            given=Given(prefill=prefill, companies=companies),
+            options=RunOptions(prefill=prefill, companies=companies),
         )
         return await Runner(session, all_checks(), Selection(phases=frozenset(Phase), run=PAIR_RUN)).run()
     finally:

@@ -59,9 +59,9 @@ class Accompanied:
 
     def _companies(self, check: Check) -> list[Company]:
         """The same for a check whatever else runs."""
-        given, config = self.session.given, self.session.info.config
-        chosen = random.Random(f"{given.seed}/{check.key}").sample(range(DIFFERENT), given.companies)
-        return [draw(given.seed, number, config) for number in chosen]
+        options, config = self.session.options, self.session.info.config
+        chosen = random.Random(f"{options.seed}/{check.key}").sample(range(DIFFERENT), options.companies)
+        return [draw(options.seed, number, config) for number in chosen]
 
     async def _look(self, check: Check, company: Company) -> None:
         self.count += 1
@@ -81,7 +81,7 @@ class Accompanied:
             again = await self.judge(_named(check), fewer) if fewer.members else None
             if again and again.status in WRONG:
                 outcome, company = again, fewer
-        message = f"{outcome.message}, beside {company} (seed {self.session.given.seed})"
+        message = f"{outcome.message}, beside {company} (seed {self.session.options.seed})"
         self.found[_named(check)] = replace(outcome, message=message, traffic=check.key)
 
 

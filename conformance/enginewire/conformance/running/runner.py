@@ -324,7 +324,7 @@ def replace_target(session: Session, target: str) -> Session:
         time_scale=session.time_scale,
         declared=session.declared,
         launcher=session.launcher,
-        given=session.given,
+        options=session.options,
     )
 
 

@@ -85,9 +85,9 @@ class Context(Sizes):
 
     def prefill(self) -> Client:
         """A client of the engine that computes prompts: the other one of a pair, or the target itself."""
-        if not self.session.given.prefill:
+        if not self.session.options.prefill:
             return self.client
-        return self.connect(self.session.connection.at(self.session.given.prefill))
+        return self.connect(self.session.connection.at(self.session.options.prefill))
 
     def show(self, exchange: Exchange) -> None:
         """Count a shared observation among the evidence of this check."""

@@ -25,7 +25,7 @@ from enginewire.conformance.session.bounds import (
     measured,
     slowdown,
 )
-from enginewire.conformance.session.given import Given
+from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
@@ -99,7 +99,7 @@ class Session:
     time_scale: float = 1.0
     declared: frozenset[str] = frozenset()
     launcher: Launcher | None = None
-    given: Given = field(default_factory=Given)
+    options: RunOptions = field(default_factory=RunOptions)
     info: pb.GetEngineInfoResponse = field(default_factory=pb.GetEngineInfoResponse)
     bounds: Bounds = field(default_factory=Bounds)
     others: int = 0
@@ -203,7 +203,7 @@ class Session:
     async def _measure(self) -> Bounds:
         """A target that cannot generate gets the floors; its checks will say what is wrong."""
         small = map(self._small, range(MEASURED_REQUESTS))
-        return await measured(self.client(), small, self.time_scale, self.given.patience)
+        return await measured(self.client(), small, self.time_scale, self.options.patience)
 
     def _small(self, number: int) -> pb.GenerateRequest:
         prompt = requests.prompt(requests.PROMPT_TOKENS, self.info.config.vocab_size, salt=number)

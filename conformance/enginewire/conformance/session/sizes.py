@@ -17,6 +17,12 @@ USUAL_WINDOW = 8192
 USUAL_BLOCK = 16
 
 
+def most_choices(config: pb.EngineConfig) -> int:
+    """As many choices as a request may have at this engine; the contract's number where it does not say."""
+    offered = FIELD_RULES["sampling_options.n"].most(config.limits)
+    return offered if config.capabilities.multiple_choices else 1
+
+
 class Sizes:
     """What fits the target of a session."""
 
@@ -108,8 +114,7 @@ class Sizes:
 
     def choices(self, most: int) -> int:
         """As many choices as a request may have here, at most so many."""
-        offered = FIELD_RULES["sampling_options.n"].most(self.limits)
-        return min(most, offered) if self.capabilities.multiple_choices else 1
+        return min(most, most_choices(self.config))
 
     def require_room(self, request: pb.GenerateRequest) -> None:
         """NotApplicable for a request that the window would cut, which its check does not want."""

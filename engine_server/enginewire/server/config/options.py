@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.server.config.our_engines import NAMES, OurEngine
 from enginewire.server.config.rules import RULES
 from enginewire.server.handoff.options import Role
 
@@ -50,7 +51,7 @@ class ServerOptions:
         "name that clients use for the model; the first is shown, the others are aliases",
         contract="EngineConfig.served_model_name",
     )
-    engine: str = option("torch", "engine to run: torch, mocker, upstream, or module:Class of your own")
+    engine: str = option(OurEngine.TORCH.value, f"engine to run: {NAMES}, or module:Class of your own")
     role: Role = option(
         "aggregated",
         "part in disaggregated serving: prefill computes prompts and hands them over, decode goes on",
@@ -336,8 +337,8 @@ def complete(loaded: Loaded[ServerOptions]) -> ServerOptions:
     """
     options = loaded.options
     if options.upstream and "engine" not in loaded.sources:
-        options = replace(options, engine="upstream")
-    if options.upstream and options.engine != "upstream":
+        options = replace(options, engine=OurEngine.UPSTREAM.value)
+    if options.upstream and options.engine != OurEngine.UPSTREAM:
         raise OptionError(f"--upstream and --engine {options.engine} exclude each other: there is one engine")
     if wants_tcp(loaded.sources) and options.port is None:
         return replace(options, port=DEFAULT_PORT)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from enginewire.addresses import is_on_this_machine, listens_on_loopback
+from enginewire.server.config.our_engines import NAMES, OurEngine
 
 if TYPE_CHECKING:
     from enginewire.server.config.options import ServerOptions
@@ -18,7 +19,7 @@ def _is_open_to_others(options: ServerOptions) -> bool:
 
 def _is_no_engine(options: ServerOptions) -> bool:
     module, colon, attribute = options.engine.partition(":")
-    return options.engine not in ("torch", "mocker", "upstream") and not (module and colon and attribute)
+    return options.engine not in {*OurEngine} and not (module and colon and attribute)
 
 
 def _batches_are_too_small(options: ServerOptions) -> bool:
@@ -37,11 +38,11 @@ def _prefix_begins_no_name(options: ServerOptions) -> bool:
 
 def _mocks_nothing(options: ServerOptions) -> bool:
     mocks = (options.mocker_ttft_ms, options.mocker_itl_ms, options.mocker_script, options.mocker_fault)
-    return options.engine != "mocker" and any(mocks)
+    return options.engine != OurEngine.MOCKER and any(mocks)
 
 
 def _has_no_upstream(options: ServerOptions) -> bool:
-    return options.engine == "upstream" and not options.upstream
+    return options.engine == OurEngine.UPSTREAM and not options.upstream
 
 
 def _upstream_is_no_address(options: ServerOptions) -> bool:
@@ -56,7 +57,7 @@ def _upstream_is_open_to_others(options: ServerOptions) -> bool:
 RULES: Final[Mapping[Callable[[ServerOptions], bool], str]] = {
     _is_open_to_others: "--host: whoever reaches a host beyond loopback could read prompts and send requests;"
     " use 127.0.0.1 or --uds, or say --allow-insecure",
-    _is_no_engine: "--engine: must be torch, mocker, upstream or module:Class",
+    _is_no_engine: f"--engine: must be {NAMES} or module:Class",
     _batches_are_too_small: "--max-num-batched-tokens must not be below --max-num-seqs",
     _sizes_cache_twice: "--num-gpu-blocks-override and --kv-cache-memory-bytes exclude each other",
     _prefix_begins_no_name: "--metrics-prefix: must be letters, digits, _ and :, and begin with no digit",

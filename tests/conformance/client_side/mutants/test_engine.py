@@ -9,9 +9,9 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.mutants.engine import StopIsNotTold
 from enginewire.conformance.client_side.reference.backend import CONTEXT, Request
 from enginewire.conformance.client_side.reference.text import ReferenceChoice
+from enginewire.conformance.client_side.stage.backends import SCRIPTED
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.script import Stay, say
-from enginewire.conformance.client_side.stage.stands import SCRIPTED
 from enginewire.conformance.running.in_process import InProcess
 
 

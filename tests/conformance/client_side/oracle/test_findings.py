@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 
-from enginewire.conformance.client_side.given import Given
 from enginewire.conformance.client_side.judge import judge
 from enginewire.conformance.client_side.mutants.conditions_of_calls import UsageCountsThePromptOfEachChoice
 from enginewire.conformance.client_side.mutants.conditions_of_text import VisibleStopTokenIsNotNamed
@@ -10,7 +9,8 @@ from enginewire.conformance.client_side.mutants.text import VisibleStopHidden
 from enginewire.conformance.client_side.oracle.case import from_json
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.client_side.reference.text import ReferenceChoice
-from enginewire.conformance.client_side.stage.stands import InProcessStarter
+from enginewire.conformance.client_side.run_options import RunOptions
+from enginewire.conformance.client_side.stage.backends import InProcessStarter
 from enginewire.conformance.running.outcome import Outcome, Report, Status
 from enginewire.conformance.running.selection import Selection
 
@@ -25,8 +25,8 @@ class HidesVisibleStops(ReferenceBackend):
 
 async def judged(backend: type[ReferenceBackend], *, run: str = "*/drawn", **given: object) -> Report:
     """By the drawn checks alone."""
-    asked = Given(**given)  # type: ignore[arg-type]  # its fields
-    return await judge(InProcessStarter(backend), Selection(run=("CLI-01", run)), given=asked)
+    asked = RunOptions(**given)  # type: ignore[arg-type]  # its fields
+    return await judge(InProcessStarter(backend), Selection(run=("CLI-01", run)), options=asked)
 
 
 def case_of(failed: Outcome) -> str:

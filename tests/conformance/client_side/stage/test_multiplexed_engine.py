@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.stage.backends import SCRIPTED
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import Facts
 from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Stay, Step, say
-from enginewire.conformance.client_side.stage.stands import SCRIPTED
 from enginewire.conformance.client_side.stage.turn import Scene
 from enginewire.conformance.session.requests import good_request
 from enginewire.conformance.wire.client import Client

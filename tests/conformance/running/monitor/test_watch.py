@@ -15,7 +15,22 @@ from enginewire.conformance.running.monitor.invariant import ANSWERS, CALLS, FAI
 from enginewire.conformance.running.monitor.watch import Monitor, _taken_apart
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation
-from tests.conformance.running.monitor.cases import CASES, RIGHT
+from tests.conformance.running.monitor.cases import (  # noqa: F401  # each of them registers its own
+    accepted,
+    calls,
+    endings,
+    extras,
+    failures,
+    frames,
+    lives,
+    load,
+    logprobs,
+    shape,
+    streams,
+    usage,
+)
+from tests.conformance.running.monitor.cases.register import CASES
+from tests.conformance.running.monitor.cases.right import RIGHT
 from tests.conformance.running.monitor.made import INFO, generated, outputs, request, seen
 
 EVERY: tuple[Invariant[Any], ...] = (*ANSWERS, *FAILURES, *CALLS)

@@ -26,21 +26,21 @@ SILENT_SECONDS: Final = 8.0
 async def an_engine_without_a_common_revision_is_refused(ctx: ClientContext) -> None:
     """It may end, or never serve, or refuse every request; what it may not do is use the engine."""
     for revisions in TOO_NEW:
-        engine = ctx.stands.engine(Facts(revisions=revisions))
+        engine = ctx.backends.engine(Facts(revisions=revisions))
         await _expect_unused(ctx, engine)
 
 
 async def _expect_unused(ctx: ClientContext, engine: ScriptedEngine) -> None:
     try:
-        stand = await ctx.stands.fresh(engine)
+        backend = await ctx.backends.fresh(engine)
     except Unreachable:
         return
     try:
-        other = await ctx.on(stand)
+        other = await ctx.on(backend)
         await other.start(other.play(say("ab", finish=LENGTH))).failed()
         expect_equal(len(engine.turns), 0, "requests were sent to an engine of another revision")
     finally:
-        await stand.stop()
+        await backend.stop()
 
 
 @client_check("CLI-16", "older-server")
@@ -58,24 +58,24 @@ async def a_newer_engine_is_used_in_our_revision(ctx: ClientContext) -> None:
 
 async def _expect_named(ctx: ClientContext, revisions: tuple[int, int], common: int) -> None:
     """A backend may be older than this kit, or say nothing: 0."""
-    stand = await ctx.stands.fresh(ctx.stands.engine(Facts(revisions=revisions)))
+    backend = await ctx.backends.fresh(ctx.backends.engine(Facts(revisions=revisions)))
     try:
-        other = await ctx.on(stand)
+        other = await ctx.on(backend)
         scene = other.play(say("ab", finish=LENGTH))
         await other.start(scene).ok()
         named = only_turn(scene).request.client_revision
         message = "client_revision is none that both know"
         expect(named <= common, message, expected=f"at most {common}", seen=named)
     finally:
-        await stand.stop()
+        await backend.stop()
 
 
 @client_check("CLI-35", costly=True)
 async def pings_are_as_rare_as_the_engine_needs(ctx: ClientContext) -> None:
     """A long prefill of an engine that bears few pings and ends the connection of whoever sends more."""
-    stand = await ctx.stands.fresh(ctx.stands.engine(Facts(min_keepalive_ms=MIN_KEEPALIVE_MS)))
+    backend = await ctx.backends.fresh(ctx.backends.engine(Facts(min_keepalive_ms=MIN_KEEPALIVE_MS)))
     try:
-        other, hold = await ctx.on(stand), Hold()
+        other, hold = await ctx.on(backend), Hold()
         scene = other.play(hold, say("ab", finish=LENGTH))
         answer = other.start(scene, timeout=SILENT_SECONDS + 2 * other.patience)
         await asyncio.sleep(SILENT_SECONDS)
@@ -83,4 +83,4 @@ async def pings_are_as_rare_as_the_engine_needs(ctx: ClientContext) -> None:
         expect_equal((await answer.ended()).choice.text, "ab", "the answer is not whole: pinged too often?")
         expect_equal(len(scene.turns), 1, "the connection was lost in the silence: pinged too often?")
     finally:
-        await stand.stop()
+        await backend.stop()

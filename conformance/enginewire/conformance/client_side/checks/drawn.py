@@ -27,7 +27,7 @@ NEEDS: Final = (*IDS, "CLI-01", "CLI-09", "CLI-10", "CLI-13")
 def _drawn(identifier: str) -> ClientCheckFunction:
     async def whatever_is_mixed(ctx: ClientContext) -> None:
         """Whatever the engine says, and whatever is asked of it."""
-        if not (ctx.stands.given.cases or ctx.stands.given.case):
+        if not (ctx.backends.options.cases or ctx.backends.options.case):
             raise NotApplicable("--cases 0 draws none")
         for finding in await findings(ctx):
             if finding.id == identifier:

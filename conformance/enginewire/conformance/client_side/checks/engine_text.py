@@ -41,7 +41,7 @@ async def max_tokens_holds_for_an_engine_that_sends_text(ctx: ClientContext) -> 
 @client_check("CLI-39")
 async def an_engine_with_stop_strings_gets_them(ctx: ClientContext) -> None:
     """All fields about text at once."""
-    there = await ctx.on(await ctx.stands.shared(Facts(stop_strings=True)))
+    there = await ctx.on(await ctx.backends.shared(Facts(stop_strings=True)))
     scene = there.play(Say(["a"], text="a", finish=LENGTH))
     await there.start(
         scene, stop=["STOP", "END"], skip_special_tokens=False, include_stop_str_in_output=True
@@ -61,7 +61,7 @@ async def an_engine_with_stop_strings_gets_them(ctx: ClientContext) -> None:
 @client_check("CLI-39", "text")
 async def an_engine_with_stop_strings_is_believed(ctx: ClientContext) -> None:
     """Its text and its stop are passed through, where ours would be others."""
-    there = await ctx.on(await ctx.stands.shared(Facts(stop_strings=True)))
+    there = await ctx.on(await ctx.backends.shared(Facts(stop_strings=True)))
     scene = there.play(
         Say(["ab"], text=OTHER), Say(["x"], text=""), Say(["cd"], text="!", finish=STOP, stop="STOP")
     )
@@ -73,7 +73,7 @@ async def an_engine_with_stop_strings_is_believed(ctx: ClientContext) -> None:
 @client_check("CLI-39", "without-text")
 async def an_engine_with_stop_strings_may_send_no_text(ctx: ClientContext) -> None:
     """Then the text is made by the backend, stop strings included."""
-    there = await ctx.on(await ctx.stands.shared(Facts(stop_strings=True)))
+    there = await ctx.on(await ctx.backends.shared(Facts(stop_strings=True)))
     scene = there.play(Say(["ab"]), Say(["STOP"]), Say(["x"], finish=LENGTH))
     answer = await there.start(scene, stop=["STOP"]).ok()
     expect_stop(answer, "STOP", 3)

@@ -47,13 +47,13 @@ async def undecodable_ids_are_a_decode_error(ctx: ClientContext) -> None:
 async def an_end_without_terminal_is_an_error(ctx: ClientContext) -> None:
     """The engine ends with OK in the middle, and nobody can resume there."""
     # On an engine of its own: where requests share a stream, all of them end with it.
-    stand = await ctx.stands.fresh(ctx.stands.engine(Facts(resume=False)))
+    backend = await ctx.backends.fresh(ctx.backends.engine(Facts(resume=False)))
     try:
-        other = await ctx.on(stand)
+        other = await ctx.on(backend)
         answer = await other.start(other.play(say("ab"))).failed()
         expect_equal(answer.reason, "STREAM_INCOMPLETE", "the reason is another one")
     finally:
-        await stand.stop()
+        await backend.stop()
 
 
 @client_check("CLI-13", "with-resume")
@@ -66,7 +66,7 @@ async def a_lost_answer_is_not_started_again(ctx: ClientContext) -> None:
 @client_check("CLI-13", "without-resume")
 async def without_resume_the_failure_is_reported(ctx: ClientContext) -> None:
     """The engine cannot continue, so there is nothing to be sent."""
-    other = await ctx.on(await ctx.stands.shared(Facts(resume=False)))
+    other = await ctx.on(await ctx.backends.shared(Facts(resume=False)))
     scene = other.play(say("ab"), DIED, then=[[say("cd", finish=LENGTH)]])
     await _expect_no_restart(other, scene)
     expect_equal(len(scene.turns), 1, "the request was sent again")

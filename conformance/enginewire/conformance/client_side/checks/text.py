@@ -231,7 +231,7 @@ async def an_answer_goes_on_behind_its_prompt(ctx: ClientContext) -> None:
 @client_check("CLI-34", "first-space")
 async def the_first_space_of_an_answer_is_shown(ctx: ClientContext) -> None:
     """The tokenizer leaves out the space that a text begins with; an answer is no beginning."""
-    other = await ctx.on(await ctx.stands.shared(Facts(strips_first_space=True)))
+    other = await ctx.on(await ctx.backends.shared(Facts(strips_first_space=True)))
     for first, rest in ((" END and", "a"), (" ", "word")):
         script = [part for index in (0, 1) for part in (say(first, index=index), say(rest, index=index))]
         ends = [Say(finish=LENGTH, index=index) for index in (0, 1)]

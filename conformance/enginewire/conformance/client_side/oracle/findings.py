@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from enginewire.conformance.client_side.context import ClientContext, Stands
-from enginewire.conformance.client_side.given import Given
+from enginewire.conformance.client_side.context import Backends, ClientContext
 from enginewire.conformance.client_side.oracle.case import Case, from_json
 from enginewire.conformance.client_side.oracle.draw import draw
 from enginewire.conformance.client_side.oracle.judge import KINDS, Fault, judge, requirement
 from enginewire.conformance.client_side.oracle.play import TOGETHER, Played, Stage
 from enginewire.conformance.client_side.oracle.possible import is_possible
 from enginewire.conformance.client_side.oracle.shrink import smaller
+from enginewire.conformance.client_side.run_options import RunOptions
 from enginewire.conformance.client_side.stage.facts import Facts
 from enginewire.conformance.oracle.shrink import Patience, shrink
 from enginewire.conformance.wire.exchange import Exchange
@@ -64,15 +64,15 @@ class Failed:
 
 async def findings(ctx: ClientContext) -> list[Finding]:
     """All there is wrong, made once per run."""
-    return await ctx.stands.once("drawn", lambda: _findings(ctx.stands))
+    return await ctx.backends.once("drawn", lambda: _findings(ctx.backends))
 
 
 @lru_cache(maxsize=8)
-def cases(given: Given) -> Mapping[int, Case]:
+def cases(options: RunOptions) -> Mapping[int, Case]:
     """By number. Raises ValueError for a case that nobody can play."""
-    if not given.case:
-        return {number: draw(given.seed, number) for number in range(1, given.cases + 1)}
-    case = from_json(given.case)
+    if not options.case:
+        return {number: draw(options.seed, number) for number in range(1, options.cases + 1)}
+    case = from_json(options.case)
     try:
         if is_possible(case):
             return {0: case}
@@ -81,18 +81,18 @@ def cases(given: Given) -> Mapping[int, Case]:
     raise ValueError("the contract does not say what has to come of this case")
 
 
-async def _findings(stands: Stands) -> list[Finding]:
-    started, wanted = time.monotonic(), cases(stands.given)
+async def _findings(backends: Backends) -> list[Finding]:
+    started, wanted = time.monotonic(), cases(backends.options)
     kinds = sorted({case.spaced for case in wanted.values()})
     contexts = {
-        spaced: ClientContext(stands, await stands.shared(Facts(strips_first_space=spaced)))
+        spaced: ClientContext(backends, await backends.shared(Facts(strips_first_space=spaced)))
         for spaced in kinds
     }
     stage = Stage(contexts)
     seconds = SHARE * max((ctx.bounds.check for ctx in contexts.values()), default=0.0)
     try:
         failed = await _play(stage, wanted, started + seconds)
-        return [each async for each in _explained(stage, failed, started + 2 * seconds, stands.given)]
+        return [each async for each in _explained(stage, failed, started + 2 * seconds, backends.options)]
     finally:
         await stage.close()
 
@@ -116,7 +116,7 @@ async def _one(stage: Stage, number: int, case: Case) -> Failed | None:
 
 
 async def _explained(
-    stage: Stage, failed: list[Failed], deadline: float, given: Given
+    stage: Stage, failed: list[Failed], deadline: float, options: RunOptions
 ) -> AsyncIterator[Finding]:
     """The failures of each kind in their smallest form, as long as it does not explain the others."""
     for kind in KINDS:
@@ -125,7 +125,7 @@ async def _explained(
                 break
             first = min(rest, key=_size)
             small = await _smallest(stage, first, Patience(FEW_STEPS if kind in SLOW else STEPS, deadline))
-            yield _finding(small, first, given)
+            yield _finding(small, first, options)
             needed = set(small.case.options)
             failed = [each for each in failed if each is not first and not needed <= set(each.case.options)]
 
@@ -138,8 +138,8 @@ async def _smallest(stage: Stage, failed: Failed, patience: Patience) -> Failed:
     return (await shrink(failed.case, smaller, is_possible, fails, patience)).fault or failed
 
 
-def _finding(small: Failed, first: Failed, given: Given) -> Finding:
-    origin = f"case {first.number} of seed {given.seed}, " if first.number else ""
+def _finding(small: Failed, first: Failed, options: RunOptions) -> Finding:
+    origin = f"case {first.number} of seed {options.seed}, " if first.number else ""
     again = ", once and not again" if small is first else ""
     message = f"{small.fault.message} ({origin}--case '{small.case.as_json()}'{again})"
     violation = Violation(message, expected=small.fault.expected, seen=small.fault.seen)

@@ -69,7 +69,7 @@ class Metrics:
 
 async def scrape(ctx: Context) -> Metrics:
     """What is exported now; NotApplicable without an address, a Violation when nothing is there."""
-    url = ctx.session.given.metrics_url
+    url = ctx.session.options.metrics_url
     if not url.startswith(("http://", "https://")):
         raise NotApplicable("needs --metrics-url")
     try:

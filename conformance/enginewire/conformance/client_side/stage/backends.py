@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import grpc
 
 from enginewire.conformance.client_side.failure import Failed
-from enginewire.conformance.client_side.given import Given
+from enginewire.conformance.client_side.run_options import RunOptions
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import PLAIN, Facts
 from enginewire.conformance.running.in_process import InProcess, Served
@@ -92,7 +92,7 @@ class InProcessStarter:
         """See Starter."""
 
 
-class RunningStand:
+class RunningBackend:
     """A backend that listens."""
 
     def __init__(self, engine: ScriptedEngine, server: Server, scale: float) -> None:
@@ -120,53 +120,58 @@ class RunningStand:
         await self.engine.stop()
 
 
-class RunningStands:
-    """The stands of one run."""
+class RunningBackends:
+    """The backends of one run."""
 
     def __init__(
-        self, starter: Starter, time_scale: float, *, multiplexed: bool = False, given: Given | None = None
+        self,
+        starter: Starter,
+        time_scale: float,
+        *,
+        multiplexed: bool = False,
+        options: RunOptions | None = None,
     ) -> None:
-        self.given = given or Given()
+        self.options = options or RunOptions()
         self._made: dict[str, asyncio.Task[Any]] = {}
         self._starter = starter
         self._scale = time_scale
         self._multiplexed = multiplexed
-        self._shared: dict[Facts, asyncio.Task[RunningStand]] = {}
+        self._shared: dict[Facts, asyncio.Task[RunningBackend]] = {}
 
     def engine(self, facts: Facts = PLAIN) -> ScriptedEngine:
-        """See Stands."""
+        """See Backends."""
         return ScriptedEngine(replace(facts, multiplexed=self._multiplexed))
 
     async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
-        """See Stands."""
+        """See Backends."""
         if name not in self._made:
             self._made[name] = asyncio.ensure_future(make())
         made: T = await asyncio.shield(self._made[name])
         return made
 
-    async def shared(self, facts: Facts = PLAIN) -> RunningStand:
-        """See Stands. Raises Unreachable."""
+    async def shared(self, facts: Facts = PLAIN) -> RunningBackend:
+        """See Backends. Raises Unreachable."""
         if facts not in self._shared:
             self._shared[facts] = asyncio.create_task(self.fresh(self.engine(facts)))
         return await asyncio.shield(self._shared[facts])
 
-    async def fresh(self, engine: ScriptedEngine) -> RunningStand:
-        """See Stands."""
+    async def fresh(self, engine: ScriptedEngine) -> RunningBackend:
+        """See Backends."""
         await engine.start(SCRIPTED)
         try:
             server = await self._starter.start(engine.target)
         except BaseException:
             await engine.stop()
             raise
-        return RunningStand(engine, server, self._scale)
+        return RunningBackend(engine, server, self._scale)
 
     async def close(self) -> None:
         """Nothing is left running."""
         await stop(list(self._made.values()))
         started = await asyncio.gather(*self._shared.values(), return_exceptions=True)
-        for stand in started:
-            if isinstance(stand, RunningStand):
-                await stand.stop()
+        for backend in started:
+            if isinstance(backend, RunningBackend):
+                await backend.stop()
         await self._starter.close()
 
 

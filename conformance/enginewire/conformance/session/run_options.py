@@ -31,7 +31,7 @@ PAIR_RUN: Final = ("DIS-*", "DRN-09", "PRB-01/*", "INF-01", "INF-02", "INF-06", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class RunOptions:
     """Empty where the user gave nothing. `adapters`: as LoadAdapter takes them; `cases`: how many to draw.
 
     `patience`: seconds for one answer that could be shorter; a slower target is asked for fewer tokens.
@@ -105,9 +105,9 @@ def adopt(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             options.run = list(PAIR_RUN)
 
 
-def given(options: argparse.Namespace) -> Given:
+def run_options(options: argparse.Namespace) -> RunOptions:
     """The options as one value."""
-    return Given(
+    return RunOptions(
         prefill=options.prefill,
         adapters=tuple(options.adapter),
         metrics_url=options.metrics_url,

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Final
 
-from enginewire.conformance.session.given import count
+from enginewire.conformance.session.run_options import count
 
 SEED: Final = 1
 CASES: Final = 300
@@ -14,7 +14,7 @@ CASES: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class RunOptions:
     """`case`: the only one, as JSON; empty where they are drawn."""
 
     seed: int = SEED
@@ -31,9 +31,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", default="", metavar="JSON", help="this case alone, as a report has it")
 
 
-def given(options: argparse.Namespace) -> Given:
+def run_options(options: argparse.Namespace) -> RunOptions:
     """The options as one value."""
-    return Given(seed=options.seed, cases=options.cases, case=options.case)
+    return RunOptions(seed=options.seed, cases=options.cases, case=options.case)
 
 
 def words(options: argparse.Namespace) -> list[str]:

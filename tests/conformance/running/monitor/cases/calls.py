@@ -1,0 +1,64 @@
+"""Answers of the other RPCs."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.wire.exchange import Exchange
+from tests.conformance.running.monitor.cases.load import load, told
+from tests.conformance.running.monitor.cases.register import breaks
+from tests.conformance.running.monitor.made import called, changed
+
+
+@breaks("messages_are_small", "5 MiB")
+def _() -> Exchange:
+    exchange = told(load())
+    exchange.arrived[0].size = 5 * 1024 * 1024
+    return exchange
+
+
+@breaks("metadata_is_small", "9 KiB")
+def _() -> Exchange:
+    exchange = told(load())
+    exchange.trailing_metadata = (("x", "y" * 9000),)
+    return exchange
+
+
+@breaks("facts_stay_the_same", "another name")
+def _() -> Exchange:
+    other = changed()
+    other.instance_id = "other"
+    return called("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest(), other)
+
+
+def aborted(*results: str) -> Exchange:
+    """An Abort of two ids with these outcomes."""
+    done = [pb.AbortResult(request_id=name, outcome=pb.ABORT_OUTCOME_UNKNOWN) for name in results]
+    asked = pb.AbortRequest(request_ids=["a", "b"])
+    return called("EngineService.Abort", asked, pb.AbortResponse(results=done))
+
+
+breaks("aborts_have_an_outcome_per_id", "one is missing")(lambda: aborted("a"))
+breaks("aborts_have_an_outcome_per_id", "turned")(lambda: aborted("b", "a"))
+
+
+@breaks("drains_have_an_end", "none")
+def _() -> Exchange:
+    draining = pb.DrainResponse(state=pb.DRAIN_STATE_DRAINING)
+    return called("EngineService.Drain", pb.DrainRequest(), draining)
+
+
+def embedded(*sizes: int, tokens: int = 3, request_id: str = "e-1", **asked: object) -> Exchange:
+    """An Embed of two inputs with vectors of these sizes."""
+    inputs = [pb.TokenSequence(token_ids=[1, 2]), pb.TokenSequence(token_ids=[3])]
+    wanted = pb.PreprocessedEmbeddingRequest(token_ids=inputs, **asked)  # type: ignore[arg-type]  # a test
+    vectors = [pb.Embedding(values=[0.5] * size) for size in sizes]
+    made = pb.EmbeddingsEngineOutput(embeddings=vectors, prompt_tokens=tokens, total_tokens=tokens)
+    answer = pb.EmbedResponse(output=made, request_id=request_id)
+    return called("EmbeddingService.Embed", pb.EmbedRequest(request_id="e-1", request=wanted), answer)
+
+
+breaks("each_input_has_a_vector", "one")(lambda: embedded(4))
+breaks("vectors_are_numbers", "of other sizes")(lambda: embedded(4, 5))
+breaks("vectors_are_numbers", "than were asked for")(lambda: embedded(4, 4, dimensions=2))
+breaks("inputs_are_counted", "of the first alone")(lambda: embedded(4, 4, tokens=2))
+breaks("embeddings_name_their_request", "another")(lambda: embedded(4, 4, request_id="e-2"))

@@ -1,0 +1,52 @@
+"""Multiplexed streams that break their own rules."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.wire.exchange import Exchange
+from tests.conformance.running.monitor.cases.register import breaks
+from tests.conformance.running.monitor.made import frame, frames, outputs, request
+
+ONE = [(1, request())]
+
+
+@breaks("frames_can_be_read", "columns of other lengths")
+def _() -> Exchange:
+    return frames(ONE, [pb.GenerateMultiplexedResponse(handles=[1], token_ids=[1, 2])])
+
+
+@breaks("frames_can_be_read", "a handle that was never used")
+def _() -> Exchange:
+    return frames(ONE, [frame(2, *outputs(request()))], None)
+
+
+@breaks("steps_do_not_go_back", "5, 4")
+def _() -> Exchange:
+    return frames([], [pb.GenerateMultiplexedResponse(step=5), pb.GenerateMultiplexedResponse(step=4)])
+
+
+@breaks("a_stream_ends_after_its_requests", "before one of them")
+def _() -> Exchange:
+    return frames(ONE, [frame(1, *outputs(request())[:2], accepted="r-1")])
+
+
+@breaks("nothing_follows_the_end", "a token")
+def _() -> Exchange:
+    late = frame(1, pb.LLMEngineOutput(token_ids=[1], first_output_position=4))
+    return frames(ONE, [frame(1, *outputs(request()), accepted="r-1"), late])
+
+
+@breaks("acceptance_comes_once", "twice")
+def _() -> Exchange:
+    whole = frame(1, *outputs(request()), accepted="r-1")
+    return frames(ONE, [frame(1, accepted="r-1"), whole])
+
+
+@breaks("acceptance_comes_once", "never")
+def _() -> Exchange:
+    return frames(ONE, [frame(1, *outputs(request()))])
+
+
+@breaks("acceptance_names_the_request", "another")
+def _() -> Exchange:
+    return frames(ONE, [frame(1, *outputs(request()), accepted="r-2")])
