@@ -78,7 +78,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) torch
-	$(PIP) --editable '.[engine,backend]'
+	$(PIP) --editable '.[engine,chat,http,top]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt

@@ -33,6 +33,14 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "demo": Command(
         "enginewire.backend.commands.demo", "engine,backend", "talk to the built-in model, without a network"
     ),
+    "serve": Command(
+        "enginewire.backend.commands.stack.command",
+        "engine,http,top",
+        "start a model with its API and page, in one go",
+    ),
+    "chat": Command(
+        "enginewire.backend.commands.chat.command", "engine,chat", "talk to a model in the terminal"
+    ),
     "engine": Command("enginewire.server.__main__", "engine", "serve a model on the engine contract"),
     "backend": Command("enginewire.backend.__main__", "backend", "turn an engine's tokens into text"),
     "bench": Command("enginewire.backend.bench.__main__", "bench", "send a load and measure the answers"),

@@ -36,6 +36,9 @@ def program(main: Main) -> Main:
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         open_missing_streams()
+        # Read when gRPC is imported. Ours start programs but never use gRPC in a fork, for which it would
+        # prepare, and tell whoever looks at standard error when it cannot.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         code = EXIT_NOT_READ
         try:
             with reader_may_leave():

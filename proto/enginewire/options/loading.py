@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from enginewire.options.declaration import MASK, Option, env_prefix_of, options_of
@@ -29,6 +29,8 @@ class Loaded(Generic[O]):
 
     options: O
     sources: Mapping[str, str] = field(default_factory=dict)
+    rest: tuple[str, ...] = ()
+    """Arguments that are no options of this program, when it keeps them for another one."""
 
 
 def load(
@@ -40,10 +42,12 @@ def load(
     env_prefix: str | None = None,
     environment: Mapping[str, str] = os.environ,
     resolve: Callable[[Loaded[O]], O] | None = None,
+    keeps_rest: bool = False,
 ) -> Loaded[O]:
     """Read the options of a program; `argv` is without the program's name, None means sys.argv.
 
     `env_prefix` begins the names of environment variables; None means that of the class.
+    With `keeps_rest` arguments that are no option of this class are left in `Loaded.rest`.
     `resolve` settles what depends on which options were given; it and the dataclass may raise
     OptionError. Wrong options exit with 2 and one line on stderr; `--help`, `--version` and
     `--dump-config` print and exit with 0.
@@ -51,12 +55,12 @@ def load(
     declared = options_of(options_class)
     prefix = env_prefix_of(options_class) if env_prefix is None else env_prefix
     parser = make_parser(declared, prog=prog, description=description, env_prefix=prefix)
-    namespace = parser.parse_args(argv)
+    namespace, rest = parser.parse_known_args(argv) if keeps_rest else (parser.parse_args(argv), [])
     try:
         found = from_file(declared, namespace.config) if "config" in namespace else {}
         found |= from_environment(declared, prefix, environment)
         found |= from_flags(declared, namespace)
-        loaded = _build(options_class, found, resolve)
+        loaded = _build(options_class, found, tuple(rest), resolve)
     except OptionError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -67,11 +71,14 @@ def load(
 
 
 def _build(
-    options_class: type[O], found: Mapping[str, Found], resolve: Callable[[Loaded[O]], O] | None
+    options_class: type[O],
+    found: Mapping[str, Found],
+    rest: tuple[str, ...],
+    resolve: Callable[[Loaded[O]], O] | None,
 ) -> Loaded[O]:
     options = options_class(**{name: each.value for name, each in found.items()})
-    loaded = Loaded(options, {name: each.source for name, each in found.items()})
-    return loaded if resolve is None else Loaded(resolve(loaded), loaded.sources)
+    loaded = Loaded(options, {name: each.source for name, each in found.items()}, rest)
+    return loaded if resolve is None else replace(loaded, options=resolve(loaded))
 
 
 def dump(declared: Iterable[Option], loaded: Loaded[O]) -> str:

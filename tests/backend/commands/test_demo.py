@@ -50,7 +50,7 @@ def test_the_answers_of_the_built_in_model_are_streamed_by_two_processes_that_ar
     found = PROCESS_LINE.findall(done.stdout)
     assert [name for name, _, _ in found] == ["engine server", "backend"]
     assert not any(is_alive(int(pid)) or Path(socket).exists() for _, pid, socket in found)
-    assert "Both have drained.\n\nAsk it something yourself:\n" in done.stdout
+    assert "Both have drained.\n\nTalk to it yourself, or serve it with its API and page:\n" in done.stdout
     assert "\x1b" not in done.stdout
 
 
@@ -71,12 +71,20 @@ def test_what_it_says_to_type_next_works(
 ) -> None:
     monkeypatch.chdir(tmp_path if place == "." else place)
     monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
-    typed = next_steps(options)[-1]
-    assert typed.split()[0] == command
-    assert ("--engine" in typed) == (options is MOCKER)
-    done = subprocess.run(typed, shell=True, capture_output=True, encoding="utf-8", timeout=60)
+    chat, serve = next_steps(options)[1:]
+    for typed in (chat, serve):
+        assert typed.split()[0] == command
+        assert ("--engine" in typed) == (options is MOCKER)
+    done = subprocess.run(
+        chat, shell=True, input="What does Drain do?\n", capture_output=True, encoding="utf-8", timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+    done = subprocess.run(
+        f"{serve} --dump-config", shell=True, capture_output=True, encoding="utf-8", timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{options.model} --engine {options.engine}".removesuffix(" --engine torch") in done.stdout
 
 
 def test_the_answers_show_characters_of_several_tokens() -> None:

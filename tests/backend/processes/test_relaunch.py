@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import io
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from enginewire.backend.processes.engine_output import EngineOutput
 from enginewire.backend.processes.relaunch import Launch, RestartPolicy
 from enginewire.backend.processes.sidecar import Sidecar, SidecarDied, sidecar
 from tests.backend.our_processes import is_alive
@@ -25,10 +27,10 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
     @asynccontextmanager
     async def engine_on(
-        socket: Path, arguments: Sequence[str], show: Callable[[str], None]
+        socket: Path, arguments: Sequence[str], output: EngineOutput
     ) -> AsyncIterator[Sidecar]:
         module, given = programs.pop(0) if len(programs) > 1 else programs[0]
-        async with sidecar(module, given, name="it", show=show, stop_timeout=1.0) as running:
+        async with sidecar(module, given, name="it", show=output.show, stop_timeout=1.0) as running:
             yield running
 
     monkeypatch.setattr("enginewire.backend.processes.relaunch.engine_on", engine_on)
@@ -36,9 +38,21 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
 
 def launch(show: Shown, policy: RestartPolicy = QUICK) -> Launch:
-    launched = Launch([], policy, show)
-    launched.was_ready = True
+    launched = Launch([], policy, EngineOutput(Stream(show)))
+    launched.ready()
     return launched
+
+
+class Stream(io.StringIO):
+    """What is written to it is shown."""
+
+    def __init__(self, show: Shown) -> None:
+        super().__init__()
+        self._shown = show
+
+    def write(self, text: str) -> int:
+        self._shown(text)
+        return len(text)
 
 
 async def test_the_work_goes_on_while_its_engine_is_started_again(lives) -> None:
@@ -101,7 +115,7 @@ async def test_deaths_after_a_long_life_are_not_counted(lives) -> None:
 
 async def test_an_engine_that_was_never_ready_is_not_started_again(lives) -> None:
     lives += [DIES, FOR_EVER]
-    launched = Launch([], QUICK, Shown())
+    launched = Launch([], QUICK, EngineOutput(None))
     with pytest.raises(SidecarDied, match=r"^it ended with exit code 3"):
         await launched.run(lambda target: asyncio.sleep(60, 0))
 

@@ -217,3 +217,10 @@ def test_what_dump_prints_is_a_config_file_with_the_same_options(options: Toy) -
     with tempfile.TemporaryDirectory() as folder:
         config = written(Path(folder), "dump.toml", dump(options_of(Toy), Loaded(options, given_values)))
         assert loaded("--config", config).options == options
+
+
+def test_what_is_no_option_can_be_kept_for_another_program() -> None:
+    argv = ["--engine", "mocker", "--port", "0", "--memory=1KiB", "--other=1", "-x"]
+    result = load(Toy, argv, prog="toy", description="A toy.", environment={}, keeps_rest=True)
+    assert result.options == Toy(model="mocker", port=0, memory=1024)
+    assert result.rest == ("--engine", "--other=1", "-x")

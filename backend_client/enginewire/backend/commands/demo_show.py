@@ -10,15 +10,16 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TextIO
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.commands.options import DemoOptions
+from enginewire.backend.commands.typed_name import typed_name
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, annotated_from_proto
-from enginewire.backend.processes.sidecar import Sidecar, private_folder, sidecar
+from enginewire.backend.processes.engine_output import EngineOutput
+from enginewire.backend.processes.sidecar import Sidecar, engine_on, private_folder, sidecar
 
 # The built-in model knows these. Their answers need several tokens for one character.
 QUESTIONS: Final = ("What is a KV block?", "Draw the architecture", "なぜ文字を保留するのですか?")
@@ -81,15 +82,15 @@ async def show(options: DemoOptions, screen: Screen) -> int:
     screen.line("Starting an engine server and a backend …", DIM)
     with private_folder() as folder:
         engine_socket, backend_socket = folder / "engine.sock", folder / "backend.sock"
-        # Its lines are seen when it dies, by a person.
-        shown = ("--log-format", "pretty")
-        engine_arguments = (options.model, "--engine", options.engine, "--uds", str(engine_socket), *shown)
+        # Its other lines are seen when it dies.
+        output = EngineOutput(sys.stderr if sys.stderr.isatty() else None)
+        engine_arguments = (options.model, "--engine", options.engine)
         backend_arguments = ("serve", "--target", f"unix:{engine_socket}", "--uds", str(backend_socket))
         async with (
-            sidecar("enginewire.server", engine_arguments, name="the engine server", show=_hide) as engine,
+            engine_on(engine_socket, engine_arguments, output) as engine,
             sidecar("enginewire.backend", backend_arguments, name="the backend", show=_hide) as backend,
         ):
-            conversation = converse(f"unix:{backend_socket}", options.ready_timeout, screen)
+            conversation = converse(f"unix:{backend_socket}", options.ready_timeout, screen, output)
             await engine.unless_it_dies(backend.unless_it_dies(conversation))
             screen.line(f"{engine.name}: pid {engine.pid}, unix:{engine_socket}", DIM)
             screen.line(f"{backend.name}: pid {backend.pid}, unix:{backend_socket}", DIM)
@@ -103,17 +104,18 @@ async def show(options: DemoOptions, screen: Screen) -> int:
 
 def next_steps(options: DemoOptions) -> tuple[str, ...]:
     """What to type after the demo, as it can be typed in this folder."""
-    installed = Path(sys.prefix, "bin", "enginewire")
-    command = installed.relative_to(Path.cwd()) if installed.is_relative_to(Path.cwd()) else installed.name
+    command = typed_name()
     engine = () if options.engine == DemoOptions().engine else ("--engine", options.engine)
-    launch = shlex.quote(shlex.join((options.model, *engine)))
+    model = () if (options.model, engine) == (DemoOptions().model, ()) else (options.model, *engine)
+    launch = ("--launch", shlex.join(model)) if model else ()
     return (
-        "Ask it something yourself:",
-        f"  {command} backend generate --launch {launch} --prompt 'What does Drain do?'",
+        "Talk to it yourself, or serve it with its API and page:",
+        f"  {shlex.join((command, 'chat', *launch))}",
+        f"  {shlex.join((command, 'serve', *model))}",
     )
 
 
-async def converse(target: str, ready_timeout: float, screen: Screen) -> None:
+async def converse(target: str, ready_timeout: float, screen: Screen, output: EngineOutput) -> None:
     """Ask the backend at `target` every question, one after the other. Raises DemoFailed."""
     began_at = time.monotonic()
     async with grpc.aio.insecure_channel(target) as channel:
@@ -121,6 +123,7 @@ async def converse(target: str, ready_timeout: float, screen: Screen) -> None:
             await asyncio.wait_for(channel.channel_ready(), ready_timeout)
         except TimeoutError as error:
             raise DemoFailed(f"not ready after {ready_timeout:.0f} s") from error
+        output.loaded()
         screen.line(f"Ready after {time.monotonic() - began_at:.1f} s.\n", DIM)
         for question in QUESTIONS:
             screen.line(f"> {question}", BOLD)

@@ -220,10 +220,15 @@ def print_stats(answer: Answer, err: TextIO) -> None:
 
 def stats_line(index: int, choice: Choice, began_at: float) -> str:
     """One choice in one line."""
+    return f"choice {index}: {outcome(choice, began_at)}"
+
+
+def outcome(choice: Choice, began_at: float) -> str:
+    """Why a choice ended and how fast it was."""
     reason = pb.FinishReason.Name(choice.finish_reason).removeprefix("FINISH_REASON_").lower()
     stop = "" if choice.stop_reason is None else f" at {choice.stop_reason!r}"
     first = "-" if choice.first_token_at is None else f"{(choice.first_token_at - began_at) * 1000:.1f} ms"
     return (
-        f"choice {index}: {reason}{stop}, {choice.num_tokens} tokens, first after {first},"
+        f"{reason}{stop}, {choice.num_tokens} tokens, first after {first},"
         f" then {choice.tokens_per_second:.1f} tokens/s"
     )

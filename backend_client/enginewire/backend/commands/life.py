@@ -21,6 +21,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.stream import Patience
 from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.backend.processes.engine_output import EngineOutput
 from enginewire.backend.processes.relaunch import Launch
 from enginewire.backend.processes.sidecar import SidecarDied
 from enginewire.backend.processes.stop_signals import StopSignals
@@ -36,19 +37,26 @@ EXIT_ADDRESS: Final = 98
 Work = Callable[[TextBackend], Coroutine[None, None, int]]
 
 
-def run_command(options: BackendOptions, work: Work, signals: StopSignals | None = None) -> int:
+def run_command(
+    options: BackendOptions,
+    work: Work,
+    signals: StopSignals | None = None,
+    *,
+    prog: str = "enginewire-backend",
+    output: EngineOutput | None = None,
+) -> int:
     """Run `work` on a backend until it ends or a signal comes; failures become one line and exit code 1."""
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
     try:
-        return run_until_signal(with_backend(options, work), signals)
+        return run_until_signal(with_backend(options, work, output), signals)
     except RequestFailed as error:
         message = describe(error.failure)
     except AddressError as error:
-        print(f"enginewire-backend: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return EXIT_ADDRESS
     except (InvalidPrompt, InvalidTokenizer, SidecarDied) as error:
         message = str(error)
-    print(f"enginewire-backend: {message}", file=sys.stderr)
+    print(f"{prog}: {message}", file=sys.stderr)
     return EXIT_FAILED
 
 
@@ -72,18 +80,18 @@ def run_until_signal(command: Coroutine[None, None, int], signals: StopSignals |
         return event_loop.run(run())
 
 
-async def with_backend(options: BackendOptions, work: Work) -> int:
-    """The exit code of `work` on a backend whose engine is ready.
+async def with_backend(options: BackendOptions, work: Work, output: EngineOutput | None = None) -> int:
+    """The exit code of `work` on a backend whose engine is ready. `output` is for that of a launched one.
 
     Raises RequestFailed when the engine cannot be reached, SidecarDied when a launched one ends before it
     was ready, or again and again.
     """
     if not options.launch:
         return await _on_engines(options, options.target, work)
-    launch = Launch(options.launch_command)
+    launch = Launch(options.launch_command, output=output)
 
     async def restartable(backend: TextBackend) -> int:
-        launch.was_ready = True
+        launch.ready()
         return await work(backend)
 
     return await launch.run(lambda target: _on_engines(options, [target], restartable))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, Protocol
 
@@ -33,7 +34,19 @@ class Face(Protocol):
         ...
 
 
-async def serve(backend: TextBackend, options: ServeOptions, signals: StopSignals) -> int:
+Announce = Callable[[Sequence[str]], None]
+"""Takes the addresses that now answer: gRPC's, then HTTP's and SMG's where they were asked for."""
+
+
+def announce(addresses: Sequence[str]) -> None:
+    """A line on standard error for each address."""
+    for address in addresses:
+        print(f"listening on {address}", file=sys.stderr, flush=True)
+
+
+async def serve(
+    backend: TextBackend, options: ServeOptions, signals: StopSignals, announce: Announce = announce
+) -> int:
     """Serve until the first signal, then let running requests finish within the shutdown timeout.
 
     A second one cancels this. Raises AddressError.
@@ -48,8 +61,7 @@ async def serve(backend: TextBackend, options: ServeOptions, signals: StopSignal
             from enginewire.backend.frontends.smg.server import smg_face
 
             faces.append(await stack.enter_async_context(smg_face(backend, options)))
-        for face in faces:
-            print(f"listening on {face.address}", file=sys.stderr, flush=True)
+        announce([face.address for face in faces])
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()
         await signals.first()

@@ -7,18 +7,14 @@ are lost, and whoever sent them sends them again.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from enginewire.backend.processes.sidecar import (
-    Sidecar,
-    SidecarDied,
-    engine_on,
-    private_folder,
-    show_on_stderr,
-)
+from enginewire.backend.processes.engine_output import EngineOutput
+from enginewire.backend.processes.sidecar import Sidecar, SidecarDied, engine_on, private_folder
 
 T = TypeVar("T")
 
@@ -44,19 +40,24 @@ class RestartPolicy:
 
 
 class Launch:
-    """Lives of one engine server. The work sets `was_ready`; without that no second life is tried."""
+    """Lives of one engine server. Without `ready` from the work no second life is tried."""
 
     def __init__(
         self,
         arguments: Sequence[str],
         policy: RestartPolicy = RestartPolicy(),
-        show: Callable[[str], None] = show_on_stderr,
+        output: EngineOutput | None = None,
     ) -> None:
-        self.was_ready = False
+        self._was_ready = False
         self._arguments = arguments
         self._policy = policy
-        self._show = show
+        self._output = output or EngineOutput(sys.stderr, arguments)
         self._num_quick_deaths = 0
+
+    def ready(self) -> None:
+        """The work has reached the engine."""
+        self._was_ready = True
+        self._output.loaded()
 
     async def run(self, work: Callable[[str], Coroutine[None, None, int]]) -> int:
         """The exit code of `work(target)`, which goes on while the engine server is started again.
@@ -68,7 +69,7 @@ class Launch:
             working = asyncio.create_task(work(f"unix:{socket}"))
             try:
                 while True:
-                    async with engine_on(socket, self._arguments, self._show) as engine:
+                    async with engine_on(socket, self._arguments, self._output) as engine:
                         if (exit_code := await self._live(engine, working)) is not None:
                             return exit_code
                     await asyncio.wait([working], timeout=self._policy.pause(self._num_quick_deaths))
@@ -98,12 +99,12 @@ class Launch:
 
     def _count(self, death: SidecarDied, seconds: float) -> None:
         """Raises `death`, or one that says how many came before, when there is no use in another start."""
-        if not self.was_ready:
+        if not self._was_ready:
             raise death
         self._num_quick_deaths = self._num_quick_deaths + 1 if seconds < self._policy.long_life else 0
         if self._num_quick_deaths >= self._policy.max_quick_deaths:
             raise death.as_last_of(self._num_quick_deaths) from death
-        self._show(f"{str(death).splitlines()[0].rstrip(':')}; it is started again\n")
+        self._output.note(f"{str(death).splitlines()[0].rstrip(':')}; it is started again")
 
 
 async def _result_of(working: asyncio.Task[T]) -> T:

@@ -19,7 +19,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
+from enginewire.backend.processes.engine_output import EngineOutput
+
 T = TypeVar("T")
+
+Show = Callable[[str], str | None]
+"""Takes a piece of what a program prints; may return how people should read it in its last lines."""
 
 # What a sidecar needs to end once its last request is gone, with a margin for a busy machine.
 STOP_SECONDS: Final = 15.0
@@ -56,7 +61,7 @@ class Sidecar:
         name: str,
         process: asyncio.subprocess.Process,
         output: asyncio.StreamReader,
-        show: Callable[[str], None],
+        show: Show,
     ) -> None:
         self.name = name
         self.pid = process.pid
@@ -119,8 +124,8 @@ class Sidecar:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while chunk := await output.read(CHUNK_BYTES):
             text = decoder.decode(chunk)
-            self._last.extend(text)
-            self._show(text)
+            readable = self._show(text)
+            self._last.extend(text if readable is None else readable)
 
 
 def show_on_stderr(text: str) -> None:
@@ -136,7 +141,7 @@ async def sidecar(
     arguments: Sequence[str],
     *,
     name: str,
-    show: Callable[[str], None] = show_on_stderr,
+    show: Show = show_on_stderr,
     stop_timeout: float = STOP_SECONDS,
 ) -> AsyncIterator[Sidecar]:
     """`python -m MODULE ARGUMENTS`, drained at the end of the context.
@@ -197,10 +202,13 @@ async def engine_sidecar(arguments: Sequence[str]) -> AsyncIterator[tuple[Sideca
 
 @contextlib.asynccontextmanager
 async def engine_on(
-    socket: Path, arguments: Sequence[str], show: Callable[[str], None] = show_on_stderr
+    socket: Path, arguments: Sequence[str], output: EngineOutput | None = None
 ) -> AsyncIterator[Sidecar]:
     """An engine server on that socket, perhaps not ready yet."""
-    style = ("--log-format", "pretty") if sys.stderr.isatty() else ()
-    options = (*style, *arguments, "--uds", str(socket))
-    async with sidecar("enginewire.server", options, name="the engine server", show=show) as engine:
+    output = output or EngineOutput(sys.stderr, arguments)
+    options = (*output.log_options, *arguments, "--uds", str(socket))
+    async with (
+        output.shown(),
+        sidecar("enginewire.server", options, name="the engine server", show=output.show) as engine,
+    ):
         yield engine

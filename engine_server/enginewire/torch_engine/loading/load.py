@@ -66,6 +66,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     folder = ModelFolder.open(resolve_model(options.model))
     device = choose_device(options)
     dtype = choose_dtype(options, read_dtype(folder), device)
+    log.info("device: %s, %s", shown_device(device), str(dtype).removeprefix("torch."))
     if not is_native(folder):
         # Importing transformers takes seconds, which the models of our own code need not wait for.
         from enginewire.torch_engine.loading.encoder import load_encoder_engine
@@ -147,6 +148,13 @@ def choose_device(options: TorchEngineOptions) -> torch.device:
     if options.device == "cuda" and not available:
         raise ModelLoadError("device cuda: no CUDA device is available")
     return torch.device("cuda" if available and options.device != "cpu" else "cpu")
+
+
+def shown_device(device: torch.device) -> str:
+    """A device for people: the name of a GPU, or how many threads a CPU gives."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"{device}, {torch.get_num_threads()} threads"
 
 
 def choose_dtype(options: TorchEngineOptions, stored: str, device: torch.device) -> torch.dtype:
