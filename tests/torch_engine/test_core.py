@@ -240,6 +240,43 @@ def test_an_exception_in_the_model_fails_only_the_request_that_causes_it(load, e
     assert "RuntimeError" in caplog.text
 
 
+def test_a_request_that_fails_alone_is_not_tried_again(load, monkeypatch):
+    engine = load("llama")
+    tried = []
+
+    def fail(batch, unread):
+        tried.append(len(batch))
+        raise RuntimeError("out of something")
+
+    monkeypatch.setattr(engine.core._runner, "forward", fail)
+    lonely = engine.add(greedy(PROMPT, 3))
+    engine.run()
+    assert isinstance(engine.answers[lonely].error, StepFailed)
+    assert tried == [1]
+
+
+def test_a_request_whose_choices_fail_together_fails_once_and_alone(load, expected, monkeypatch):
+    engine = load("llama")
+    runner = engine.core._runner
+    forward, tried = runner.forward, []
+
+    def fragile(batch, unread):
+        guilty = [grant for grant in batch if grant.sequence.token_ids[:2] == [66, 3]]
+        tried.append((len(batch), len(guilty)))
+        if any(len(grant.sequence.token_ids) > 3 for grant in guilty):
+            raise RuntimeError("out of something")
+        return forward(batch, unread)
+
+    monkeypatch.setattr(runner, "forward", fragile)
+    bad, good = engine.add(greedy([66, 3], 9, n=2)), engine.add(greedy(PROMPT, 6))
+    engine.run()
+    assert isinstance(engine.answers[bad].error, StepFailed)
+    assert engine.answers[good].tokens[0] == expected("llama", PROMPT, 6)
+    # One of its choices is tried alone; the other has ended with it.
+    assert tried.count((1, 1)) == 1
+    assert (3, 2) in tried
+
+
 def test_a_lost_device_ends_the_engine_and_not_one_request_after_the_other(load, monkeypatch):
     engine = load("llama")
 
