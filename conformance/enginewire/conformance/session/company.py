@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.session.requests import path_of
 from enginewire.field_rules import FIELD_RULES
 
 MANY: Final = 20
@@ -68,10 +69,10 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
 
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:
-    if member == "logprobs" and FIELD_RULES["output_options.logprobs"].most(config.limits) < 1:
-        return False
-    gate = GATES.get(member)
-    return gate is None or getattr(config.capabilities, gate)
+    """As the rule of its field has it: the capability is there, and the limit is not 0."""
+    rule = FIELD_RULES[path_of(member)]
+    is_declared = not rule.capability or getattr(config.capabilities, rule.capability)
+    return is_declared and rule.most(config.limits) > 0
 
 
 def _eos_token_ids(body: pb.PreprocessedRequest, company: Company) -> None:
@@ -143,8 +144,3 @@ JOINS: Final[Mapping[str, Join]] = MappingProxyType(
     }
 )
 """Each by the field that it sets."""
-
-GATES: Final = MappingProxyType(
-    {"logprobs": "logprobs", "seed": "seed", "logit_bias": "logit_bias", "priority": "priority"}
-)
-"""The capabilities that some of them need."""
