@@ -36,7 +36,7 @@ check: static test  ## Everything a change is judged by
 
 # Side by side: mypy, the slowest by far, is busy on one core only.
 static: $(VENV)/.dev
-	$(MAKE) --jobs=2 --output-sync=target --no-print-directory types lint imports proto-check
+	$(MAKE) --jobs=2 --output-sync=target --no-print-directory types lint imports proto-check site
 
 lint: $(VENV)/.dev  ## Style
 	$(BIN)/ruff check .
@@ -57,6 +57,9 @@ proto-check: $(VENV)/.dev  ## buf lint, format, breaking; stubs are current
 stubs: $(VENV)/.dev  ## Generate the Python stubs again
 	buf generate
 
+site: $(VENV)/.site  ## Build the documentation as a website into build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .ci/site/mkdocs.yml
+
 examples: $(VENV)/.dev  ## Build the engines in other languages and judge them
 	.ci/check_examples $(EXAMPLES)
 
@@ -66,7 +69,7 @@ format: $(VENV)/.dev  ## Put code and proto files into shape
 	buf format --write
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build
 
 # One more than processors: tests of processes mostly wait.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
@@ -81,9 +84,13 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) --editable '.[engine,chat,http,top]'
 	@touch $@
 
+$(VENV)/.site: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
+	$(PIP) --editable '.[site]'
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) torch
 	$(PIP) --editable '.[dev]'
-	@touch $@ $(VENV)/.demo
+	@touch $@ $(VENV)/.demo $(VENV)/.site
 
-.PHONY: help demo test conformance self-test wheel test-browser check static lint types imports proto-check stubs examples format clean
+.PHONY: help demo test conformance self-test wheel test-browser check static lint types imports proto-check stubs site examples format clean
