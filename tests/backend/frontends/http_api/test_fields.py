@@ -278,10 +278,18 @@ def test_in_chat_the_template_writes_the_special_tokens() -> None:
         ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),
         (
-            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": "", "disable_any_whitespace": True}},
             "structured_outputs.disable_any_whitespace",
         ),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        (
+            {"structured_outputs": {"disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+        ),
         ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
@@ -328,6 +336,13 @@ def test_unlimited_thinking_is_no_limit() -> None:
         (
             {"structured_outputs": {"json": {}, "whitespace_pattern": "c", "disable_any_whitespace": False}},
             pb.GuidedDecoding(json_schema="{}", whitespace_pattern="c"),
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "structured_outputs": {"disable_any_whitespace": True},
+            },
+            pb.GuidedDecoding(json_object=True, whitespace_pattern=" ?"),
         ),
         (
             {"response_format": {"type": "structural_tag", "format": {}}},
