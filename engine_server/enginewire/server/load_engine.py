@@ -98,6 +98,7 @@ def _torch(options: ServerOptions) -> StepEngine:
             transfer=_transfer(options),
             thinking_token_ids=options.thinking_token_ids,
             guided_backend=options.guided_backend,
+            guided_disable_any_whitespace=options.guided_disable_any_whitespace,
         ),
         progress=_log_progress,
     )

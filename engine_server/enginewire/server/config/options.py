@@ -86,6 +86,11 @@ class ServerOptions:
         "grammar library of requests that name none; auto takes xgrammar, else llguidance",
         contract="GuidedDecoding.backend",
     )
+    guided_disable_any_whitespace: bool = option(
+        False,
+        "JSON of a grammar has a blank at most between its tokens, unless a request says otherwise",
+        contract="GuidedDecoding.whitespace_pattern",
+    )
 
     pooling: Pooling = option(
         "auto", "what an embedding is made of; auto as the model says, else last, or mean of an encoder"
