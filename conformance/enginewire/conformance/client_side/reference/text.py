@@ -200,11 +200,16 @@ class ReferenceChoice:
 
     def decode(self, data: bytes) -> str:
         """The characters that are complete with these bytes."""
-        return self._decoder.decode(data)
+        text = self._decoder.decode(data)
+        return text + self.flush() if self.is_lost(self._decoder.getstate()[0]) else text
 
     def flush(self) -> str:
         """U+FFFD for bytes that never became a character."""
         return self._decoder.decode(b"", final=True)
+
+    def is_lost(self, held: bytes) -> bool:
+        """Bytes that begin a surrogate, which is no character; the decoder waits for its third byte."""
+        return held[:1] == b"\xed" and held[1:] >= b"\xa0"
 
     def is_armed(self) -> bool:
         """True when a stop string that ends here counts."""
