@@ -8,6 +8,12 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
 
+# On Linux the torch of PyPI brings 4 GB of CUDA. Whoever has sources of their own for pip has chosen already.
+TORCH := torch
+ifeq ($(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL)$(PIP_FIND_LINKS),)
+TORCH += --extra-index-url https://download.pytorch.org/whl/cpu
+endif
+
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -80,7 +86,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
-	$(PIP) torch
+	$(PIP) $(TORCH)
 	$(PIP) --editable '.[engine,chat,http,top]'
 	@touch $@
 
@@ -89,7 +95,7 @@ $(VENV)/.site: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
-	$(PIP) torch
+	$(PIP) $(TORCH)
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.site
 

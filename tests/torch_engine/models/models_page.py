@@ -14,6 +14,8 @@ from tests.torch_engine.models.huggingface.configs import REFUSED, SERVED
 PAGE = """\
 # Models
 
+*For operators who want to know whether their model runs.*
+
 <!-- Written by: python -m tests.torch_engine.models.models_page > docs/models.md -->
 
 The torch engine serves a folder with `config.json` and `.safetensors` weights in one of two ways.
