@@ -1,0 +1,21 @@
+"""What vLLM reads of the environment when it is imported. Imports nothing of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+DEFAULTS: Final = {
+    # gRPC does not survive a fork.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # Where our own log is.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    # Nobody is told that vLLM is in use.
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def prepare_environment() -> None:
+    """Set what the operator has not set."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)

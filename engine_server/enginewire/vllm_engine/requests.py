@@ -1,0 +1,126 @@
+"""From a request of the contract to those of vLLM, one per choice, which vLLM's `InputProcessor` checks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import SamplingParams
+
+from enginewire import v1 as pb
+from enginewire.server.engines.answer import ending_ids, room_for
+from enginewire.server.failures import InvalidRequest, Unsupported
+from enginewire.vllm_engine.answer import Answer, Choice
+from enginewire.vllm_engine.guides import Guides
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.input_processor import InputProcessor
+
+MOST_TEMPERATURE: Final = 2.0
+"""vLLM accepts no more."""
+SEED_STRIDE: Final = 0x9E3779B97F4A7C15
+"""Between the seeds of the choices of a request: odd, so that no two are equal, and far from 1, so that
+neighbouring seeds do not share choices."""
+TASKS: Final = ("generate",)
+
+
+class RequestBuilder:
+    """Turns messages into vLLM's requests; `config` is what the engine said at start."""
+
+    def __init__(self, processor: InputProcessor, config: pb.EngineConfig, guides: Guides) -> None:
+        self._processor = processor
+        self._config = config
+        self._guides = guides
+
+    def build(self, message: pb.PreprocessedRequest, answer: Answer) -> list[EngineCoreRequest]:
+        """Raises InvalidRequest or Unsupported for what vLLM refuses."""
+        guide = self._guides.of(message.sampling_options)
+        stays_out = message.bypass_prefix_cache or message.is_probe
+        # vLLM caches every block: a salt that nobody else has keeps them from being found.
+        salt = secrets.token_hex(16) if stays_out else message.cache_salt
+        prompt = tokens_input(list(message.token_ids), cache_salt=salt or None)
+        try:
+            return [self._one(message, prompt, choice, guide) for choice in answer.choices]
+        except ValueError as error:
+            raise InvalidRequest(f"vLLM refuses the request: {error}") from error
+
+    def _one(
+        self,
+        message: pb.PreprocessedRequest,
+        prompt: object,
+        choice: Choice,
+        guide: StructuredOutputsParams | None,
+    ) -> EngineCoreRequest:
+        params = self._sampling(message, choice.index)
+        arrival = time.time() - message.routing.priority_jump
+        made = self._processor.process_inputs(
+            choice.name,
+            prompt,
+            params,
+            TASKS,
+            arrival_time=arrival,
+            priority=message.routing.priority,
+        )
+        # What it adds of the model's own end of sequence is for requests that do not name theirs.
+        made.sampling_params._all_stop_token_ids = set(params.stop_token_ids)
+        made.sampling_params.structured_outputs = guide
+        return made
+
+    def _sampling(self, message: pb.PreprocessedRequest, index: int) -> SamplingParams:
+        options, output = _filled(message.sampling_options, self._config), message.output_options
+        end_of_sequence, stops = ending_ids(message, self._config)
+        room = room_for(message, self._config)
+        wants_prompt = index == 0 and output.HasField("prompt_logprobs")
+        params = SamplingParams(
+            temperature=_temperature(options),
+            top_p=options.top_p,
+            top_k=max(options.top_k, 0),
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=_seed(options, index),
+            max_tokens=room,
+            min_tokens=min(message.stop_conditions.min_tokens, room),
+            stop_token_ids=sorted(end_of_sequence | stops),
+            ignore_eos=True,
+            logprobs=output.logprobs if output.HasField("logprobs") else None,
+            prompt_logprobs=output.prompt_logprobs if wants_prompt else None,
+            logit_bias={entry.token_id: entry.bias for entry in options.logit_bias} or None,
+            allowed_token_ids=list(dict.fromkeys(options.allowed_token_ids)) or None,
+            detokenize=False,
+            skip_clone=True,
+        )
+        if options.bad_words_token_ids:
+            params._bad_words_token_ids = [list(word.token_ids) for word in options.bad_words_token_ids]
+        return params
+
+
+def _filled(given: pb.SamplingOptions, config: pb.EngineConfig) -> pb.SamplingOptions:
+    """The options with the engine's defaults for what was left out."""
+    default = config.capabilities.default_sampling
+    filled = pb.SamplingOptions(
+        temperature=default.temperature,
+        top_p=default.top_p,
+        top_k=default.top_k,
+        min_p=default.min_p,
+        repetition_penalty=default.repetition_penalty,
+    )
+    filled.MergeFrom(given)
+    return filled
+
+
+def _temperature(options: pb.SamplingOptions) -> float:
+    if options.temperature > MOST_TEMPERATURE:
+        field = "sampling_options.temperature"
+        raise Unsupported(f"{field}: vLLM takes at most {MOST_TEMPERATURE:g}", field=field)
+    return options.temperature
+
+
+def _seed(options: pb.SamplingOptions, index: int) -> int | None:
+    """That of a choice: the caller's for choice 0."""
+    return (options.seed + index * SEED_STRIDE) % 2**64 if options.HasField("seed") else None
