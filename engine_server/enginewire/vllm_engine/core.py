@@ -19,12 +19,13 @@ from vllm.v1.executor import Executor
 
 from enginewire.server.failures import EngineDead
 from enginewire.vllm_engine.facts import Unservable, check_servable
+from enginewire.vllm_engine.temperature import add_high_temperatures
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
-SHUTDOWN_SECONDS: Final = 5.0
+SHUTDOWN_SECONDS: Final = 10.0
 """How long vLLM's processes have to end by themselves."""
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Core:
         """
         config = _configuration(arguments)
         check_servable(config)
+        add_high_temperatures(config)
         renderer = renderer_from_config(config)
         processor = InputProcessor(config, renderer)
         # A signal for a whole group, such as that of Ctrl-C, is for the server: requests finish first.

@@ -39,6 +39,7 @@ from enginewire.vllm_engine.answer import Answer
 from enginewire.vllm_engine.environment import prepare_environment
 from enginewire.vllm_engine.options import VllmEngineOptions
 from enginewire.vllm_engine.steps import Steps
+from enginewire.vllm_engine.warm_up import warm_up_request
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -88,7 +89,15 @@ class VllmEngine:
         await asyncio.to_thread(self._load)
         assert self._core is not None
         self._core.run(self._take, self._die)
+        await self._warm_up()
         return self._config
+
+    async def _warm_up(self) -> None:
+        """One request with all that vLLM compiles at its first use, which stops everybody for seconds."""
+        context = GenerateContext("warm-up")
+        async for _ in self.generate(warm_up_request(self._config), context):
+            pass
+        self._steps.forget_counts()
 
     def _load(self) -> None:
         prepare_environment()

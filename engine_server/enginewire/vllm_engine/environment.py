@@ -10,6 +10,8 @@ DEFAULTS: Final = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # Where our own log is.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    # Workers do not end by themselves, and are told to after this time: seconds.
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
     # Nobody is told that vLLM is in use.
     "VLLM_NO_USAGE_STATS": "1",
 }

@@ -14,14 +14,13 @@ from enginewire.server.engines.answer import ending_ids, room_for
 from enginewire.server.failures import InvalidRequest, Unsupported
 from enginewire.vllm_engine.answer import Answer, Choice
 from enginewire.vllm_engine.guides import Guides
+from enginewire.vllm_engine.temperature import DIVISOR, MOST_TEMPERATURE, has_high_temperatures
 
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-MOST_TEMPERATURE: Final = 2.0
-"""vLLM accepts no more."""
 SEED_STRIDE: Final = 0x9E3779B97F4A7C15
 """Between the seeds of the choices of a request: odd, so that no two are equal, and far from 1, so that
 neighbouring seeds do not share choices."""
@@ -76,7 +75,7 @@ class RequestBuilder:
         room = room_for(message, self._config)
         wants_prompt = index == 0 and output.HasField("prompt_logprobs")
         params = SamplingParams(
-            temperature=_temperature(options),
+            temperature=min(options.temperature, MOST_TEMPERATURE),
             top_p=options.top_p,
             top_k=max(options.top_k, 0),
             min_p=options.min_p,
@@ -94,10 +93,20 @@ class RequestBuilder:
             allowed_token_ids=list(dict.fromkeys(options.allowed_token_ids)) or None,
             detokenize=False,
             skip_clone=True,
+            extra_args=self._divisor(options.temperature),
         )
         if options.bad_words_token_ids:
             params._bad_words_token_ids = [list(word.token_ids) for word in options.bad_words_token_ids]
         return params
+
+    def _divisor(self, temperature: float) -> dict[str, float] | None:
+        """What is left to divide by after `MOST_TEMPERATURE`."""
+        if temperature <= MOST_TEMPERATURE:
+            return None
+        if not has_high_temperatures(self._processor.vllm_config):
+            field = "sampling_options.temperature"
+            raise Unsupported(f"{field}: vLLM takes at most {MOST_TEMPERATURE:g} here", field=field)
+        return {DIVISOR: temperature / MOST_TEMPERATURE}
 
 
 def _filled(given: pb.SamplingOptions, config: pb.EngineConfig) -> pb.SamplingOptions:
@@ -112,13 +121,6 @@ def _filled(given: pb.SamplingOptions, config: pb.EngineConfig) -> pb.SamplingOp
     )
     filled.MergeFrom(given)
     return filled
-
-
-def _temperature(options: pb.SamplingOptions) -> float:
-    if options.temperature > MOST_TEMPERATURE:
-        field = "sampling_options.temperature"
-        raise Unsupported(f"{field}: vLLM takes at most {MOST_TEMPERATURE:g}", field=field)
-    return options.temperature
 
 
 def _seed(options: pb.SamplingOptions, index: int) -> int | None:

@@ -44,6 +44,10 @@ class Steps:
         """Choices that have not ended."""
         return len(self._live)
 
+    def forget_counts(self) -> None:
+        """Begin counting at zero."""
+        self.load = pb.Load(kv_blocks_total=self.load.kv_blocks_total)
+
     def add(self, answer: Answer) -> None:
         """From now on, outputs of its choices are known."""
         self._answers[answer] = None
