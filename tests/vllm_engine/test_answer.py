@@ -10,7 +10,7 @@ from enginewire.vllm_engine.answer import Answer
 def answer_to(n: int) -> Answer:
     request = pb.PreprocessedRequest(token_ids=[1, 2])
     request.sampling_options.n = n
-    return Answer.of(request, GenerateContext("r"), frozenset(), (0, 0.0, 7))
+    return Answer.of(request, GenerateContext("r"), frozenset(), frozenset(), (0, 0.0, 7))
 
 
 def test_choices_have_names_that_no_other_request_of_a_life_has() -> None:

@@ -75,14 +75,16 @@ class Scene:
         self.steps.load.kv_blocks_total = 10
         self._serial = 0
 
-    def request(self, n: int = 1, priority: int = 0, **output: int) -> Answer:
+    def request(self, n: int = 1, priority: int = 0, allowed: tuple[int, ...] = (), **output: int) -> Answer:
         self._serial += 1
         message = pb.PreprocessedRequest(token_ids=[5, 6, 7])
         message.sampling_options.n = n
         message.output_options.CopyFrom(pb.OutputOptions(**output))
+        message.sampling_options.allowed_token_ids[:] = allowed
+        message.stop_conditions.min_tokens = 2 if allowed else 0
         context = GenerateContext(f"r{self._serial}")
         urgency = (priority, float(self._serial), self._serial)
-        answer = Answer.of(message, context, frozenset({EOS}), urgency)
+        answer = Answer.of(message, context, frozenset({EOS}), frozenset({STOP}), urgency)
         self.steps.add(answer)
         return answer
 
@@ -120,6 +122,14 @@ def test_a_choice_ends_as_the_contract_calls_it(scene, last, reason, finish, mat
     assert (output.finish_reason, list(output.token_ids), output.first_output_position) == (finish, [last], 1)
     assert (output.stop_match.token_id if output.HasField("stop_match") else None) == match
     assert scene.steps.answers == []
+
+
+@pytest.mark.parametrize(("last", "finish"), [(EOS, pb.FINISH_REASON_EOS), (STOP, pb.FINISH_REASON_STOP)])
+def test_a_choice_of_nothing_but_stops_ends_with_one_where_vllm_runs_out_of_room(scene, last, finish):
+    scene.request(allowed=(EOS, STOP))
+    scene.step(Output("1.0", [STOP]))
+    [(_, output)] = scene.step(Output("1.0", [last], OUT_OF_ROOM)).outputs
+    assert output.finish_reason == finish
 
 
 def test_the_usage_is_on_the_last_end_of_a_request_and_counts_all_of_it(scene):

@@ -43,6 +43,16 @@ class Choice:
             output.completion_usage.CopyFrom(self.answer.usage())
 
 
+def has_only_endings(request: pb.PreprocessedRequest, endings: frozenset[int]) -> bool:
+    """Whatever may be chosen would end the choice, before it may end.
+
+    vLLM would bar all of it below min_tokens, and choose at random. Instead these ids mean nothing to it, and
+    the choice ends by its length, at the first token that may end it.
+    """
+    allowed = request.sampling_options.allowed_token_ids
+    return request.stop_conditions.min_tokens > 1 and bool(allowed) and endings.issuperset(allowed)
+
+
 Urgency = tuple[int, float, int]
 """Orders requests as vLLM's queue does, smallest first: priority, time of arrival, serial number."""
 
@@ -52,7 +62,8 @@ class Answer:
     """One request. `cached_tokens` is None until the first choice has begun to run.
 
     The ids of `end_of_sequence` end a choice with EOS, all other stops with STOP. `num_logprobs` are the
-    alternatives of a token, for a request with log-probabilities.
+    alternatives of a token, for a request with log-probabilities. With `ends_with_any` the token behind which
+    there is no room is a stop, whatever vLLM calls it.
     """
 
     context: GenerateContext
@@ -60,6 +71,7 @@ class Answer:
     end_of_sequence: frozenset[int]
     urgency: Urgency = (0, 0.0, 0)
     num_logprobs: int = 0
+    ends_with_any: bool = False
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int | None = None
     timer: asyncio.TimerHandle | None = None
@@ -70,11 +82,13 @@ class Answer:
         request: pb.PreprocessedRequest,
         context: GenerateContext,
         end_of_sequence: frozenset[int],
+        stops: frozenset[int],
         urgency: Urgency,
     ) -> Answer:
         """The answer to a valid request, with choices named so that no two of a life share a name."""
         num_logprobs = request.output_options.logprobs
         answer = cls(context, len(request.token_ids), end_of_sequence, urgency, num_logprobs)
+        answer.ends_with_any = has_only_endings(request, end_of_sequence | stops)
         n = max(1, request.sampling_options.n)
         answer.choices = [Choice(answer, index, f"{urgency[-1]}.{index}") for index in range(n)]
         return answer

@@ -128,10 +128,10 @@ class VllmEngine:
     def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
         """Queue a request, or raise an EngineError."""
         core, builder = self._open()
-        end_of_sequence, _ = ending_ids(request, self._config)
+        endings = ending_ids(request, self._config)
         routing = request.routing
         urgency = (routing.priority, time.monotonic() - routing.priority_jump, next(self._serials))
-        answer = Answer.of(request, context, end_of_sequence, urgency)
+        answer = Answer.of(request, context, *endings, urgency)
         core.add(builder.build(request, answer))
         self._steps.add(answer)
         if context.deadline is not None:

@@ -11,6 +11,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from enginewire import v1 as pb
 from enginewire.server.failures import InvalidRequest, Unsupported
+from enginewire.vllm_engine.refusals import REFUSALS, first_line
 
 if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor
@@ -63,8 +64,8 @@ class Guides:
                 processor.structured_outputs_config,
                 processor.tokenizer,
             )
-        except ValueError as error:
-            raise InvalidRequest(f"{FIELD}: {error}", field=FIELD) from error
+        except REFUSALS as error:
+            raise InvalidRequest(f"{FIELD}: {first_line(error)}", field=FIELD) from error
         return params.structured_outputs
 
 

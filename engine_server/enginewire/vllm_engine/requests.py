@@ -12,8 +12,9 @@ from vllm.sampling_params import SamplingParams
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import ending_ids, room_for
 from enginewire.server.failures import InvalidRequest, Unsupported
-from enginewire.vllm_engine.answer import Answer, Choice
+from enginewire.vllm_engine.answer import Answer, Choice, has_only_endings
 from enginewire.vllm_engine.guides import Guides
+from enginewire.vllm_engine.refusals import REFUSALS, first_line
 from enginewire.vllm_engine.temperature import DIVISOR, MOST_TEMPERATURE, has_high_temperatures
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class RequestBuilder:
 
     def build(self, message: pb.PreprocessedRequest, answer: Answer) -> list[EngineCoreRequest]:
         """Raises InvalidRequest or Unsupported for what vLLM refuses."""
+        _check_something_is_left(message.sampling_options)
         guide = self._guides.of(message.sampling_options)
         stays_out = message.bypass_prefix_cache or message.is_probe
         # vLLM caches every block: a salt that nobody else has keeps them from being found.
@@ -44,8 +46,8 @@ class RequestBuilder:
         prompt = tokens_input(list(message.token_ids), cache_salt=salt or None)
         try:
             return [self._one(message, prompt, choice, guide) for choice in answer.choices]
-        except ValueError as error:
-            raise InvalidRequest(f"vLLM refuses the request: {error}") from error
+        except REFUSALS as error:
+            raise InvalidRequest(f"vLLM refuses the request: {first_line(error)}") from error
 
     def _one(
         self,
@@ -72,7 +74,11 @@ class RequestBuilder:
     def _sampling(self, message: pb.PreprocessedRequest, index: int) -> SamplingParams:
         options, output = _filled(message.sampling_options, self._config), message.output_options
         end_of_sequence, stops = ending_ids(message, self._config)
-        room = room_for(message, self._config)
+        endings, room = end_of_sequence | stops, room_for(message, self._config)
+        # The token with that number may be the one that ends a choice; vLLM lets only the next one.
+        barred = max(min(message.stop_conditions.min_tokens, room) - 1, 0)
+        if has_only_endings(message, endings):
+            endings, room, barred = frozenset(), barred + 1, 0
         wants_prompt = index == 0 and output.HasField("prompt_logprobs")
         params = SamplingParams(
             temperature=min(options.temperature, MOST_TEMPERATURE),
@@ -84,8 +90,8 @@ class RequestBuilder:
             frequency_penalty=options.frequency_penalty,
             seed=_seed(options, index),
             max_tokens=room,
-            min_tokens=min(message.stop_conditions.min_tokens, room),
-            stop_token_ids=sorted(end_of_sequence | stops),
+            min_tokens=barred,
+            stop_token_ids=sorted(endings),
             ignore_eos=True,
             logprobs=output.logprobs if output.HasField("logprobs") else None,
             prompt_logprobs=output.prompt_logprobs if wants_prompt else None,
@@ -107,6 +113,14 @@ class RequestBuilder:
             field = "sampling_options.temperature"
             raise Unsupported(f"{field}: vLLM takes at most {MOST_TEMPERATURE:g} here", field=field)
         return {DIVISOR: temperature / MOST_TEMPERATURE}
+
+
+def _check_something_is_left(options: pb.SamplingOptions) -> None:
+    """Raise InvalidRequest when all that is allowed is forbidden too: vLLM would choose at random."""
+    forbidden = {word.token_ids[0] for word in options.bad_words_token_ids if len(word.token_ids) == 1}
+    if options.allowed_token_ids and forbidden.issuperset(options.allowed_token_ids):
+        field = "sampling_options.allowed_token_ids"
+        raise InvalidRequest(f"{field}: the lists of the request leave no token to choose", field=field)
 
 
 def _filled(given: pb.SamplingOptions, config: pb.EngineConfig) -> pb.SamplingOptions:

@@ -134,7 +134,8 @@ class Steps:
         if each.new_prompt_logprobs_tensors is not None:
             output.prompt_logprobs.logprobs.CopyFrom(_prompt_rows(each.new_prompt_logprobs_tensors))
         if each.finish_reason is not None:
-            self._end(choice, output, token_ids[-1] if each.finish_reason == STOPPED else None)
+            is_stop = each.finish_reason == STOPPED or choice.answer.ends_with_any
+            self._end(choice, output, token_ids[-1] if is_stop else None)
         return output
 
     def _end(self, choice: Choice, output: pb.LLMEngineOutput, stop: int | None) -> None:

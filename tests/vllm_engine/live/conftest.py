@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.backend.our_processes import load_of, until
 from enginewire import v1 as pb
+from tests.backend.our_processes import load_of, until
 
 START_SECONDS = 240.0
 """vLLM alone imports for half a minute on a busy machine."""
