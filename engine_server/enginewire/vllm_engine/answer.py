@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from enginewire import v1 as pb
-from enginewire.server.engines.answer import usage
+from enginewire.server.engines.answer import ending_ids, usage
 from enginewire.server.engines.interface import GenerateContext
 
 
@@ -41,6 +41,27 @@ class Choice:
             output.stop_match.token_id = last
         if not self.answer.unfinished:
             output.completion_usage.CopyFrom(self.answer.usage())
+
+
+def endings_of(
+    request: pb.PreprocessedRequest, config: pb.EngineConfig
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Ids that end a choice with EOS, and others that end it with STOP.
+
+    A grammar ends with an end of sequence, ignored or not: when it is complete there may be nothing else.
+    """
+    end_of_sequence, stops = ending_ids(request, config)
+    if is_guided(request) and request.stop_conditions.ignore_eos:
+        heeding = pb.PreprocessedRequest()
+        heeding.CopyFrom(request)
+        heeding.stop_conditions.ignore_eos = False
+        end_of_sequence = ending_ids(heeding, config)[0] - stops
+    return end_of_sequence, stops
+
+
+def is_guided(request: pb.PreprocessedRequest) -> bool:
+    """The output follows a grammar."""
+    return request.sampling_options.HasField("guided_decoding")
 
 
 def has_only_endings(request: pb.PreprocessedRequest, endings: frozenset[int]) -> bool:

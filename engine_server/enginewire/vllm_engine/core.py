@@ -19,7 +19,7 @@ from vllm.v1.executor import Executor
 
 from enginewire.server.failures import EngineDead
 from enginewire.vllm_engine.facts import Unservable, check_servable
-from enginewire.vllm_engine.temperature import add_high_temperatures
+from enginewire.vllm_engine.logits import add_processors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -49,7 +49,7 @@ class Core:
         """
         config = _configuration(arguments)
         check_servable(config)
-        add_high_temperatures(config)
+        add_processors(config)
         renderer = renderer_from_config(config)
         processor = InputProcessor(config, renderer)
         # A signal for a whole group, such as that of Ctrl-C, is for the server: requests finish first.

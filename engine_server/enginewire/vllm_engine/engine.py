@@ -14,7 +14,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from enginewire import v1 as pb
-from enginewire.server.engines.answer import ending_ids
 from enginewire.server.engines.interface import (
     GenerateContext,
     Item,
@@ -35,7 +34,7 @@ from enginewire.server.failures import (
 )
 from enginewire.torch_engine.folder.folder import ModelFolder
 from enginewire.torch_engine.folder.source import resolve_model
-from enginewire.vllm_engine.answer import Answer
+from enginewire.vllm_engine.answer import Answer, endings_of
 from enginewire.vllm_engine.environment import prepare_environment
 from enginewire.vllm_engine.options import VllmEngineOptions
 from enginewire.vllm_engine.steps import Steps
@@ -128,7 +127,7 @@ class VllmEngine:
     def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
         """Queue a request, or raise an EngineError."""
         core, builder = self._open()
-        endings = ending_ids(request, self._config)
+        endings = endings_of(request, self._config)
         routing = request.routing
         urgency = (routing.priority, time.monotonic() - routing.priority_jump, next(self._serials))
         answer = Answer.of(request, context, *endings, urgency)

@@ -10,12 +10,19 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import SamplingParams
 
 from enginewire import v1 as pb
-from enginewire.server.engines.answer import ending_ids, room_for
+from enginewire.server.engines.answer import room_for
 from enginewire.server.failures import InvalidRequest, Unsupported
-from enginewire.vllm_engine.answer import Answer, Choice, has_only_endings
+from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
 from enginewire.vllm_engine.guides import Guides
+from enginewire.vllm_engine.logits import (
+    DIVISOR,
+    LATE_IDS,
+    LATE_UNTIL,
+    MOST_TEMPERATURE,
+    RELUCTANT,
+    has_processors,
+)
 from enginewire.vllm_engine.refusals import REFUSALS, first_line
-from enginewire.vllm_engine.temperature import DIVISOR, MOST_TEMPERATURE, has_high_temperatures
 
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
@@ -35,6 +42,7 @@ class RequestBuilder:
         self._processor = processor
         self._config = config
         self._guides = guides
+        self._has_processors = has_processors(processor.vllm_config)
 
     def build(self, message: pb.PreprocessedRequest, answer: Answer) -> list[EngineCoreRequest]:
         """Raises InvalidRequest or Unsupported for what vLLM refuses."""
@@ -73,12 +81,20 @@ class RequestBuilder:
 
     def _sampling(self, message: pb.PreprocessedRequest, index: int) -> SamplingParams:
         options, output = _filled(message.sampling_options, self._config), message.output_options
-        end_of_sequence, stops = ending_ids(message, self._config)
+        end_of_sequence, stops = endings_of(message, self._config)
         endings, room = end_of_sequence | stops, room_for(message, self._config)
         # The token with that number may be the one that ends a choice; vLLM lets only the next one.
         barred = max(min(message.stop_conditions.min_tokens, room) - 1, 0)
         if has_only_endings(message, endings):
             endings, room, barred = frozenset(), barred + 1, 0
+        extra = self._divisor(options.temperature)
+        if barred and is_guided(message) and self._has_processors:
+            # vLLM would bar them where the grammar leaves nothing else, too.
+            extra |= {LATE_IDS: sorted(endings), LATE_UNTIL: barred}
+            barred = 0
+        bias = {entry.token_id: entry.bias for entry in options.logit_bias}
+        if message.stop_conditions.ignore_eos:  # a guided request is left with some
+            bias.update(dict.fromkeys(end_of_sequence, RELUCTANT))
         wants_prompt = index == 0 and output.HasField("prompt_logprobs")
         params = SamplingParams(
             temperature=min(options.temperature, MOST_TEMPERATURE),
@@ -95,21 +111,21 @@ class RequestBuilder:
             ignore_eos=True,
             logprobs=output.logprobs if output.HasField("logprobs") else None,
             prompt_logprobs=output.prompt_logprobs if wants_prompt else None,
-            logit_bias={entry.token_id: entry.bias for entry in options.logit_bias} or None,
+            logit_bias=bias or None,
             allowed_token_ids=list(dict.fromkeys(options.allowed_token_ids)) or None,
             detokenize=False,
             skip_clone=True,
-            extra_args=self._divisor(options.temperature),
+            extra_args=extra or None,
         )
         if options.bad_words_token_ids:
             params._bad_words_token_ids = [list(word.token_ids) for word in options.bad_words_token_ids]
         return params
 
-    def _divisor(self, temperature: float) -> dict[str, float] | None:
+    def _divisor(self, temperature: float) -> dict[str, object]:
         """What is left to divide by after `MOST_TEMPERATURE`."""
         if temperature <= MOST_TEMPERATURE:
-            return None
-        if not has_high_temperatures(self._processor.vllm_config):
+            return {}
+        if not self._has_processors:
             field = "sampling_options.temperature"
             raise Unsupported(f"{field}: vLLM takes at most {MOST_TEMPERATURE:g} here", field=field)
         return {DIVISOR: temperature / MOST_TEMPERATURE}

@@ -37,6 +37,10 @@ def request(question: str, **sampling: float) -> pb.PreprocessedRequest:
     return made
 
 
+def text_of(made: list[pb.LLMEngineOutput]) -> str:
+    return Tokenizer.from_file(str(PATH / "tokenizer.json")).decode(tokens_of(made))
+
+
 def tokens_of(made: list[pb.LLMEngineOutput], index: int = 0) -> list[int]:
     return [token_id for output in made if output.index == index for token_id in output.token_ids]
 
@@ -76,9 +80,38 @@ def test_a_high_temperature_is_hotter_than_the_most_that_vllm_takes(vllm):
     assert len(set(found)) > 0.9 * len(found)
 
 
-def test_a_grammar_holds(vllm):
+@pytest.mark.parametrize(
+    ("stops", "texts"),
+    [
+        (pb.StopConditions(), {"yes", "no"}),
+        (pb.StopConditions(ignore_eos=True), {"yes", "no"}),
+        (pb.StopConditions(min_tokens=20), {"yes", "no"}),
+    ],
+)
+def test_a_grammar_ends_where_nothing_more_is_allowed(vllm, stops, texts):
     asked = request("Who are you?")
+    asked.stop_conditions.MergeFrom(stops)
     asked.sampling_options.guided_decoding.regex = "(yes|no)"
     made = outputs(vllm, asked)
-    text = Tokenizer.from_file(str(PATH / "tokenizer.json")).decode(tokens_of(made))
-    assert text in {"yes", "no"}
+    assert text_of(made) in texts
+    assert made[-1].finish_reason == pb.FINISH_REASON_EOS
+
+
+def test_a_grammar_that_may_go_on_does_so_until_it_may_end(vllm):
+    asked = request("Who are you?")
+    asked.stop_conditions.min_tokens = 12
+    asked.sampling_options.guided_decoding.regex = "[0-9]+"
+    made = outputs(vllm, asked)
+    assert made[-1].completion_usage.completion_tokens >= 12
+    assert text_of(made).isdigit()
+
+
+def test_where_nothing_but_stops_may_be_chosen_the_first_that_may_end_the_choice_does(vllm):
+    asked = request("Who are you?")
+    asked.stop_conditions.stop_token_ids[:] = [5, 6]
+    asked.stop_conditions.min_tokens = 4
+    asked.sampling_options.allowed_token_ids[:] = [5, 6]
+    made = outputs(vllm, asked)
+    assert set(tokens_of(made)) <= {5, 6}
+    assert made[-1].completion_usage.completion_tokens == 4
+    assert made[-1].stop_match.token_id == tokens_of(made)[-1]
