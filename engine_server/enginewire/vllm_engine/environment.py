@@ -15,9 +15,12 @@ DEFAULTS: Final = {
     # Nobody is told that vLLM is in use.
     "VLLM_NO_USAGE_STATS": "1",
 }
+SERVER: Final = "ENGINEWIRE_VLLM_SERVER"
+"""Tells vLLM's processes the process id of the server that they belong to."""
 
 
 def prepare_environment() -> None:
     """Set what the operator has not set."""
+    os.environ[SERVER] = str(os.getpid())
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)

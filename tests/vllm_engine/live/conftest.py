@@ -39,7 +39,7 @@ class Server:
         self.target = f"unix:{folder}/e.sock"
         self._log = (folder / "log").open("w+")
         argv = [sys.executable, "-m", "enginewire.server", *arguments, "--uds", f"{folder}/e.sock"]
-        self.process = subprocess.Popen(argv, stdout=self._log, stderr=self._log)
+        self.process = subprocess.Popen(argv, stdout=self._log, stderr=self._log, start_new_session=True)
 
     def wait_ready(self) -> None:
         """Until requests are accepted; fails with the log when the process ends before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
@@ -77,3 +78,18 @@ def test_the_death_of_vllm_fails_what_runs_and_ends_the_server(server):
     assert server.process.wait(PATIENCE_SECONDS) == 70, server.log()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert alive == []
+
+
+def test_a_server_that_is_killed_takes_vllm_with_it(server):
+    family = server.family()
+    server.process.kill()
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
+    assert alive == []
+
+
+def test_a_signal_to_the_whole_group_lets_what_runs_finish(server):
+    asked = Asked(server)
+    os.killpg(server.process.pid, signal.SIGTERM)
+    asked.wait()
+    assert asked.failure is None
+    assert server.process.wait(PATIENCE_SECONDS) == 0, server.log()
