@@ -32,6 +32,9 @@ test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 	.ci/install_browser
 	$(BIN)/pytest -q tests/browser
 
+vllm-test:  ## Test the vLLM engine, in an environment of its own with vLLM for CPUs
+	.ci/check_vllm
+
 check: static test  ## Everything a change is judged by
 
 # Side by side: mypy, the slowest by far, is busy on one core only.
@@ -86,4 +89,4 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo test conformance self-test wheel test-browser check static lint types imports proto-check stubs examples format clean
+.PHONY: help demo test conformance self-test wheel test-browser vllm-test check static lint types imports proto-check stubs examples format clean

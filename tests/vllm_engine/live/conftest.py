@@ -16,8 +16,8 @@ import pytest
 from enginewire import v1 as pb
 from tests.backend.our_processes import load_of, until
 
-START_SECONDS = 240.0
-"""vLLM alone imports for half a minute on a busy machine."""
+START_SECONDS = 900.0
+"""vLLM takes half a minute on an idle machine, and minutes on a busy one."""
 VLLM = (
     "--engine",
     "vllm",
@@ -70,6 +70,12 @@ class Server:
 
 
 Start = Callable[..., Server]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Loading vLLM counts as a part of the first test that needs it."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(2 * START_SECONDS))
 
 
 @pytest.fixture(scope="session")
