@@ -308,6 +308,10 @@ class ServerOptions:
         120.0, "how long a running request may wait for a token until it fails", unit="s", at_least=0.1
     )
 
+    engine_args: str = option(
+        "", "more for vLLM's own command line: --engine-args='--flag value'", heading="--engine vllm"
+    )
+
     mocker_ttft_ms: float = option(
         0.0, "time to the first token", unit="ms", at_least=0, heading="--engine mocker"
     )
