@@ -8,12 +8,6 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
 
-# On Linux the torch of PyPI brings 4 GB of CUDA. Whoever has sources of their own for pip has chosen already.
-TORCH := torch
-ifeq ($(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL)$(PIP_FIND_LINKS),)
-TORCH += --extra-index-url https://download.pytorch.org/whl/cpu
-endif
-
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -37,6 +31,9 @@ wheel:  ## Build both distributions, and prove that the kit's stands alone
 test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 	.ci/install_browser
 	$(BIN)/pytest -q tests/browser
+
+vllm-test:  ## Test the vLLM engine, in an environment of its own with vLLM for CPUs
+	.ci/check_vllm
 
 check: static test  ## Everything a change is judged by
 
@@ -86,7 +83,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
-	$(PIP) $(TORCH)
+	$(PIP) torch
 	$(PIP) --editable '.[engine,chat,http,top]'
 	@touch $@
 
@@ -95,8 +92,8 @@ $(VENV)/.site: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
-	$(PIP) $(TORCH)
+	$(PIP) torch
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.site
 
-.PHONY: help demo test conformance self-test wheel test-browser check static lint types imports proto-check stubs site examples format clean
+.PHONY: help demo test conformance self-test wheel test-browser vllm-test check static lint types imports proto-check stubs site examples format clean

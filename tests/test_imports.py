@@ -39,6 +39,7 @@ def loaded_by(statement: str) -> set[str]:
             HEAVY | {"rich"},
         ),
         ("import enginewire.torch_engine.engine", {"torch", "transformers", BACKEND}),
+        ("import enginewire.vllm_engine.engine", HEAVY | {"vllm", "tokenizers", BACKEND}),
     ],
 )
 def test_importing_a_package_loads_nothing_it_must_not(statement: str, forbidden: set[str]) -> None:

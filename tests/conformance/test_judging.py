@@ -72,6 +72,11 @@ async def test_nothing_to_judge_is_no_verdict() -> None:
         await judge("unix:/nowhere.sock", time_scale=0.1)
 
 
+async def test_more_companies_than_there_are_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="companies: 0 to 8, got 9"):
+        await judge("unix:/nowhere.sock", companies=9)
+
+
 @pytest.mark.usefixtures("drains")
 async def test_each_check_that_ends_a_server_gets_its_own_from_the_factory() -> None:
     alive = []

@@ -13,6 +13,7 @@ from tests.conformance.report.reports import exchange, outcome, report
 SECURED = [
     *("--target", "host:1", "--tls-ca", "our ca.pem", "--tls-name", "engine", "--allow-destructive"),
     *("--declare", "tracing", "--time-scale", "2.5"),
+    *("--seed", "1234567", "--cases", "0", "--companies", "8", "--patience", "0.5"),
 ]
 
 

@@ -39,6 +39,16 @@ class OneChoice(Reference):
     settings = replace(Settings(), limits={"max_n": 1})
 
 
+class LittleMemory(Reference):
+    """Two windows fill it, a buffer holds two, and how many choices there may be is not said."""
+
+    settings = replace(Settings(), total_blocks=256, buffer_tokens=4096)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config.limits.ClearField("max_n")
+
+
 class SmallVocabulary(Reference):
     """Where prompts that are drawn carelessly are soon the same."""
 
@@ -71,6 +81,7 @@ class SmallVocabulary(Reference):
             ("USE-06", "USE-07", "LOG-07", "GDE-01", "KVE-03"),
         ),
         (OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08")),
+        (LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",)),
         (SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), ()),
     ],
 )

@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx2
 import pytest
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.http_api.serving import serving_http
-from tests.end_to_end.chaos import engines, replaying
-from tests.end_to_end.test_chaos_demo import DEMO, tokenizer_of
+from tests.end_to_end.chaos import replaying
+from tests.end_to_end.test_chaos_demo import tokenizer_of
 
 PROMPT = "and so on, and so on, " * 20
+# All ask the same engine: each form begins in a way of its own.
 FORMS = [
-    ("/v1/completions", {"prompt": PROMPT}),
-    ("/v1/completions", {"prompt": [PROMPT, f"No, {PROMPT}"], "n": 2}),
+    ("/v1/completions", {"prompt": f"One: {PROMPT}"}),
+    ("/v1/completions", {"prompt": [f"Two: {PROMPT}", f"No, {PROMPT}"], "n": 2}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
-    ("/enginewire/generate", {"prompt": PROMPT}),
+    ("/enginewire/generate", {"prompt": f"Four: {PROMPT}"}),
 ]
 
 
 @pytest.mark.parametrize(("route", "body"), FORMS, ids=["text", "texts and choices", "chat", "page"])
 async def test_a_tenant_has_no_tokens_from_the_cache_of_another(
-    folder: Path, route: str, body: dict[str, object]
+    demo_target: str, route: str, body: dict[str, object]
 ) -> None:
-    async with engines(folder, 1, DEMO) as slots:
-        tokenizer = await tokenizer_of(slots[0].target)
-        async with (
-            replaying([slots[0].target], tokenizer.vocabulary) as backend,
-            serving_http(TextBackend(backend, tokenizer)) as face,
-            httpx2.AsyncClient(base_url=face.address, timeout=60) as client,
-        ):
+    tokenizer = await tokenizer_of(demo_target)
+    async with (
+        replaying([demo_target], tokenizer.vocabulary) as backend,
+        serving_http(TextBackend(backend, tokenizer)) as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=60) as client,
+    ):
 
-            async def cached(**salt: str) -> int:
-                answer = await client.post(route, json={**body, "max_tokens": 2, "temperature": 0, **salt})
-                assert answer.status_code == 200, answer.text
-                return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        async def cached(**salt: str) -> int:
+            answer = await client.post(route, json={**body, "max_tokens": 2, "temperature": 0, **salt})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
-            assert await cached(cache_salt="tenant-A") == 0
-            shared = await cached(cache_salt="tenant-A")
-            assert shared > 0
-            assert await cached(cache_salt="tenant-B") == 0
-            assert await cached() == 0
-            assert await cached(cache_salt="tenant-B") == shared
+        assert await cached(cache_salt="tenant-A") == 0
+        shared = await cached(cache_salt="tenant-A")
+        assert shared > 0
+        assert await cached(cache_salt="tenant-B") == 0
+        assert await cached() == 0
+        assert await cached(cache_salt="tenant-B") == shared

@@ -86,6 +86,20 @@ async def test_strict_tools_leave_text_free(client: AsyncOpenAI) -> None:
     assert (answer.choices[0].message.content or "").startswith("Drain stops new work")
 
 
+async def test_a_format_beside_tools_is_kept_where_none_is_called(client: AsyncOpenAI) -> None:
+    schema = {"type": "object", "properties": {"ready": {"type": "boolean"}}, "required": ["ready"]}
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": schema | {"additionalProperties": False}},
+    }
+    answer = await client.chat.completions.create(**asking(response_format=form, temperature=0))
+    message = answer.choices[0].message
+    if message.tool_calls:
+        assert {call.function.name for call in message.tool_calls} <= set(SCHEMAS)
+    else:
+        assert json.loads(message.content or "").keys() == {"ready"}
+
+
 async def test_a_function_whose_schema_is_none_is_refused_with_the_choice(client: AsyncOpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}]
     with pytest.raises(BadRequestError) as refusal:

@@ -98,6 +98,7 @@ class CoreUnderTest:
         self.answers: dict[GenerateContext, Answer] = {}
         self.handed_over: list[tuple[Request, memoryview]] = []
         self.adapters: dict[str, Adapter] = {}
+        self.vectors: dict[GenerateContext, list[float]] = {}
         self._serial = 0
 
     def add(
@@ -110,6 +111,14 @@ class CoreUnderTest:
         self.answers[context] = Answer(num_resumed=resumed)
         chosen = self.adapters[adapter] if adapter else None
         self.core.add(self.reader.read(request, context, float(self._serial), chosen))
+        return context
+
+    def add_input(self, token_ids: Seq[int]) -> GenerateContext:
+        """Queue an input to embed; `vectors` has what becomes of it."""
+        assert self.loaded.embedding is not None
+        self._serial += 1
+        context = GenerateContext(f"i{self._serial}")
+        self.core.add(self.reader.read_input(token_ids, self.loaded.embedding.pooling, context, self._serial))
         return context
 
     def preempt_one(self) -> None:
@@ -152,6 +161,7 @@ class CoreUnderTest:
             assert self.answers[context].error is None, "a request failed twice"
             self.answers[context].error = error
         self.handed_over += step.handed_over
+        self.vectors.update(step.vectors)
 
     def _num_known(self, context: GenerateContext, index: int) -> int:
         answer = self.answers[context]

@@ -24,6 +24,7 @@ from enginewire.backend.embedding import AskedEmbeddings, Embeddings, embed
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
+from enginewire.backend.engines.opaque_fields import check_opaque
 from enginewire.backend.engines.stream import Chunk
 from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTracker
 from enginewire.backend.replay.attempts import Attempts, GenerateCall
@@ -109,6 +110,7 @@ class Backend:
         live = self.activity.begin(attempts, request, face)
         inlined: InlineDecoder | None = None
         try:
+            check_opaque(request)
             while not attempts.is_finished:
                 try:
                     chunks = await (inlined.read(attempts) if inlined else attempts.read())

@@ -52,7 +52,8 @@ async def judge(
 ) -> Report:
     """The kit against a server that runs; the arguments are the options of the command line.
 
-    Raises Unreachable when nothing listens there, ValueError for a baseline that says nonsense.
+    Raises Unreachable when nothing listens there, ValueError for a baseline that says nonsense and for more
+    `companies` than there are.
     """
     connection = Connection(target=target, tls=tls, metadata=metadata)
     phases = {Phase.SAFE, Phase.LOAD} | ({Phase.DESTRUCTIVE} if allow_destructive else set())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +38,11 @@ def make_engine(options: ServerOptions) -> StepEngine:
     try:
         engine = _checked(options, OURS.get(options.engine, _custom)(options))
     except ModuleNotFoundError as error:
-        extras: Mapping[str, str] = {OurEngine.TORCH: "engine", OurEngine.MOCKER: "server"}
+        extras: Mapping[str, str] = {
+            OurEngine.TORCH: "engine",
+            OurEngine.MOCKER: "server",
+            OurEngine.VLLM: "vllm",
+        }
         extra = extras.get(options.engine)
         hint = f": pip install 'enginewire[{extra}]'" if extra else ""
         raise EngineUnavailable(f"--engine {options.engine}: no module named {error.name}{hint}") from error
@@ -62,9 +67,7 @@ def _checked(options: ServerOptions, engine: object) -> StepEngine:
 
 
 def _torch(options: ServerOptions) -> StepEngine:
-    for module in OF_TORCH_ENGINE:
-        if find_spec(module) is None:  # it would only be missed when the engine starts
-            raise ModuleNotFoundError(f"no module named {module}", name=module)
+    _need(OF_TORCH_ENGINE)
     from enginewire.torch_engine.engine import TorchEngine
     from enginewire.torch_engine.options import TorchEngineOptions
 
@@ -98,6 +101,7 @@ def _torch(options: ServerOptions) -> StepEngine:
             transfer=_transfer(options),
             thinking_token_ids=options.thinking_token_ids,
             guided_backend=options.guided_backend,
+            guided_disable_any_whitespace=options.guided_disable_any_whitespace,
         ),
         progress=_log_progress,
     )
@@ -140,6 +144,35 @@ def _upstream(options: ServerOptions) -> StepEngine:
             max_num_seqs=options.max_num_seqs,
         )
     )
+
+
+def _vllm(options: ServerOptions) -> StepEngine:
+    _need(("vllm",))
+    from enginewire.vllm_engine.engine import VllmEngine
+    from enginewire.vllm_engine.options import VllmEngineOptions
+
+    return VllmEngine(
+        VllmEngineOptions(
+            model=options.model,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+            block_size=options.block_size,
+            num_kv_blocks=options.num_gpu_blocks_override,
+            kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            seed=options.seed,
+            enable_prefix_caching=options.enable_prefix_caching,
+            arguments=tuple(shlex.split(options.engine_args)),
+        )
+    )
+
+
+def _need(modules: Iterable[str]) -> None:
+    """Raise for a module that would only be missed when the engine starts."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(f"no module named {module}", name=module)
 
 
 def _transfer(options: ServerOptions) -> TransferOptions | None:
@@ -196,4 +229,5 @@ OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {
     OurEngine.TORCH: _torch,
     OurEngine.MOCKER: _mocker,
     OurEngine.UPSTREAM: _upstream,
+    OurEngine.VLLM: _vllm,
 }

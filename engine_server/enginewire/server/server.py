@@ -29,7 +29,7 @@ from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.config.our_engines import OurEngine
-from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, NamedEngine, StepEngine
+from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
 from enginewire.server.process.signals import ending_signals, ends_at_once
 from enginewire.server.services.admin import AdminServicer
@@ -48,7 +48,6 @@ from enginewire.v1 import (
     engine_service_pb2,
     kv_service_pb2,
 )
-from enginewire.version import __version__
 
 if TYPE_CHECKING:
     from enginewire.server.metrics.exporter import MetricsExporter
@@ -80,11 +79,8 @@ class EngineServer:
 
     def __init__(self, engine: StepEngine, options: ServerOptions) -> None:
         self.options = options
-        named = engine if isinstance(engine, NamedEngine) else None
-        own_name = options.engine if ":" in options.engine else f"enginewire-{options.engine}"
         self.identity = Identity(
-            engine_name=(named and named.engine_name) or own_name,
-            engine_version=(named and named.engine_version) or __version__,
+            nameless=options.engine if ":" in options.engine else f"enginewire-{options.engine}",
             instance_id=options.instance_id or secrets.token_hex(8),
             worker_id=secrets.randbits(63) if options.worker_id is None else options.worker_id,
             lifetime_id=secrets.token_hex(8),

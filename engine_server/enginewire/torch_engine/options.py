@@ -28,7 +28,8 @@ class TorchEngineOptions:
     explained at `AdmissionRules`. `max_loras` is 0 for an engine without adapters; `pooling` says how an
     input becomes a vector, auto as the model folder says. A role other than aggregated needs `transfer`.
     `thinking_token_ids` open and close thinking, where the tokenizer does not say it. `guided_backend` is
-    the grammar library of requests that name none, auto the first that is installed.
+    the grammar library of requests that name none, auto the first that is installed;
+    `guided_disable_any_whitespace` is for JSON of requests that do not say which white space they bear.
     """
 
     model: str = "builtin:demo"
@@ -61,6 +62,7 @@ class TorchEngineOptions:
     transfer: TransferOptions | None = None
     thinking_token_ids: tuple[int, ...] = ()
     guided_backend: str = "auto"
+    guided_disable_any_whitespace: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -99,8 +99,8 @@ def offline(
         return toy.expected_text(tokenizer, shown, skip)[num_before:]
 
     text = text_of(used)
-    ends = [toy.common_prefix(text_of(used[:count]), text) for count in range(len(used) + 1)]
-    floor = ends[min(max(conditions.min_tokens - 1, 0), len(used))]
+    below = used[: max(conditions.min_tokens - 1, 0)]
+    floor = toy.common_prefix(text_of(below), text)
     matches = [
         (begin, -len(stop), stop)
         for stop in conditions.stop

@@ -60,6 +60,12 @@ def test_any_text_survives_encoding_and_streaming(name: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("name", BYTES)
+def test_half_a_surrogate_is_shown_with_the_byte_that_decides_it(name: str) -> None:
+    ids = byte_ids(b"\xed\xa0", FAMILIES[name])
+    assert stream(VOCABULARIES[name].detokenizer(), ids) == ["", 2 * "\ufffd", ""]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_feeding_a_chunk_equals_single_steps(name: str) -> None:
     @settings(max_examples=60)

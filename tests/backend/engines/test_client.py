@@ -60,8 +60,8 @@ async def test_an_engine_that_never_gets_ready_is_reported_in_time(hostile_engin
     async with EngineClient(engine.target) as client:
         began = time.monotonic()
         with pytest.raises(RequestFailed) as caught:
-            await client.wait_ready(0.3)
-    assert 0.3 <= time.monotonic() - began < PATIENCE_SECONDS
+            await client.wait_ready(1.0)
+    assert 1.0 <= time.monotonic() - began < PATIENCE_SECONDS
     assert caught.value.reason == pb.ERROR_REASON_NOT_STARTED
     assert caught.value.retryable
 
@@ -301,8 +301,8 @@ async def test_a_deadline_that_the_engine_ignores_is_kept_here(hostile_engine, v
     engine = await hostile_engine(scripts={"bad": IGNORANT[name]})
     async with EngineClient(engine.target, multiplexed=multiplexed) as client:
         began = time.monotonic()
-        heard = await hear(Backend(client, vocabulary), ask(max_tokens=300), request_id="bad", timeout=0.2)
-        assert 0.2 < time.monotonic() - began < PATIENCE_SECONDS
+        heard = await hear(Backend(client, vocabulary), ask(max_tokens=300), request_id="bad", timeout=1.0)
+        assert 1.0 < time.monotonic() - began < PATIENCE_SECONDS
         assert heard.failure.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
         assert heard.text().startswith("a")
         await until_true(lambda: engine.aborted == ["bad"])

@@ -101,6 +101,12 @@ async def test_one_can_leave_it_out() -> None:
     assert failures(report) == []
 
 
+async def test_what_a_check_looks_at_itself_stays_away_from_it() -> None:
+    assert KEY in failures(await judged(OneTooMany, one(), options=OFTEN))
+    apart = one(not_beside=("logprobs",))
+    assert KEY not in failures(await judged(OneTooMany, apart, options=OFTEN))
+
+
 async def test_a_fault_of_the_kit_is_told() -> None:
     async def stumbles(ctx: Context) -> None:
         if ctx.company.members:

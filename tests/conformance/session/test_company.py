@@ -8,7 +8,10 @@ from enginewire.conformance.session.company import ALONE, JOINS, Company, draw
 from enginewire.conformance.session.requests import change, good_request, path_of
 
 PLAIN = good_request("r", [5, 6, 7])
-EVERYBODY = Company(tuple(JOINS), tuple(range(20)))
+EVERYBODY = Company(tuple(JOINS), tuple(range(20)), (9, 9))
+
+ALSO = {"temperature": "top_k"}
+"""A member that sets a second field."""
 
 
 def value_of(request: pb.GenerateRequest, name: str) -> object:
@@ -24,15 +27,16 @@ def test_without_company_a_request_is_sent_as_it_is() -> None:
 
 @pytest.mark.parametrize("member", JOINS)
 def test_each_member_sets_its_field_and_no_other(member: str) -> None:
-    joined = Company((member,), (3, 4)).joined(PLAIN)
+    joined = Company((member,), (3, 4), (9, 9)).joined(PLAIN)
     assert value_of(joined, member) != value_of(PLAIN, member)
-    assert change(joined, **{member: None}) == change(PLAIN, **{member: None})
+    fields = dict.fromkeys([member, ALSO.get(member, member)])
+    assert change(joined, **fields) == change(PLAIN, **fields)
 
 
 @pytest.mark.parametrize("member", JOINS)
 def test_what_a_request_says_itself_stays(member: str) -> None:
-    said = Company((member,), (3, 4)).joined(PLAIN)
-    assert Company((member,), (9,)).joined(said) == said
+    said = Company((member,), (3, 4), (9, 9)).joined(PLAIN)
+    assert Company((member,), (9,), (9, 9)).joined(said) == said
 
 
 def test_nobody_ends_an_answer_that_would_go_on() -> None:
@@ -45,6 +49,25 @@ def test_nobody_ends_an_answer_that_would_go_on() -> None:
     assert not EVERYBODY.joined(stopped).request.stop_conditions.HasField("min_tokens")
 
 
+def test_a_second_choice_and_a_resumed_one_do_not_meet_by_accident() -> None:
+    resumed = change(PLAIN, resume=pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=[5])], attempt=1))
+    assert EVERYBODY.joined(resumed).request.sampling_options.n == 0
+    assert EVERYBODY.joined(resumed).request.resume == resumed.request.resume
+    assert EVERYBODY.joined(change(PLAIN, best_of=1)).request.sampling_options.n == 0
+
+
+def test_all_prompts_begin_the_same_where_there_is_room() -> None:
+    asked = len(PLAIN.request.token_ids) + PLAIN.request.stop_conditions.max_tokens
+    company = Company(("token_ids",), (), (9, 9), asked + 2)
+    assert list(company.joined(PLAIN).request.token_ids) == [9, 9, 5, 6, 7]
+    for other in (
+        change(PLAIN, max_tokens=asked),
+        change(PLAIN, max_tokens=None),
+        change(PLAIN, token_ids=[]),
+    ):
+        assert company.joined(other) == other
+
+
 def test_what_an_engine_does_not_offer_does_not_come_along() -> None:
     modest = pb.EngineConfig(vocab_size=3, limits=pb.Limits(max_stop_token_ids=2))
     companies = [draw(1, number, modest) for number in range(200)]
@@ -52,6 +75,8 @@ def test_what_an_engine_does_not_offer_does_not_come_along() -> None:
         "eos_token_ids",
         "min_tokens",
         "stream_interval",
+        "temperature",
+        "token_ids",
         "cache_salt",
         "annotations",
     }

@@ -72,7 +72,7 @@ def test_a_name_needs_it_when_it_resolves_to_such_an_address(
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (["--engine", "vllm"], ["--engine", "torch, mocker, upstream or module:Class"]),
+        (["--engine", "sglang"], ["--engine", "torch, mocker, upstream, vllm or module:Class"]),
         (["--engine", ":Class"], ["--engine"]),
         (["--engine", "module:"], ["--engine"]),
         (
@@ -84,6 +84,8 @@ def test_a_name_needs_it_when_it_resolves_to_such_an_address(
             ["--num-gpu-blocks-override", "--kv-cache-memory-bytes"],
         ),
         (["--mocker-itl-ms", "5"], ["--mocker-", "--engine mocker"]),
+        (["--engine-args=--enforce-eager"], ["--engine-args", "--engine vllm"]),
+        (["--engine", "vllm", "--engine-args=it's"], ["--engine-args", "quotes"]),
         (["--mocker-script", "x.json"], ["--engine mocker"]),
         (["--max-num-seqs", "0"], ["--max-num-seqs", "at least 1"]),
         (["--shutdown-timeout", "-1"], ["--shutdown-timeout", "at least 0"]),

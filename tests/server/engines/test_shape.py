@@ -11,6 +11,8 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.shape import fault_of
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.options import TorchEngineOptions
+from enginewire.vllm_engine.engine import VllmEngine
+from enginewire.vllm_engine.options import VllmEngineOptions
 
 
 class Good(BaseEngine):
@@ -84,5 +86,6 @@ def test_a_mistake_has_a_sentence(kind, sentence):
 
 
 def test_every_engine_of_ours_has_none():
-    for engine in (Good(), MockerEngine(), TorchEngine(TorchEngineOptions()), IteratorDriver(Good())):
+    ours = (MockerEngine(), TorchEngine(TorchEngineOptions()), VllmEngine(VllmEngineOptions("builtin:demo")))
+    for engine in (Good(), *ours, IteratorDriver(Good())):
         assert fault_of(engine) is None

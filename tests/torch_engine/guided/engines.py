@@ -18,9 +18,9 @@ SERIAL = count()
 BACKENDS = ("xgrammar", "llguidance")
 
 
-def engine_of(folder, backend: str = "auto") -> TorchEngine:
+def engine_of(folder, backend: str = "auto", **more: object) -> TorchEngine:
     options = TorchEngineOptions(str(folder), device="cpu", dtype="float32", num_threads=1)
-    return TorchEngine(replace(options, guided_backend=backend))
+    return TorchEngine(replace(options, guided_backend=backend, **more))
 
 
 def guided_folder(model_folder: Callable[[str], Path]) -> Path:
@@ -31,8 +31,8 @@ def guided_folder(model_folder: Callable[[str], Path]) -> Path:
 
 
 @asynccontextmanager
-async def serving(folder: Path, backend: str) -> AsyncIterator[TorchEngine]:
-    made = engine_of(folder, backend)
+async def serving(folder: Path, backend: str, **more: object) -> AsyncIterator[TorchEngine]:
+    made = engine_of(folder, backend, **more)
     config = await made.start(1)
     assert len(config.capabilities.guided_modes) == 6
     assert isinstance(made, PreparingEngine)

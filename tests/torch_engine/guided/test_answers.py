@@ -134,6 +134,31 @@ def test_finished_answers_keep_every_keyword_of_a_random_schema(name, seed):
             assert fault_of(schema, text) is None, (json.dumps(schema), text)
 
 
+STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+@pytest.mark.parametrize(("name", "whitespace"), [*((name, " ?") for name in LIBRARIES), ("llguidance", "")])
+def test_finished_answers_have_no_more_white_space_than_is_asked_for(name, whitespace):
+    random, num_answers = Random(0), 0
+    for _ in range(30):
+        schema = SchemaWriter(random).document()
+        with suppress(InvalidGuide):
+            compiled = library(name).compile("json_schema", json.dumps(schema), whitespace)
+            for answer in answers(library(name).load(compiled), 0):
+                text = answer.decode(errors="replace")
+                assert fault_of(schema, text) is None, (json.dumps(schema), text)
+                gaps = re.findall(r"\s+", STRINGS.sub('""', text))
+                assert all(re.fullmatch(whitespace, gap) for gap in gaps), text
+                num_answers += 1
+    assert num_answers > 10
+
+
+def test_xgrammar_refuses_white_space_that_it_cannot_leave_out() -> None:
+    for whitespace in ("", r"\n*", " +"):
+        with pytest.raises(InvalidGuide, match="white space"):
+            library("xgrammar").compile("json_object", "", whitespace)
+
+
 def test_most_random_schemas_are_followed_by_one_library_at_least():
     random = Random(0)
     texts = [json.dumps(SchemaWriter(random).document()) for _ in range(60)]

@@ -77,11 +77,23 @@ async def test_a_structural_tag_goes_to_the_library_that_can_follow_it(engine):
 
 
 async def test_what_no_grammar_library_can_do_is_refused_by_name(engine):
-    for modifier in ({"whitespace_pattern": " ?"}, {"backend": "other"}):
+    for modifier in ({"whitespace_pattern": "x*"}, {"whitespace_pattern": " {9999}"}, {"backend": "other"}):
         with pytest.raises(Unsupported) as caught:
             await engine.prepare(ask(json_object=True, **modifier))
         assert caught.value.field == f"sampling_options.guided_decoding.{next(iter(modifier))}"
     assert str(caught.value).endswith(f"must be one of {', '.join(engine._grammars.names)}")
+
+
+async def test_white_space_is_what_the_request_asks_for_else_what_the_engine_was_told(folder):
+    one = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    guide = {"json_schema": json.dumps({**one, "additionalProperties": False})}
+    async with serving(folder, "auto", guided_disable_any_whitespace=True) as engine:
+        for seed in range(3):
+            assert await text_of(engine, ask(seed, **guide)) == ('{"a": 1}', "EOS")
+            text, reason = await text_of(engine, ask(seed, **guide, whitespace_pattern=r"[ \n]{3}"))
+            assert reason == "EOS"
+            assert re.fullmatch("_?".join(["{", '"a"', ":", "1", "}"]), re.sub(r"[ \n]{3}", "_", text))
+            assert re.search(r"\s", text)
 
 
 async def test_what_the_first_library_refuses_the_next_one_follows(folder):

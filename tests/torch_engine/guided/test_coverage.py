@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -165,9 +166,11 @@ def test_an_expression_that_xgrammar_takes_for_another_is_refused(text):
 def test_schemas_and_expressions_in_a_structural_tag_are_looked_at_too():
     parts = [{"type": "regex", "pattern": "."}, {"type": "json_schema", "json_schema": {"type": "null"}}]
     tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
-    read = json.loads(tag_for_xgrammar(json.dumps(tag)))["format"]["elements"]
-    assert read == [{"type": "regex", "pattern": r"[^\n\uD800-\uDFFF]"}, parts[1]]
+    check = partial(tag_for_xgrammar, max_whitespace=3)
+    read = json.loads(check(json.dumps(tag)))["format"]["elements"]
+    schema = parts[1] | {"max_whitespace_cnt": 3}
+    assert read == [{"type": "regex", "pattern": r"[^\n\uD800-\uDFFF]"}, schema]
     parts[1]["json_schema"] = {"items": BOUNDED, "type": "array"}
-    assert refusal(tag_for_xgrammar, tag) == "maxLength at #/items is not followed by xgrammar"
+    assert refusal(check, tag) == "maxLength at #/items is not followed by xgrammar"
     old = {"structures": [{"begin": "<a>", "schema": {"not": {}}, "end": "</a>"}], "triggers": ["<a>"]}
-    assert refusal(tag_for_xgrammar, old) == "not at # is not followed by xgrammar"
+    assert refusal(check, old) == "not at # is not followed by xgrammar"

@@ -6,10 +6,10 @@ the states are worked out as texts need them and shared by all streams of a voca
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Collection, Sequence
 from typing import Final, cast
 
+from enginewire.backend.decoding import utf8
 from enginewire.backend.decoding.detokenizer import Detokenizer
 from enginewire.byte_level import BYTE_OF_CHARACTER
 
@@ -83,8 +83,7 @@ class ByteLevelTable:
 
     def move(self, held: Held, token_id: int) -> tuple[str, Held]:
         """The text that is complete with a token behind what was held, and what is held then."""
-        text, consumed = codecs.utf_8_decode(data := held.data + self.token_bytes(token_id), "replace", False)
-        rest = data[consumed:]
+        text, rest = utf8.decoded(held.data + self.token_bytes(token_id))
         after = self._helds.get(rest) or Held(rest)
         if self._num_moves_left > 0:
             self._num_moves_left -= 1
@@ -135,7 +134,7 @@ class ByteLevelDetokenizer:
 
     def flush(self) -> str:
         """See Detokenizer."""
-        text, _ = codecs.utf_8_decode(self._held.data, "replace", True)
+        text = utf8.ended(self._held.data)
         self._held = self._table.nothing_held
         return text
 

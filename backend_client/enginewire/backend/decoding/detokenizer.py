@@ -12,10 +12,11 @@ appears when it is complete.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Collection, Sequence
 from typing import Protocol
+
+from enginewire.backend.decoding import utf8
 
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -187,10 +188,9 @@ def take_byte(run: bytes | None, value: bytes) -> tuple[str, bytes | None]:
         return REPLACEMENT, None
     data = run + value
     try:
-        text, consumed = codecs.utf_8_decode(data, "strict", False)
+        return utf8.decoded(data, "strict")
     except UnicodeDecodeError:
         return REPLACEMENT * len(data), None
-    return text, data[consumed:]
 
 
 def rest_of_run(run: bytes | None) -> str:

@@ -7,13 +7,13 @@ Knows nothing about how a tokenizer's description is read.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tokenizers.decoders import Decoder
 
+from enginewire.backend.decoding import utf8
 from enginewire.backend.decoding.byte_level import decode_whole, piece_bytes
 from enginewire.backend.decoding.detokenizer import (
     BYTE_TOKEN,
@@ -59,15 +59,12 @@ def byte_value(piece: str) -> bytes | None:
 
 def take_fragment(held: bytes | None, data: bytes) -> tuple[str, bytes | None]:
     """Bytes behind those that were held: U+FFFD for what is no character, and what is held then."""
-    data = (held or b"") + data
-    text, consumed = codecs.utf_8_decode(data, "replace", False)
-    return text, data[consumed:]
+    return utf8.decoded((held or b"") + data)
 
 
 def rest_of_fragment(held: bytes | None) -> str:
     """What is left of a character that was not finished."""
-    text, _ = codecs.utf_8_decode(held or b"", "replace", True)
-    return text
+    return utf8.ended(held or b"")
 
 
 def spelled(character: str) -> str:

@@ -155,11 +155,21 @@ def _choices(ctx: Context) -> tuple[int, int]:
 
     A server need not count every token: it may look at its buffers once a second.
     """
-    for choices in range(1, most_choices(ctx.config) + 1):
+    for choices in range(1, _most_at_once(ctx) + 1):
         bound = 2 * _buffer(ctx) + ctx.bounds.tokens_in(1.0) * choices
         if _room(ctx) * choices >= 2 * bound:
             return choices, bound
     raise NotApplicable("no request of this target is long enough to fill its buffer twice")
+
+
+def _most_at_once(ctx: Context) -> int:
+    """Choices of one request that can all run until the window is full."""
+    config, most = ctx.config, most_choices(ctx.config)
+    if config.HasField("max_num_seqs"):
+        most = min(most, config.max_num_seqs)
+    if config.HasField("total_kv_blocks"):
+        most = min(most, config.total_kv_blocks * ctx.block_size // ctx.context_length())
+    return most
 
 
 def _require_slow_consumer(stream: Stream) -> None:

@@ -112,7 +112,7 @@ async def probabilities_are_shares(ctx: Context) -> None:
         expect(total <= 1 + ABOVE_ZERO, message, expected="at most 1", seen=f"{total:.4f}")
 
 
-@check_in("LOG-07", PLAIN, CHOICES, MULTIPLEXED, needs=NEEDS)
+@check_in("LOG-07", PLAIN, CHOICES, MULTIPLEXED, needs=NEEDS, not_beside=("token_ids",))
 async def prompt_rows_are_aligned(ctx: Context, shape: Shape) -> None:
     """A prompt that ends with what the model said to it: there its tokens are the best alternatives."""
     greedy = await ctx.greedy()
@@ -148,7 +148,7 @@ async def too_many_are_refused(ctx: Context) -> None:
     await ctx.rejects({"logprobs": most + 1}, good=ctx.request(logprobs=most))
 
 
-@check("LOG-10", needs=(*NEEDS, "LOG-01", "LOG-03"))
+@check("LOG-10", needs=(*NEEDS, "LOG-01", "LOG-03"), not_beside=("n",))
 async def the_sum_runs(ctx: Context) -> None:
     """After every message."""
     for stream in (await _greedy(ctx), await _sampled(ctx)):

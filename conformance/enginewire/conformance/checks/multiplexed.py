@@ -19,7 +19,7 @@ from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.multiplexed import NAME, Handle, Multiplexed
 from enginewire.conformance.wire.stopwatch import Stopwatch
-from enginewire.conformance.wire.stream import reason_name
+from enginewire.conformance.wire.stream import Stream, reason_name
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 SEVERAL: Final = 4
@@ -66,7 +66,7 @@ async def seeded_answers_are_those_of_generate(ctx: Context) -> None:
 async def _are_the_same(ctx: Context, *wanted: dict[str, Value]) -> None:
     async with open_stream(ctx) as stream:
         wanted = tuple({**changes, "max_tokens": ctx.tokens(_most(changes))} for changes in wanted)
-        alone = [await ctx.generate(ctx.request(**changes)) for changes in wanted]
+        alone = [await _by_generate(ctx, changes) for changes in wanted]
         for number, changes in enumerate(wanted):
             stream.submit(number, ctx.request(**changes))
         await stream.until_ended(*range(len(wanted)))
@@ -86,6 +86,14 @@ async def _are_the_same(ctx: Context, *wanted: dict[str, Value]) -> None:
             for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
                 theirs = getattr(alone[number].usage, name)
                 expect_equal(getattr(handle.usage, name), theirs, f"{name} {what} are others")
+
+
+async def _by_generate(ctx: Context, changes: dict[str, Value]) -> Stream:
+    """What `Generate` answers, asked once for all who compare with it."""
+    key = ("by Generate", *changes.items())
+    stream = await ctx.once(key, lambda: ctx.generate(ctx.request(**changes)))
+    ctx.show(stream.exchange)
+    return stream
 
 
 @check("MUX-02", needs=(*SHAPE, FIRST), alone=True)

@@ -13,7 +13,7 @@ from enginewire.conformance.checks.shapes import MULTIPLEXED, PLAIN, Shape, ask,
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
-from enginewire.conformance.wire.stream import Choice
+from enginewire.conformance.wire.stream import Choice, Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 TOKENS: Final = 16
@@ -47,7 +47,7 @@ async def penalties_go_on(ctx: Context, shape: Shape) -> None:
         await _goes_on(ctx, "penalised", shape, max_tokens=ctx.tokens(TOKENS), **{name: value})
 
 
-@check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"))
+@check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"), not_beside=("token_ids",))
 async def limits_count_what_was_delivered(ctx: Context) -> None:
     """max_tokens, min_tokens, usage, and a stop id that comes after the cut."""
     greedy = await ctx.greedy(TOKENS, least=FEWEST)
@@ -95,7 +95,7 @@ async def positions_go_on(ctx: Context) -> None:
 async def logprobs_go_on(ctx: Context, shape: Shape) -> None:
     """The rows of the new tokens alone, and the sum over all of them."""
     count = ctx.tokens(TOKENS)
-    whole = await ctx.generate(ctx.request(max_tokens=count, logprobs=0))
+    whole = await _undisturbed(ctx, max_tokens=count, logprobs=0)
     rows = _rows(whole.choice)
     for cut in _cuts(count):
         request = _resumed(ctx.request(max_tokens=count, logprobs=0), whole.tokens[:cut])
@@ -143,13 +143,20 @@ async def there_has_to_be_something_to_do(ctx: Context) -> None:
 
 async def _goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Value) -> None:
     """An undisturbed run, and the same run cut in several places, which go on in this shape."""
-    whole = await ctx.generate(ctx.request(**changes))
+    whole = await _undisturbed(ctx, **changes)
     if len(whole.tokens) < whole.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the answer is too short to be cut")
     for cut in _cuts(len(whole.tokens)):
         answer = await ask(ctx, shape, _resumed(ctx.request(**changes), whole.tokens[:cut]))
         message = f"a {what} request cut after {cut} tokens goes on in another way"
         expect_equal(answer.choice.tokens, whole.tokens[cut:], message)
+
+
+async def _undisturbed(ctx: Context, **changes: Value) -> Stream:
+    """Made once for all shapes in which it goes on."""
+    stream = await ctx.once(("undisturbed", *changes.items()), lambda: ctx.generate(ctx.request(**changes)))
+    ctx.show(stream.exchange)
+    return stream
 
 
 def _cuts(count: int) -> tuple[int, ...]:

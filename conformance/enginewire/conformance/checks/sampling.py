@@ -259,13 +259,11 @@ async def _alone_and_beside(ctx: Context) -> tuple[list[list[int]], list[list[in
     count = ctx.tokens(FEW_TOKENS)
     seeds = range(ctx.times(SEEDS, 2 * count, least=2))
 
-    async def outputs() -> list[list[int]]:
-        return [await _sampled(ctx, seed=seed, max_tokens=count) for seed in seeds]
-
     async def observe() -> tuple[list[list[int]], list[list[int]]]:
-        alone = await outputs()
+        alone = [await _sampled(ctx, seed=seed, max_tokens=count) for seed in seeds]
         async with _neighbours(ctx):
-            return alone, await outputs()
+            beside = (_sampled(ctx, seed=seed, max_tokens=count) for seed in seeds)
+            return alone, await asyncio.gather(*beside)
 
     return await ctx.once("alone and beside", observe)
 

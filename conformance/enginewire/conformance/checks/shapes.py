@@ -72,7 +72,12 @@ Shaped = Callable[[Context, Shape], Awaitable[None]]
 
 
 def check_in(
-    identifier: str, *shapes: Shape, needs: tuple[str, ...] = (), gate: str = "", alone: bool = False
+    identifier: str,
+    *shapes: Shape,
+    needs: tuple[str, ...] = (),
+    gate: str = "",
+    alone: bool = False,
+    not_beside: tuple[str, ...] = (),
 ) -> Callable[[Shaped], Shaped]:
     """Register one function as a check of each shape. Those but PLAIN rely on the plain one, where it is."""
 
@@ -86,6 +91,7 @@ def check_in(
                 needs=relied,
                 gate=gate or shape.gate,
                 alone=alone or shape.is_multiplexed,
+                not_beside=not_beside,
             )
             add(_bound(function, shape))
         return function

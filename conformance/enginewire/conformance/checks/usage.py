@@ -15,7 +15,7 @@ BLOCKS = 4
 OVER_A_STREAM = (*SHAPE, "SEQ-01", "SEQ-02", "USE-05", "MUX-01", "MUX-07")
 
 
-@check("USE-01", needs=(*SHAPE, "USE-04"))
+@check("USE-01", needs=(*SHAPE, "USE-04"), not_beside=("n",))
 async def completion_tokens_are_counted(ctx: Context) -> None:
     """As many as were sent."""
     for max_tokens in (1, 5):
@@ -24,7 +24,7 @@ async def completion_tokens_are_counted(ctx: Context) -> None:
         expect_equal(seen, len(stream.tokens), "completion_tokens is not the number of ids sent")
 
 
-@check("USE-02", needs=(*SHAPE, "USE-04"))
+@check("USE-02", needs=(*SHAPE, "USE-04"), not_beside=("token_ids",))
 async def prompt_tokens_are_counted(ctx: Context) -> None:
     """As many as the request had."""
     for length in (1, 11):
@@ -48,7 +48,12 @@ async def usage_is_on_the_last_terminal(ctx: Context) -> None:
     expect_equal(places, [last], "completion_usage is not on the last terminal output alone")
 
 
-@check("USE-05", needs=(*SHAPE, "STR-04", "USE-01", "USE-02", "ABO-01"), alone=True)
+@check(
+    "USE-05",
+    needs=(*SHAPE, "STR-04", "USE-01", "USE-02", "ABO-01"),
+    alone=True,
+    not_beside=("n",),
+)
 async def aborted_requests_are_counted(ctx: Context) -> None:
     """Up to the abort."""
     stream = await ctx.start(ctx.long_request()).first_token()
@@ -85,7 +90,9 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
     require_refusal(await ctx.client.ask("AdminService.ResetPrefixCache", request), LEFT_OUT)
 
 
-@check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True)
+@check_in(
+    "USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, not_beside=("token_ids",)
+)
 async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     """A prompt of some blocks, again, and once more past the cache."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
@@ -96,7 +103,7 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
 
 
-@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True)
+@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, not_beside=("token_ids",))
 async def salts_part_the_cache(ctx: Context) -> None:
     """A prompt under one salt, under another one, and under none; then under the first again."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)

@@ -61,7 +61,8 @@ class Accompanied:
         """The same for a check whatever else runs."""
         options, config = self.session.options, self.session.info.config
         chosen = random.Random(f"{options.seed}/{check.key}").sample(range(DIFFERENT), options.companies)
-        return [draw(options.seed, number, config) for number in chosen]
+        companies = (draw(options.seed, number, config) for number in chosen)
+        return [company for each in companies if (company := each.without(*check.not_beside)).members]
 
     async def _look(self, check: Check, company: Company) -> None:
         self.count += 1

@@ -52,6 +52,7 @@ class Check:
     unless: str = ""
     is_costly: bool = False
     in_company: bool = True
+    not_beside: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -78,6 +79,7 @@ def check(
     gate: str = "",
     costly: bool = False,
     in_company: bool = True,
+    not_beside: tuple[str, ...] = (),
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register the check of one requirement.
 
@@ -85,7 +87,8 @@ def check(
     `alone`: nothing else runs beside it, as for whatever reads the load or measures time.
     `variant`: tells several checks of one id apart. `gate`: what must be declared beside the
     requirement's own gate. `costly`: it takes seconds, so self-test spares it the mutants of others.
-    `in_company=False`: it looks at what options change that it does not set itself.
+    `in_company=False`: it looks at what options change that it does not set itself. `not_beside`: at what
+    these fields change alone.
     """
 
     def register(function: CheckFunction) -> CheckFunction:
@@ -99,6 +102,7 @@ def check(
             gate,
             is_costly=costly,
             in_company=in_company,
+            not_beside=not_beside,
         )
         CHECKS.add(added.key, added)
         return function

@@ -25,9 +25,8 @@ MEASURED_TOKENS: Final = 16
 FIRST_TOKEN_SECONDS: Final = 60.0
 """For the first token. Whoever needs longer counts as one that does not answer."""
 
-ENOUGH_SECONDS: Final = 4.0
+ENOUGH_SECONDS: Final = 2.5
 """After the first token: those that come in this time say how fast tokens are."""
-
 
 FEWEST_TOKENS: Final = 4
 """Of an answer that is still one, however slow the target is."""
@@ -36,7 +35,10 @@ MOST_TOKENS: Final = 2**20
 """More than any check wants."""
 
 EFFORT_SECONDS: Final = 15.0
-"""For doing a thing again and again, however slow one of them is."""
+"""For collecting what a verdict needs, however slow one answer is."""
+
+AGAIN_SECONDS: Final = 10.0
+"""For doing a thing again that was seen once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Bounds:
 
     @property
     def effort(self) -> float:
-        """For all repetitions of a check that may do with fewer."""
+        """For all answers of a check that collects as many as it can."""
         return EFFORT_SECONDS * self.scale
 
     @property
@@ -90,7 +92,7 @@ class Bounds:
     def times_with_effort(self, tokens: int) -> int:
         """How often an answer of so many tokens can be had, one after the other; at least once."""
         each = self.ttft + self.least_itl * max(tokens - 1, 0)
-        return max(1, round(self.effort / max(each, 20e-6)))
+        return max(1, round(AGAIN_SECONDS * self.scale / max(each, 20e-6)))
 
     def describe(self) -> str:
         """One line for reports."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.requests import path_of
+from enginewire.conformance.session.requests import path_of, prompt
 from enginewire.field_rules import FIELD_RULES
 
 MANY: Final = 20
@@ -27,15 +27,30 @@ LISTS: Final = ("eos_token_ids", "sampling_options.logit_bias")
 
 CHANCE: Final = 0.4
 
+USUAL_BLOCK: Final = 16
+"""Tokens of a block of the KV cache, where the target does not say."""
+
+BLOCKS: Final = 2
+"""That all prompts begin with, so that some of them are in a prefix cache."""
+
+HOT: Final = 1.5
+"""A temperature that changes most tokens where more than one may come."""
+
 Join = Callable[[pb.PreprocessedRequest, "Company"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """Which options come along, at a target whose vocabulary has ids in `some_ids`; empty by default."""
+    """Which options come along; empty by default.
+
+    `some_ids` are in the target's vocabulary, and so are those of `prefix`, a beginning for all prompts that
+    leaves room for others. `window`: tokens of a request and its answer, 0 where that is not said.
+    """
 
     members: tuple[str, ...] = ()
     some_ids: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
+    window: int = 0
 
     def joined(self, request: pb.GenerateRequest) -> pb.GenerateRequest:
         """The request with the company; what it says itself stays. Without company the same object."""
@@ -47,9 +62,9 @@ class Company:
             JOINS[member](accompanied.request, self)
         return accompanied
 
-    def without(self, member: str) -> Company:
-        """The same with one fewer."""
-        return replace(self, members=tuple(each for each in self.members if each != member))
+    def without(self, *members: str) -> Company:
+        """The same with fewer."""
+        return replace(self, members=tuple(each for each in self.members if each not in members))
 
     def __str__(self) -> str:
         return ", ".join(self.members)
@@ -65,7 +80,10 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
     members = tuple(member for member in offered if rng.random() < CHANCE) or (rng.choice(offered),)
     bounds = (FIELD_RULES[path].most(config.limits) for path in LISTS)
     size = max(config.vocab_size, 1)
-    return Company(members, tuple(rng.sample(range(size), min(MANY, size, *bounds))))
+    some_ids = rng.sample(range(size), min(MANY, size, *bounds))
+    count = BLOCKS * (config.kv_cache_block_size or USUAL_BLOCK) + 1
+    prefix = prompt(count, config.vocab_size, config.eos_token_ids, salt=rng.randrange(2**32))
+    return Company(members, tuple(some_ids), tuple(prefix), config.context_length)
 
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:
@@ -107,6 +125,34 @@ def _seed(body: pb.PreprocessedRequest, company: Company) -> None:
         options.seed = 7
 
 
+def _temperature(body: pb.PreprocessedRequest, company: Company) -> None:
+    """However hot it is, of one token there is always the most probable."""
+    options = body.sampling_options
+    if options.HasField("temperature") and options.temperature == 0 and not options.HasField("top_k"):
+        options.temperature, options.top_k = HOT, 1
+
+
+def _n(body: pb.PreprocessedRequest, company: Company) -> None:
+    """A second choice; the first one is as it would be alone. A best_of below it would be a mistake."""
+    options = body.sampling_options
+    if not (options.HasField("n") or options.HasField("best_of") or body.HasField("resume")):
+        options.n = 2
+
+
+def _resume(body: pb.PreprocessedRequest, company: Company) -> None:
+    """Nothing was generated before."""
+    if not body.HasField("resume"):
+        body.resume.CopyFrom(pb.Resume(choices=[pb.ResumedChoice()], attempt=1))
+
+
+def _token_ids(body: pb.PreprocessedRequest, company: Company) -> None:
+    """All prompts begin the same, where the window has room for that."""
+    asked = len(company.prefix) + len(body.token_ids) + body.stop_conditions.max_tokens
+    fits = body.stop_conditions.HasField("max_tokens") and (not company.window or asked <= company.window)
+    if fits and body.token_ids and tuple(body.token_ids[: len(company.prefix)]) != company.prefix:
+        body.token_ids[:] = [*company.prefix, *body.token_ids]
+
+
 def _logit_bias(body: pb.PreprocessedRequest, company: Company) -> None:
     """Of nothing."""
     if not body.sampling_options.logit_bias:
@@ -137,6 +183,10 @@ JOINS: Final[Mapping[str, Join]] = MappingProxyType(
         "stream_interval": _stream_interval,
         "logprobs": _logprobs,
         "seed": _seed,
+        "temperature": _temperature,
+        "n": _n,
+        "resume": _resume,
+        "token_ids": _token_ids,
         "logit_bias": _logit_bias,
         "priority": _priority,
         "cache_salt": _cache_salt,

@@ -45,11 +45,23 @@ class RunOptions:
     companies: int = COMPANIES
     patience: float = PATIENCE
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for more companies than there are."""
+        if not 0 <= self.companies <= DIFFERENT:
+            raise ValueError(f"companies: 0 to {DIFFERENT}, got {self.companies}")
+
     def sources(self, count: int) -> tuple[str, ...]:
         """That many different adapters; NotApplicable with fewer."""
         if len(self.adapters) < count:
             raise NotApplicable(f"needs --adapter with a source the target can load, {count} times")
         return self.adapters[:count]
+
+
+USUAL: Final = RunOptions()
+"""What every run has unless it is said."""
+
+DRAWING: Final = ("seed", "cases", "companies", "patience")
+"""The options that decide what is drawn and how much is asked."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -120,10 +132,12 @@ def run_options(options: argparse.Namespace) -> RunOptions:
 
 def drawn(options: argparse.Namespace) -> list[str]:
     """The words that draw the same cases again, and ask as much; none for those of every run."""
-    words = ["--seed", str(options.seed)] if options.seed != SEED else []
-    words += ["--cases", str(options.cases)] if options.cases != CASES else []
-    words += ["--companies", str(options.companies)] if options.companies != COMPANIES else []
-    return [*words, "--patience", f"{options.patience:g}"] if options.patience != PATIENCE else words
+    asked = [(name, getattr(options, name), getattr(USUAL, name)) for name in DRAWING]
+    return [word for name, value, usual in asked if value != usual for word in (f"--{name}", _shown(value))]
+
+
+def _shown(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _seconds(text: str) -> float:

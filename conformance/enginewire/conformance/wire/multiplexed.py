@@ -98,10 +98,10 @@ class Multiplexed:
 
     def submitted(self, number: int, request: pb.GenerateRequest, timeout: float = 0) -> pb.Submit:
         """The Submit of a request, for a frame with several of them."""
-        self.uses.setdefault(number, []).append(
-            Handle(max(request.request.sampling_options.n, 1), request.request_id)
-        )
-        submit = pb.Submit(handle=number, generate=self._joined(request))
+        request = self._joined(request)
+        choices = max(request.request.sampling_options.n, 1)
+        self.uses.setdefault(number, []).append(Handle(choices, request.request_id))
+        submit = pb.Submit(handle=number, generate=request)
         if timeout:
             submit.timeout.CopyFrom(Duration(nanos=round(timeout * 1e9) % 10**9, seconds=int(timeout)))
         return submit

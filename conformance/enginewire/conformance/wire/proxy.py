@@ -17,7 +17,6 @@ class Proxy:
     def __init__(self, upstream: str) -> None:
         self.target = ""
         self.bytes_to_client = 0
-        self.bytes_to_server = 0
         self._upstream = upstream
         self._open = asyncio.Event()
         self._open.set()
@@ -96,14 +95,8 @@ class Proxy:
                 await self._open.wait()
                 if self._is_black_hole:
                     continue
-                self._count(len(data), to_client)
+                self.bytes_to_client += len(data) if to_client else 0
                 sink.write(data if to_client else data.replace(*self._renamed))
                 await sink.drain()
         if not self._is_black_hole:
             sink.close()
-
-    def _count(self, size: int, to_client: bool) -> None:
-        if to_client:
-            self.bytes_to_client += size
-        else:
-            self.bytes_to_server += size

@@ -86,6 +86,11 @@ class ServerOptions:
         "grammar library of requests that name none; auto takes xgrammar, else llguidance",
         contract="GuidedDecoding.backend",
     )
+    guided_disable_any_whitespace: bool = option(
+        False,
+        "JSON of a grammar has a blank at most between its tokens, unless a request says otherwise",
+        contract="GuidedDecoding.whitespace_pattern",
+    )
 
     pooling: Pooling = option(
         "auto", "what an embedding is made of; auto as the model says, else last, or mean of an encoder"
@@ -301,6 +306,10 @@ class ServerOptions:
     upstream_start_timeout: float = option(600.0, "how long it may take to answer", unit="s", at_least=0)
     upstream_silence_timeout: float = option(
         120.0, "how long a running request may wait for a token until it fails", unit="s", at_least=0.1
+    )
+
+    engine_args: str = option(
+        "", "more for vLLM's own command line: --engine-args='--flag value'", heading="--engine vllm"
     )
 
     mocker_ttft_ms: float = option(

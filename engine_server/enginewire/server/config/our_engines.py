@@ -11,6 +11,7 @@ class OurEngine(StrEnum):
     TORCH = "torch"
     MOCKER = "mocker"
     UPSTREAM = "upstream"
+    VLLM = "vllm"
 
 
 NAMES = ", ".join(OurEngine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,18 @@ def _mocks_nothing(options: ServerOptions) -> bool:
     return options.engine != OurEngine.MOCKER and any(mocks)
 
 
+def _args_are_for_nobody(options: ServerOptions) -> bool:
+    return options.engine != OurEngine.VLLM and bool(options.engine_args)
+
+
+def _args_cannot_be_split(options: ServerOptions) -> bool:
+    try:
+        shlex.split(options.engine_args)
+    except ValueError:
+        return True
+    return False
+
+
 def _has_no_upstream(options: ServerOptions) -> bool:
     return options.engine == OurEngine.UPSTREAM and not options.upstream
 
@@ -65,5 +78,7 @@ RULES: Final[Mapping[Callable[[ServerOptions], bool], str]] = {
     _upstream_is_no_address: "--upstream: must be unix:/path or host:port",
     _upstream_is_open_to_others: "--upstream: on the way to a host beyond loopback others could read prompts;"
     " use unix:/path or 127.0.0.1, or say --allow-insecure",
+    _args_are_for_nobody: "--engine-args needs --engine vllm",
+    _args_cannot_be_split: "--engine-args: must be words as in a shell, quotes closed",
     _mocks_nothing: "--mocker-… options need --engine mocker",
 }

@@ -26,7 +26,7 @@ class Answer:
         self._stop = request.stop_conditions
         self._num_prompt = len(request.token_ids)
         self._room = room_for(request, config)
-        self._eos, self._stops = _endings(request, config)
+        self._eos, self._stops = ending_ids(request, config)
         self._counts = dict.fromkeys(range(max(1, request.sampling_options.n)), 0)
         self._open = set(self._counts)
         for choice in request.resume.choices:
@@ -97,7 +97,7 @@ def room_for(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> int:
     return min(wanted, config.context_length - len(request.token_ids))
 
 
-def _endings(
+def ending_ids(
     request: pb.PreprocessedRequest, config: pb.EngineConfig
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Ids that end a choice with EOS, and others that end it with STOP; what is in both is hidden."""

@@ -227,7 +227,7 @@ class NamedEngine(Protocol):
 
     @property
     def engine_name(self) -> str:
-        """Such as "my-engine". Known when the engine was constructed, and constant."""
+        """Such as "my-engine". Known when `start` has returned, and constant from then on."""
         ...
 
     @property

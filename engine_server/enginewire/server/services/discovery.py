@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 
 from enginewire import v1 as pb
+from enginewire.server.engines.interface import NamedEngine
 from enginewire.server.failures import InvalidRequest, ModelNotFound
 from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.services.handlers import Call
+from enginewire.version import __version__
 
 CHUNK_BYTES = 1 << 20
 DEFAULT_INTERVAL_MS = 100
@@ -21,8 +23,8 @@ SHORTEST_INTERVAL_MS = 10
 class Identity:
     """Who this server is. What was configured outlives a restart, the lifetime never does."""
 
-    engine_name: str
-    engine_version: str
+    nameless: str
+    """What an engine is called that has no name of its own."""
     instance_id: str
     worker_id: int
     lifetime_id: str
@@ -37,10 +39,13 @@ class DiscoveryServicer:
 
     async def GetEngineInfo(self, request: pb.GetEngineInfoRequest, call: Call) -> pb.GetEngineInfoResponse:
         """The engine's facts."""
+        config = self._lifecycle.engine_config()
+        engine = self._lifecycle.engine
+        named = engine if isinstance(engine, NamedEngine) else None
         return pb.GetEngineInfoResponse(
-            config=self._lifecycle.engine_config(),
-            engine_name=self._identity.engine_name,
-            engine_version=self._identity.engine_version,
+            config=config,
+            engine_name=(named and named.engine_name) or self._identity.nameless,
+            engine_version=(named and named.engine_version) or __version__,
             instance_id=self._identity.instance_id,
             worker_id=self._identity.worker_id,
             engine_lifetime_id=self._identity.lifetime_id,

@@ -13,6 +13,7 @@ from typing import cast
 
 from enginewire import v1 as pb
 from enginewire.field_rules import FIELD_RULES, Rule
+from enginewire.json_text import MAX_BYTES, json_fault
 from enginewire.server.failures import (
     ContextExceeded,
     InvalidRequest,
@@ -23,7 +24,6 @@ from enginewire.server.failures import (
 )
 from enginewire.server.validation.bounds import Bounds
 from enginewire.server.validation.fields import Sized, check_numbers, invalid, shown
-from enginewire.server.validation.json_text import MAX_BYTES, json_fault
 from enginewire.server.validation.payloads import (
     check_guided,
     check_ids,

@@ -11,12 +11,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 from enginewire.server.failures import EngineDead, EngineError, InvalidRequest, Unsupported
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.guided.compiler import GrammarCompiler
-from enginewire.torch_engine.guided.library import KINDS, Vocabulary
+from enginewire.torch_engine.guided.library import KINDS, NO_ANY_WHITESPACE, Vocabulary
 from enginewire.torch_engine.guided.matcher import CompiledGuide
 from enginewire.torch_engine.requests.params import Guide
 
@@ -28,8 +29,10 @@ MAX_REMEMBERED = 256
 class GuidedBackends:
     """The compilers of all libraries that are installed, the default one first."""
 
-    def __init__(self, compilers: Mapping[str, GrammarCompiler]) -> None:
+    def __init__(self, compilers: Mapping[str, GrammarCompiler], whitespace: str | None = None) -> None:
+        """`whitespace` is for guides that say nothing about it, see Guide."""
         self._compilers = compilers
+        self._whitespace = whitespace
         self._lock = threading.Lock()
         # Who took what the libraries before it had refused: they need not be asked again.
         self._takers: OrderedDict[Guide, str] = OrderedDict()
@@ -49,6 +52,8 @@ class GuidedBackends:
 
         Raises Unsupported, QueueFull; the future raises InvalidRequest with the reasons of all asked.
         """
+        if guide.whitespace is None:
+            guide = replace(guide, whitespace=self._whitespace)
         with self._lock:
             taker = self._takers.get(guide)
         first, *others = [taker] if taker else self._able(guide)
@@ -120,7 +125,9 @@ def both(first: InvalidRequest, second: InvalidRequest) -> InvalidRequest:
     return first if reason in str(first) else InvalidRequest(f"{first}; {reason}", field=first.field)
 
 
-def open_backends(vocabulary: Vocabulary, default: str) -> GuidedBackends | None:
+def open_backends(
+    vocabulary: Vocabulary, default: str, *, disable_any_whitespace: bool = False
+) -> GuidedBackends | None:
     """All libraries that are installed; None without any. Raises ModelLoadError when `default` is missing."""
     compilers: dict[str, GrammarCompiler] = {}
     for name in sorted(KINDS, key=lambda name: name != default):
@@ -131,4 +138,5 @@ def open_backends(vocabulary: Vocabulary, default: str) -> GuidedBackends | None
                 raise ModelLoadError(
                     f"guided_backend: {name} is not installed: pip install 'enginewire[guided]'"
                 ) from None
-    return GuidedBackends(compilers) if compilers else None
+    whitespace = NO_ANY_WHITESPACE if disable_any_whitespace else None
+    return GuidedBackends(compilers, whitespace) if compilers else None

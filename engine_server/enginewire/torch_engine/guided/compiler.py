@@ -76,7 +76,7 @@ class GrammarCompiler:
 
     def _compile(self, guide: Guide) -> CompiledGuide:
         field = f"sampling_options.guided_decoding.{guide.kind}"
-        compiled, refusal = self._ask(json.dumps([guide.kind, guide.text]).encode())
+        compiled, refusal = self._ask(json.dumps([guide.kind, guide.text, guide.whitespace]).encode())
         if compiled is None:
             raise InvalidRequest(f"{field}: {refusal}", field=field)
         return CompiledGuide(self._library.load(compiled))

@@ -209,22 +209,27 @@ def _class(piece: str) -> str:
     return f"[^{_SURROGATES}{rest}"
 
 
-def tag_for_xgrammar(text: str) -> str:
-    """A structural tag, with the schemas and expressions in it as the library gets them."""
-    return json.dumps(_tag(parsed(text)))
+def tag_for_xgrammar(text: str, max_whitespace: int) -> str:
+    """A structural tag, with the schemas and expressions in it as the library gets them.
+
+    `max_whitespace` is how many characters of it may come in a row between JSON tokens.
+    """
+    return json.dumps(_tag(parsed(text), max_whitespace))
 
 
-def _tag(value: object) -> object:
+def _tag(value: object, max_whitespace: int) -> object:
     if isinstance(value, list):
-        return [_tag(each) for each in value]
+        return [_tag(each, max_whitespace) for each in value]
     if not isinstance(value, dict):
         return value
-    return {key: _tag_part(key, each, value.get("type")) for key, each in value.items()}
+    kind = value.get("type")
+    tag = {key: _tag_part(key, each, kind, max_whitespace) for key, each in value.items()}
+    return {"max_whitespace_cnt": max_whitespace, **tag} if kind == "json_schema" else tag
 
 
-def _tag_part(key: str, value: object, kind: object) -> object:
+def _tag_part(key: str, value: object, kind: object, max_whitespace: int) -> object:
     if key in ("json_schema", "schema") and isinstance(value, dict | bool):
         return json.loads(_checked(value, "xgrammar"))
     if key == "pattern" and kind == "regex" and isinstance(value, str):
         return regex_for_xgrammar(value)
-    return _tag(value)
+    return _tag(value, max_whitespace)

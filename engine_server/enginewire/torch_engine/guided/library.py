@@ -75,8 +75,11 @@ class Library(Protocol):
     @property
     def vocab_size(self) -> int: ...  # noqa: D102
 
-    def compile(self, kind: str, text: str) -> bytes:
-        """A grammar in the form that `load` takes. Slow, and as hungry as its guide. Raises InvalidGuide."""
+    def compile(self, kind: str, text: str, whitespace: str | None = None) -> bytes:
+        """A grammar in the form that `load` takes. Slow, and as hungry as its guide. Raises InvalidGuide.
+
+        `whitespace` is an expression for white space between JSON tokens, None for at most MAX_WHITESPACE.
+        """
         ...
 
     def load(self, compiled: bytes) -> LibraryGrammar:
@@ -84,6 +87,10 @@ class Library(Protocol):
         ...
 
 
+MAX_WHITESPACE = 20
+"""Characters in a row between JSON tokens: without a bound weak models never leave them."""
+NO_ANY_WHITESPACE = " ?"
+"""What `disable_any_whitespace` of vLLM leaves: a blank at most."""
 KINDS = {
     "xgrammar": ("json_schema", "json_object", "regex", "choice", "ebnf_grammar", "structural_tag"),
     "llguidance": ("json_schema", "json_object", "regex", "choice", "ebnf_grammar"),

@@ -16,12 +16,11 @@ import numpy
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from enginewire.torch_engine.guided.coverage import schema_for_llguidance
-from enginewire.torch_engine.guided.library import InvalidGuide, Vocabulary
+from enginewire.torch_engine.guided.library import MAX_WHITESPACE, InvalidGuide, Vocabulary
 
 HEAD = '%llguidance {"no_forcing": true}\n'
 """Every token that fits is allowed, not only those that the tokenizer would choose."""
-WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
-"""White space between JSON tokens: without a bound weak models never leave it."""
+WHITESPACE = rf"[\x20\x0A\x0D\x09]{{0,{MAX_WHITESPACE}}}"
 ESCAPES = 'nrbtf\\"'
 """After a backslash in a string. Not `u`: the library would take `"\\u0061"` for another key than `"a"`."""
 OBJECT = '{"type": "object"}'
@@ -43,9 +42,9 @@ class LLGuidance:
             llguidance.TokenizerWrapper(tokens), n_vocab=len(tokens.tokens), eos_token=tokens.eos_token_id
         )
 
-    def compile(self, kind: str, text: str) -> bytes:
+    def compile(self, kind: str, text: str, whitespace: str | None = None) -> bytes:
         """The grammar as Lark; raises InvalidGuide."""
-        lark = _lark(kind, text)
+        lark = _lark(kind, text, WHITESPACE if whitespace is None else whitespace)
         matcher = self._matcher(lark)
         matcher.compute_bitmask()
         if matcher.is_error():
@@ -122,7 +121,7 @@ class _Tokens:
         return []
 
 
-def _lark(kind: str, text: str) -> str:
+def _lark(kind: str, text: str, whitespace: str) -> str:
     if kind == "regex":
         # Classes such as \d mean ASCII, as they do in xgrammar.
         return f"{HEAD}start: /{llguidance.regex_to_lark(text, 'dws')}/\n"
@@ -130,7 +129,7 @@ def _lark(kind: str, text: str) -> str:
         return f"{HEAD}start: {' | '.join(json.dumps(choice) for choice in json.loads(text))}\n"
     if kind == "ebnf_grammar":
         return HEAD + _lark_from_ebnf(text)
-    return f"{HEAD}start: %json {_schema(text if kind == 'json_schema' else OBJECT)}\n"
+    return f"{HEAD}start: %json {_schema(text if kind == 'json_schema' else OBJECT, whitespace)}\n"
 
 
 def _lark_from_ebnf(text: str) -> str:
@@ -140,10 +139,10 @@ def _lark_from_ebnf(text: str) -> str:
         raise InvalidGuide(_reason(str(error))) from None
 
 
-def _schema(text: str) -> str:
+def _schema(text: str, whitespace: str) -> str:
     schema = json.loads(schema_for_llguidance(text))
     # The options of the library are the engine's to set, not the caller's.
-    options = {"x-guidance": {"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}}
+    options = {"x-guidance": {"whitespace_pattern": whitespace, "json_allowed_escapes": ESCAPES}}
     return json.dumps({**schema, **options} if isinstance(schema, dict) else {"allOf": [schema], **options})
 
 

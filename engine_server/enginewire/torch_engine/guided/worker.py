@@ -60,8 +60,8 @@ def _serve(library: Library, job: socket.socket) -> None:
     job.sendall(STARTED)
     _limit()
     with job.makefile("rb") as stream:
-        kind, text = json.loads(stream.read())
-    content = answer(library, kind, text)
+        kind, text, whitespace = json.loads(stream.read())
+    content = answer(library, kind, text, whitespace)
     # The rest waits for the engine, and is over when that closes its end.
     signal.setitimer(signal.ITIMER_REAL, 0)
     job.sendall(content)
@@ -76,11 +76,11 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
 
 
-def answer(library: Library, kind: str, text: str) -> bytes:
+def answer(library: Library, kind: str, text: str, whitespace: str | None = None) -> bytes:
     """`COMPILED` and the grammar in the library's form, or `REFUSED` and why."""
     try:
         check_size(kind, text)
-        compiled = library.compile(kind, text)
+        compiled = library.compile(kind, text, whitespace)
         if len(compiled) > MAX_COMPILED_BYTES:
             raise InvalidGuide("too large")
         check_speed(library, compiled)

@@ -6,6 +6,7 @@ Knows nothing about limits, processes or logits.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,15 +19,12 @@ from enginewire.torch_engine.guided.coverage import (
     schema_for_xgrammar,
     tag_for_xgrammar,
 )
-from enginewire.torch_engine.guided.library import InvalidGuide, Vocabulary
+from enginewire.torch_engine.guided.library import MAX_WHITESPACE, InvalidGuide, Vocabulary
 
 with suppress(ImportError), missing("torch"):
     import tvm_ffi  # noqa: F401  # xgrammar is built on it; it asks whether torch is there
 with standing_in("torch", "transformers"):
     import xgrammar
-
-MAX_WHITESPACE = 20
-"""Characters in a row between JSON tokens: without a bound weak models never leave them."""
 
 
 class XGrammar:
@@ -43,10 +41,10 @@ class XGrammar:
         compiler = xgrammar.GrammarCompiler(self._vocabulary, max_threads=1, cache_enabled=False)
         self._compilers = _compilers(compiler)
 
-    def compile(self, kind: str, text: str) -> bytes:
+    def compile(self, kind: str, text: str, whitespace: str | None = None) -> bytes:
         """The serialized grammar; raises InvalidGuide."""
         try:
-            grammar = self._compilers[kind](text)
+            grammar = self._compilers[kind](text, whitespace)
         except (RuntimeError, ValueError) as error:
             raise InvalidGuide(_first_line(error)) from None
         if not self._has_a_token(grammar):
@@ -101,21 +99,33 @@ class XGrammarMatcher:
         return True
 
 
-Compile = Callable[[str], xgrammar.CompiledGrammar]
+# A guide, and the white space between its JSON tokens.
+Compile = Callable[[str, str | None], xgrammar.CompiledGrammar]
 
 
 def _compilers(compiler: xgrammar.GrammarCompiler) -> dict[str, Compile]:
 
-    def json_schema(text: str) -> xgrammar.CompiledGrammar:
-        return compiler.compile_json_schema(schema_for_xgrammar(text), max_whitespace_cnt=MAX_WHITESPACE)
+    def json_schema(text: str, whitespace: str | None) -> xgrammar.CompiledGrammar:
+        schema = schema_for_xgrammar(text)
+        if whitespace is None:
+            return compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
+        # It knows one other way: a blank behind each comma and colon, and none elsewhere.
+        if not all(re.fullmatch(whitespace, blank) for blank in ("", " ")):
+            raise InvalidGuide("white space that may not be one blank is not followed by xgrammar")
+        return compiler.compile_json_schema(schema, any_whitespace=False)
+
+    def structural_tag(text: str, whitespace: str | None) -> xgrammar.CompiledGrammar:
+        # Of tags it knows a bound alone.
+        most = MAX_WHITESPACE if whitespace is None else 1
+        return compiler.compile_structural_tag(tag_for_xgrammar(text, most))
 
     return {
         "json_schema": json_schema,
-        "json_object": lambda _: json_schema('{"type": "object"}'),
-        "regex": lambda text: compiler.compile_regex(regex_for_xgrammar(text)),
-        "choice": lambda text: compiler.compile_structural_tag(_choice_tag(json.loads(text))),
-        "ebnf_grammar": compiler.compile_grammar,
-        "structural_tag": lambda text: compiler.compile_structural_tag(tag_for_xgrammar(text)),
+        "json_object": lambda _, whitespace: json_schema('{"type": "object"}', whitespace),
+        "regex": lambda text, _: compiler.compile_regex(regex_for_xgrammar(text)),
+        "choice": lambda text, _: compiler.compile_structural_tag(_choice_tag(json.loads(text))),
+        "ebnf_grammar": lambda text, _: compiler.compile_grammar(text),
+        "structural_tag": structural_tag,
     }
 
 

@@ -246,4 +246,8 @@ def _grammars(
     if vocabulary is None:
         log.warning("no guided decoding: the tokens of this tokenizer cannot be read as bytes")
         return None
-    return open_backends(vocabulary, options.guided_backend)
+    return open_backends(
+        vocabulary,
+        options.guided_backend,
+        disable_any_whitespace=options.guided_disable_any_whitespace,
+    )

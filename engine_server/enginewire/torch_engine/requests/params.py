@@ -72,12 +72,14 @@ class BeamRules:
 class Guide:
     """A grammar as text. `kind` is a field of GuidedDecoding; the alternatives of a choice are JSON.
 
-    `backend` is the grammar library the caller wants, empty for any.
+    `backend` is the grammar library the caller wants, empty for any. `whitespace` is an expression for white
+    space between JSON tokens, None for the library's own.
     """
 
     kind: str
     text: str = ""
     backend: str = ""
+    whitespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

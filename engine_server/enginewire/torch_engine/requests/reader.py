@@ -6,6 +6,7 @@ The shell has validated it before, from what the engine advertises. Knows nothin
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence as Seq
 from random import Random
 
@@ -25,6 +26,9 @@ from enginewire.torch_engine.requests.scores import Beam, LogprobsWanted, Prompt
 from enginewire.torch_engine.requests.sequence import Request, Sequence, Urgency
 from enginewire.torch_engine.requests.thinking import ThinkingRules
 
+BLANKS = re.compile(r"(?:(?: |\\[ntr]|\[(?: |\\[ntr])+\])(?:[?*+]|\{\d{1,3}(?:,\d{0,3})?\})?){0,8}")
+"""Expressions for white space that is JSON's, whatever they say about it."""
+JSON_KINDS = ("json_schema", "json_object")
 MIN_DIVISOR = 0.01
 """Temperatures (other than 0) and repetition penalties below it are raised to it: dividing a logit
 by less can overflow, and a distribution that sharp is greedy anyway."""
@@ -219,12 +223,14 @@ def read_guide(options: pb.SamplingOptions) -> Guide | None:
     field = "sampling_options.guided_decoding"
     kind = guided.WhichOneof("guide")
     assert kind is not None, "a validated request has a guide"
-    if guided.HasField("whitespace_pattern"):
-        raise Unsupported(f"{field}.whitespace_pattern: not supported", field=f"{field}.whitespace_pattern")
+    whitespace = guided.whitespace_pattern if guided.HasField("whitespace_pattern") else None
+    if whitespace is not None and (kind not in JSON_KINDS or not BLANKS.fullmatch(whitespace)):
+        field = f"{field}.whitespace_pattern"
+        raise Unsupported(f"{field}: only blanks that JSON allows, beside a guide for JSON", field=field)
     if kind == "json_object":
-        return Guide(kind, "", guided.backend)
+        return Guide(kind, "", guided.backend, whitespace)
     text = json.dumps(list(guided.choice.choices)) if kind == "choice" else getattr(guided, kind)
-    return Guide(kind, text, guided.backend)
+    return Guide(kind, text, guided.backend, whitespace)
 
 
 def _value(options: pb.SamplingOptions, name: str, default: float) -> float:

@@ -51,6 +51,7 @@ SERVED: dict[str, object] = {
     "structured_outputs": {"regex": "a"},
 }
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
+FLAT_TOOLS = [{"type": "function", "name": "f"}]
 # What a model with tools and thinking has; its template reads whatever it is given.
 FORMATS = ModelFormats(
     TOOL_FORMATS["hermes"], THINKING["qwen3"], frozenset({"a", "reasoning_effort", "tools"}), "tool_calls"
@@ -139,7 +140,10 @@ SERVED_IN_RESPONSES = {key: value for key, value in SERVED.items() if key in FIE
     "instructions": "z",
     "max_output_tokens": 5,
     "reasoning": {"effort": "low"},
+    "parallel_tool_calls": False,
     "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "null"}}},
+    "tool_choice": "none",
+    "tools": FLAT_TOOLS,
     "top_logprobs": 2,
     "truncation": "auto",
 }
@@ -151,11 +155,11 @@ REFUSED_IN_RESPONSES: dict[str, object] = {
     **each(True, "background", "enable_response_messages"),
     **each([{}], "context_management", "previous_input_messages"),
     "max_tool_calls": 3,
-    "tool_choice": "required",
-    "tools": TOOLS,
 }
 WITHOUT_EFFECT_IN_RESPONSES = {
-    key: each for key, each in WITHOUT_EFFECT.items() if key in FIELDS["responses"]
+    key: each
+    for key, each in WITHOUT_EFFECT.items()
+    if key in FIELDS["responses"] and key != "parallel_tool_calls"
 } | {"stream_options": ({"include_obfuscation": False}, "nothing is hidden in the length of events")}
 WITHOUT_EFFECT_IN_EMBEDDINGS: dict[str, tuple[object, str]] = {
     "user": WITHOUT_EFFECT["user"],
@@ -202,6 +206,8 @@ def beside_of(face: str, key: str) -> dict[str, object]:
     """What a field needs beside it."""
     if (face, key) == ("responses", "top_logprobs"):
         return {"include": SERVED_IN_RESPONSES["include"]}
+    if face == "responses" and key in ("parallel_tool_calls", "tool_choice"):
+        return {"tools": FLAT_TOOLS}
     _, served, refused, _ = FACES[face]
     return {
         beside: served.get(beside, value)
@@ -272,10 +278,18 @@ def test_in_chat_the_template_writes_the_special_tokens() -> None:
         ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),
         (
-            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": "", "disable_any_whitespace": True}},
             "structured_outputs.disable_any_whitespace",
         ),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        (
+            {"structured_outputs": {"disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+        ),
         ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
@@ -322,6 +336,13 @@ def test_unlimited_thinking_is_no_limit() -> None:
         (
             {"structured_outputs": {"json": {}, "whitespace_pattern": "c", "disable_any_whitespace": False}},
             pb.GuidedDecoding(json_schema="{}", whitespace_pattern="c"),
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "structured_outputs": {"disable_any_whitespace": True},
+            },
+            pb.GuidedDecoding(json_object=True, whitespace_pattern=" ?"),
         ),
         (
             {"response_format": {"type": "structural_tag", "format": {}}},

@@ -10,6 +10,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.lifecycle import DrainPlan
+from enginewire.version import __version__
 from tests.server.engines.upstream.conftest import Front
 from tests.server.engines.upstream.raw import BareEngine, Odd, example
 from tests.server.serving import Serving, abort_frame, ask, collect, detail_of, submit, until_true
@@ -68,6 +69,17 @@ async def test_a_multiplexed_stream_has_the_same_tokens(odd: Odd, front: Front):
     together = await serving.multiplexed(submit(i, ask(f"m{i}", max_tokens=20)) for i in range(3))
     assert [answer.tokens() for answer in together.values()] == 3 * [alone.tokens()]
     assert together[2].usage() == (5, 20)
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"), [(("raw", "7"), ("raw", "7")), (("", ""), ("enginewire-upstream", __version__))]
+)
+async def test_the_engine_is_called_what_it_calls_itself(
+    odd: Odd, front: Front, own: tuple[str, str], shown: tuple[str, str]
+):
+    odd.info.engine_name, odd.info.engine_version = own
+    info = await (await front()).discovery.GetEngineInfo(pb.GetEngineInfoRequest())
+    assert (info.engine_name, info.engine_version) == shown
 
 
 async def test_the_engine_may_rely_on_a_complete_request(odd: Odd, front: Front):
@@ -182,6 +194,16 @@ async def test_blocks_are_those_that_the_engine_reports(odd: Odd, front: Front):
     await serving.engine.Abort(pb.AbortRequest(all=True))
     await serving.until_idle()
     await answer
+
+
+async def test_after_a_clean_up_the_engine_s_blocks_are_not_the_server_s(odd: Odd, front: Front):
+    odd.info.config.kv_cache_block_size, odd.info.config.total_kv_blocks = 16, 100
+    odd.load.kv_blocks_used, odd.load.kv_blocks_cached = 40, 2
+    serving = await front()
+    await serving.until(lambda load: load.kv_blocks_used == 40)
+    await serving.engine.Cleanup(pb.CleanupRequest())
+    load = await serving.load()
+    assert (load.kv_blocks_used, load.kv_blocks_cached) == (0, 0)
 
 
 Lie = Callable[[int, pb.GenerateResponse], "pb.GenerateResponse | None"]

@@ -1,4 +1,7 @@
-"""Every architecture of the table says what `generate` of transformers says, however the batch looks."""
+"""Every architecture of the table says what transformers says, tokens and vectors, however the batch looks.
+
+One test for both: to make a model, save it, load it and warm it up takes longer than to ask it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from random import Random
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import Llama4ForCausalLM, OPTForCausalLM, PreTrainedModel
 
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.models.huggingface.configs import SERVED
 from tests.torch_engine.models.huggingface.wide_models import save_wide
+from tests.torch_engine.test_embedding import assert_close
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
 LENGTHS = (1, 21, 9, 14)
@@ -60,10 +65,15 @@ def assert_same(network: PreTrainedModel, generated: list[int], tokens: list[int
             return
 
 
-@pytest.mark.parametrize("model_type", SERVED)
-def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, build, capfd):
-    folder, network = build(model_type)
-    capfd.readouterr()
+def body_of(network: PreTrainedModel) -> PreTrainedModel:
+    """The network below its head, by the names that the families give it."""
+    if isinstance(network, OPTForCausalLM):
+        return network.model.decoder
+    return network.model if isinstance(network, Llama4ForCausalLM) else network.base_model
+
+
+def load(folder: Path) -> CoreUnderTest:
+    """Small steps, and blocks for half of the crowd."""
     options = TorchEngineOptions(
         model=str(folder),
         device="cpu",
@@ -74,9 +84,23 @@ def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, buil
         block_size=4,
         num_kv_blocks=8,
         max_model_len=40,
+        pooling="mean",
     )
-    engine = CoreUnderTest(load_engine(options, lambda phase, done: None))
+    return CoreUnderTest(load_engine(options, lambda phase, done: None))
+
+
+@pytest.mark.parametrize("model_type", SERVED)
+def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, build, capfd):
+    folder, network = build(model_type)
+    capfd.readouterr()
+    engine = load(folder)
     assert "".join(capfd.readouterr()) == ""
+    assert_tokens(engine, network)
+    assert_vectors(engine, network)
+
+
+def assert_tokens(engine: CoreUnderTest, network: PreTrainedModel) -> None:
+    """Alone, and in a crowd that arrives late, in chunks, with a preempted request and two choices each."""
     generated = [generate(network, prompt) for prompt in prompts()]
     assert_same(network, generated[1], engine.answer(greedy(prompts()[1], MAX_TOKENS)).tokens[0])
     contexts = []
@@ -91,3 +115,13 @@ def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, buil
         first, second = engine.answers[context].tokens.values()
         assert first == second
         assert_same(network, each, first)
+
+
+def assert_vectors(engine: CoreUnderTest, network: PreTrainedModel) -> None:
+    """In chunks, and beside a request that is running."""
+    engine.add(greedy(prompts()[1], MAX_TOKENS))
+    engine.step()
+    contexts = [engine.add_input(each) for each in prompts()]
+    engine.run()
+    vectors = torch.tensor([engine.vectors[context] for context in contexts])
+    assert_close(vectors, vectors_of(body_of(network), prompts(), "mean"))

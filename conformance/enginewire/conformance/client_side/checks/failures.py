@@ -38,6 +38,9 @@ async def undecodable_ids_are_a_decode_error(ctx: ClientContext) -> None:
             expected=DECODE_ERROR,
             seen=first,
         )
+        if answer.error:
+            reason = pb.ErrorReason.Name(answer.detail.reason)
+            expect_equal(reason, "ERROR_REASON_DECODE_ERROR", "the reason of a decode error is another one")
         expect(answer.choice.text == "a", "text was made up", expected="'a'", seen=answer.described)
     else:
         expect_equal(answer.choice.text, "ab", "an id without a meaning has a text")

@@ -11,11 +11,22 @@ from enginewire.conformance.client_side.checks.engine import expect_refusal
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.facts import WORKER_ID
 from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Say, say
+from enginewire.conformance.session.features import BOUNDS
 from enginewire.conformance.wire.violation import NotApplicable, expect_equal
 
 NOTE: Final = "kit.note"
 TRACEPARENT: Final = "traceparent"
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+TWINS: Final[Mapping[str, str]] = {
+    "enginewire-dp-rank": "dp_rank",
+    "enginewire-priority": "priority",
+    "enginewire-routing-key": "routing_key",
+}
+"""The keys of metadata that repeat a field of `routing`."""
+
+NO_LIMITS: Final = pb.EngineConfig()
+"""Of an engine that names none: those of the contract hold."""
 
 Told = list[tuple[int, str, str, list[str]]]
 
@@ -41,6 +52,28 @@ async def events_pass_in_their_places(ctx: ClientContext) -> None:
     seen: Told = [(place, *_told(item)) for place, item in answer.events if item.event == NOTE]
     expect_equal(seen, expected, "events are missing, changed or elsewhere (tokens before, name, id, text)")
     expect_equal(answer.choice.text, "abcd", "the text beside events is another one")
+
+
+@client_check("CLI-41")
+async def opaque_fields_are_bounded(ctx: ClientContext) -> None:
+    """As much as there may be of each, then one more; the engine reads none of it."""
+    for bound in BOUNDS:
+        if bound.is_opaque and not bound.rule.capability:
+            good, bad = ({bound.field: bound.make(bound.most(NO_LIMITS) + more)} for more in (0, 1))
+            await expect_refusal(ctx, bound.rule.path, good=good, bad=bad)
+
+
+@client_check("CLI-42")
+async def keys_say_what_their_fields_say(ctx: ClientContext) -> None:
+    """The caller sends the fields, and keys that say something else; a backend may refuse that."""
+    scene = ctx.play(say("ab", finish=LENGTH))
+    keys = tuple((key, "5") for key in TWINS)
+    await ctx.start(scene, metadata=keys, dp_rank=0, priority=3, routing_key="3").ended()
+    for turn in scene.turns:
+        for key, name in TWINS.items():
+            if key in turn.metadata and turn.part.routing.HasField(name):  # type: ignore[arg-type]  # a field of it
+                said = str(getattr(turn.part.routing, name))
+                expect_equal(turn.metadata[key], said, f"{key} is not what routing.{name} says")
 
 
 def _told(item: pb.EngineEvent | pb.Annotated) -> tuple[str, str, list[str]]:

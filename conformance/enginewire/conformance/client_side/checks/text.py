@@ -5,7 +5,7 @@ from __future__ import annotations
 from enginewire.conformance.client_side.answer import Answer
 from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.context import ClientContext
-from enginewire.conformance.client_side.stage.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, ids
+from enginewire.conformance.client_side.stage.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, bytes_of, ids
 from enginewire.conformance.client_side.stage.facts import Facts
 from enginewire.conformance.client_side.stage.script import EOS, LENGTH, STOP, Hold, Say, say, spoken
 from enginewire.conformance.wire.stream import reason_name
@@ -131,6 +131,19 @@ async def log_probabilities_stay_aligned(ctx: ClientContext) -> None:
         rows = list(output.logprobs.token_logprobs)
         expected = [value_of[token] for token in output.token_ids]
         expect_equal(rows, expected, "the rows are not those of the token ids beside them")
+
+
+@client_check("CLI-43")
+async def each_token_has_its_own_text(ctx: ClientContext) -> None:
+    """A character in two parts, a special token, a token that a stop cuts; then without being asked."""
+    script = [say(piece) for piece in ("a", b"\xc3", b"\xa9", TURN, " STOP more")]
+    for asked in (0, None):
+        scene = ctx.play(*script, Say(finish=LENGTH))
+        answer = await ctx.start(scene, stop=["STOP"], logprobs=asked).ok()
+        for output in answer.choice.counted:
+            due = [bytes_of(token).decode(errors="replace") for token in output.token_ids]
+            expected = due if asked is not None else []
+            expect_equal(list(output.tokens), expected, "tokens are not the texts of the ids beside them")
 
 
 @client_check("CLI-17")

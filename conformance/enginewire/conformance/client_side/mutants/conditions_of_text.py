@@ -27,6 +27,12 @@ class MaxTokensLosesUnfinishedBytes(ReferenceChoice):
         return "" if self.is_full() else super().flush()
 
 
+@client_mutant("waits_for_a_surrogate", kills="CLI-17/drawn")
+class WaitsForASurrogate(ReferenceChoice):
+    def is_lost(self, held: bytes) -> bool:
+        return False
+
+
 @client_mutant("system_stop_token_is_shown", kills="CLI-20/drawn")
 class SystemStopTokenIsShown(ReferenceChoice):
     def hidden_ids(self) -> set[int]:

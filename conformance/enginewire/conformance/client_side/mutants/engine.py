@@ -122,7 +122,9 @@ class TakesAnyRequest(ReferenceBackend):
         pass
 
 
-@client_mutant("refusal_without_a_field", kills=("CLI-33/empty-stop", "CLI-33/min-above-max", "RTG-01"))
+@client_mutant(
+    "refusal_without_a_field", kills=("CLI-33/empty-stop", "CLI-33/min-above-max", "CLI-41", "RTG-01")
+)
 class RefusalWithoutAField(ReferenceBackend):
     def invalid(self, field: str, message: str) -> Failed:
         return super().invalid("", message)

@@ -10,6 +10,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed
 from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import CONTEXT, ReferenceBackend, Request
+from enginewire.conformance.client_side.stage.alphabet import UNKNOWN
 
 
 @client_mutant("decode_error_in_other_words", kills="CLI-09")
@@ -19,6 +20,14 @@ class DecodeErrorInOtherWords(ReferenceBackend):
         unknown = set(output.token_ids) - known
         if any(token < self.info.config.vocab_size for token in unknown):
             raise Failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, "KeyError: 266")
+        return super().take(output, request)
+
+
+@client_mutant("decode_error_of_another_reason", kills="CLI-09")
+class DecodeErrorOfAnotherReason(ReferenceBackend):
+    def take(self, output: pb.LLMEngineOutput, request: Request) -> pb.BackendOutput | None:
+        if UNKNOWN in output.token_ids:
+            raise Failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, "decode error: no such id")
         return super().take(output, request)
 
 

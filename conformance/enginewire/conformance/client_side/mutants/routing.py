@@ -50,6 +50,27 @@ class AllowedWorkersIgnored(ReferenceBackend):
         super().check_workers(named)
 
 
+@client_mutant("opaque_fields_of_any_size", kills="CLI-41")
+class OpaqueFieldsOfAnySize(ReferenceBackend):
+    def check_opaque(self, part: pb.PreprocessedRequest) -> None:
+        pass
+
+
+@client_mutant("opaque_texts_of_any_length", kills="CLI-41")
+class OpaqueTextsOfAnyLength(ReferenceBackend):
+    def check_opaque(self, part: pb.PreprocessedRequest) -> None:
+        shortened = pb.PreprocessedRequest(annotations=[each[:1] for each in part.annotations])
+        super().check_opaque(shortened)
+
+
+@client_mutant("passes_on_any_key", kills="CLI-42")
+class PassesOnAnyKey(ReferenceBackend):
+    def metadata(self, context: CONTEXT) -> tuple[tuple[str, str], ...]:
+        given = context.invocation_metadata() or ()
+        keys = ((str(key), str(value)) for key, value in given if str(key).startswith("enginewire-"))
+        return (*super().metadata(context), *keys)
+
+
 @client_mutant("attempts_are_not_linked", kills="RTG-02")
 class AttemptsAreNotLinked(ReferenceBackend):
     def link(self, trace: str) -> pb.TraceLink:

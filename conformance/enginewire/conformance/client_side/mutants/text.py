@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend, Request
@@ -88,6 +90,18 @@ class VisibleStopTwice(ReferenceChoice):
 class DecodesTokenByToken(ReferenceChoice):
     def decode(self, data: bytes) -> str:
         return data.decode(errors="replace")
+
+
+@client_mutant("hidden_tokens_have_no_text", kills="CLI-43")
+class HiddenTokensHaveNoText(ReferenceChoice):
+    def own_text(self, token: int) -> str:
+        return self.bytes_of(token).decode(errors="replace")
+
+
+@client_mutant("texts_of_tokens_unasked", kills="CLI-43")
+class TextsOfTokensUnasked(ReferenceChoice):
+    def texts(self, tokens: Sequence[int]) -> list[str]:
+        return [self.own_text(token) for token in tokens]
 
 
 @client_mutant("loses_unfinished_bytes", kills="CLI-05/never-complete")

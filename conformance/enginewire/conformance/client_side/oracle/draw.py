@@ -39,7 +39,7 @@ MANY: Final[Sequence[Piece]] = (
     ),
 )
 ODD: Final[Sequence[Sequence[Piece]]] = (
-    *((TURN,), (TURN,), (UNKNOWN,), (EOS,), (b"\xc3",), (b"\xff",), (b"\xf0\x9f",), (b"\xed",)),
+    *((TURN,), (TURN,), (UNKNOWN,), (EOS,), (b"\xc3",), (b"\xff",), (b"\xf0\x9f",), (b"\xed\xa0",)),
     *(
         (b"\xf0\x9f\xff",),
         (b"\xc3", TURN, b"\xa9"),

@@ -15,6 +15,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed, violation
+from enginewire.conformance.client_side.reference.checks import Checks
 from enginewire.conformance.client_side.reference.text import ReferenceChoice, Vocabulary
 from enginewire.conformance.wire.exchange import DETAILS_KEY
 from enginewire.grpc_server import bare_server
@@ -55,7 +56,7 @@ class Request:
         return any(choice.token_ids or choice.finish for choice in self.choices)
 
 
-class ReferenceBackend:
+class ReferenceBackend(Checks):
     """The text side of one engine."""
 
     choice_class: type[ReferenceChoice] = ReferenceChoice
@@ -130,6 +131,7 @@ class ReferenceBackend:
         request = Request(asked.request, self._choices(asked.request))
         try:
             self.check_request(asked.request)
+            self.check_opaque(asked.request)
             self.check_workers(asked.request.routing)
             async for item in self.answer(asked, request, context):
                 yield pb.BackendServiceGenerateResponse(annotated=item)
@@ -177,9 +179,14 @@ class ReferenceBackend:
         if request.attempt > 1 and trace:
             generate.request.migration_link.CopyFrom(self.link(trace))
         call: EngineCall = self._engine.Generate(
-            generate, timeout=self.seconds_left(context), metadata=((TRACEPARENT, trace),) if trace else None
+            generate, timeout=self.seconds_left(context), metadata=self.metadata(context)
         )
         return call
+
+    def metadata(self, context: CONTEXT) -> tuple[tuple[str, str], ...]:
+        """What the engine gets of the caller's metadata."""
+        trace = self.trace(context)
+        return ((TRACEPARENT, trace),) if trace else ()
 
     def trace(self, context: CONTEXT) -> str:
         """The caller's traceparent, "" without."""
@@ -315,32 +322,6 @@ class ReferenceBackend:
             failure.status.details[0].Unpack(detail)
         failure.retryable = detail.retryable
         return failure
-
-    def check_request(self, part: pb.PreprocessedRequest) -> None:
-        """Raise Failed for what no backend can honour."""
-        stops = part.stop_conditions
-        if any(not stop for stop in stops.stop):
-            raise self.invalid("stop_conditions.stop", "empty")
-        if stops.HasField("max_tokens") and stops.min_tokens > stops.max_tokens:
-            raise self.invalid("stop_conditions.min_tokens", "above max_tokens")
-
-    def check_workers(self, routing: pb.RoutingHints) -> None:
-        """Raise Failed for workers that are not the engine."""
-        for name in ("backend_instance_id", "decode_worker_id", "prefill_worker_id"):
-            is_named = name in {field.name for field, _ in routing.ListFields()}
-            if is_named and (name == "prefill_worker_id" or getattr(routing, name) != self.info.worker_id):
-                raise self.invalid(f"routing.{name}", "nobody here")
-        if routing.allowed_worker_ids and self.info.worker_id not in routing.allowed_worker_ids:
-            raise self.invalid("routing.allowed_worker_ids", "nobody here")
-
-    def invalid(self, field: str, message: str) -> Failed:
-        """A refusal that names the field."""
-        return Failed(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            pb.ERROR_REASON_INVALID_REQUEST,
-            f"{field}: {message}",
-            field=field,
-        )
 
     def _choices(self, part: pb.PreprocessedRequest) -> list[ReferenceChoice]:
         eos = frozenset(part.eos_token_ids or self.info.config.eos_token_ids)

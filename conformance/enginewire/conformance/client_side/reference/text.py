@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from enginewire import v1 as pb
@@ -104,6 +104,7 @@ class ReferenceChoice:
         answer = pb.BackendOutput(
             index=self.index, first_output_position=before, token_ids=kept, text=self.show()
         )
+        answer.tokens.extend(self.texts(kept))
         if output.HasField("logprobs"):
             answer.logprobs.CopyFrom(self.rows(output.logprobs, len(kept)))
         self.describe_finish(answer, output)
@@ -200,11 +201,16 @@ class ReferenceChoice:
 
     def decode(self, data: bytes) -> str:
         """The characters that are complete with these bytes."""
-        return self._decoder.decode(data)
+        text = self._decoder.decode(data)
+        return text + self.flush() if self.is_lost(self._decoder.getstate()[0]) else text
 
     def flush(self) -> str:
         """U+FFFD for bytes that never became a character."""
         return self._decoder.decode(b"", final=True)
+
+    def is_lost(self, held: bytes) -> bool:
+        """Bytes that begin a surrogate, which is no character; the decoder waits for its third byte."""
+        return held[:1] == b"\xed" and held[1:] >= b"\xa0"
 
     def is_armed(self) -> bool:
         """True when a stop string that ends here counts."""
@@ -261,6 +267,17 @@ class ReferenceChoice:
     def engine_wins(self, reason: int) -> bool:
         """True when the engine's reason stands whatever was found."""
         return reason in FINAL
+
+    def texts(self, tokens: Sequence[int]) -> list[str]:
+        """What each token is on its own, for a caller of log-probabilities."""
+        if not self.request.output_options.HasField("logprobs"):
+            return []
+        return [self.own_text(token) for token in tokens]
+
+    def own_text(self, token: int) -> str:
+        """Whether it is shown or not."""
+        known = self.vocabulary.bytes_of.get(token, b"")
+        return self.vocabulary.special.get(token) or known.decode(errors="replace")
 
     def rows(self, rows: pb.Logprobs, kept: int) -> pb.Logprobs:
         """The log-probabilities of the tokens that are passed on."""

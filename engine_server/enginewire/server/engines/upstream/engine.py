@@ -51,6 +51,7 @@ class Upstream(BaseEngine):
         self._connection = Connection(self._options)
         info = await self._connection.found()
         self.config = config_of(info, self._options.max_num_seqs)
+        self.engine_name, self.engine_version = info.engine_name, info.engine_version
         self._slots.num_slots = self.config.max_num_seqs
         self._watch = Watch(self._connection, info, self._end_all)
         self._watching = asyncio.create_task(self._watch.run(self._after_look), name="upstream watch")
@@ -84,6 +85,8 @@ class Upstream(BaseEngine):
         """End every call. The engine itself is not ours to end."""
         if self._watching is not None:
             self._watching.cancel()
+        if self._watch is not None:
+            self._watch.forget()
         if self._connection is not None:
             await self._connection.close()
 

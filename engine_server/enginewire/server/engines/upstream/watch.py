@@ -49,6 +49,10 @@ class Watch:
         """Something has happened that is worth a look."""
         self._look.set()
 
+    def forget(self) -> None:
+        """Nobody looks any more: the blocks that the engine holds are not this server's."""
+        self.load = pb.Load()
+
     def stalled_for(self) -> float:
         """Seconds for which the engine owes an answer; infinite when it is gone."""
         if self.death:

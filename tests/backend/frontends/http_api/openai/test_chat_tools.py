@@ -183,6 +183,7 @@ async def test_a_conversation_with_calls_and_results_is_shown_to_the_template(
             "tools[1].function.strict",
         ),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         (
             {"messages": [{"role": "user", "content": "", "tool_calls": [{}]}]},
             "messages[0].tool_calls[0].function",

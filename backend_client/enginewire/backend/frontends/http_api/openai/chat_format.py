@@ -24,11 +24,13 @@ def with_format(
 ) -> GenerationRequest:
     """Add grammar and format of the answers. Raises InvalidBody."""
     request = asked.prompts[0].request
+    # The answer's own grammar is a structural tag when tools come in, and still begins with its first token.
+    is_whole = tools is not None and request.sampling_options.HasField("guided_decoding")
     if tools is not None:
         asked = with_tool_guide(asked, tools, formats)
     shows_thinking = body.get(SHOWS_THINKING) is None or body.flag(SHOWS_THINKING)
     calls = None if tools is None else call_format(tools, formats)
-    thinking = thinking_of(request, formats)
+    thinking = thinking_of(request, formats, is_whole=is_whole)
     if calls is None and thinking is None:
         return asked
     answers = AnswerFormat(calls, thinking, shows_thinking)
@@ -42,15 +44,15 @@ def with_format(
 
 def with_tool_guide(asked: GenerationRequest, tools: AskedTools, formats: ModelFormats) -> GenerationRequest:
     """Add the grammar that calls follow, and where it comes from. Raises InvalidBody."""
-    request = asked.prompts[0].request
-    if request.sampling_options.HasField("guided_decoding"):
-        field = asked.param_of(FIELD) or FIELD
-        raise InvalidBody(field, "not allowed beside tools, unless tool_choice is none")
-    guided = tool_guide(tools, None if formats.tools is None else formats.tools.tag)
+    sampling = asked.prompts[0].request.sampling_options
+    answer = None
+    if sampling.HasField("guided_decoding"):
+        answer = (sampling.guided_decoding, asked.param_of(FIELD) or FIELD)
+    guided = tool_guide(tools, None if formats.tools is None else formats.tools.tag, answer)
     if guided is None:
         return asked
     guide, field = guided
-    request.sampling_options.guided_decoding.CopyFrom(guide)
+    sampling.guided_decoding.CopyFrom(guide)
     params = {FIELD: field, f"{FIELD}.{guide.WhichOneof('guide')}": field}
     return replace(asked, params={**asked.params, **params})
 
@@ -70,7 +72,9 @@ def call_format(tools: AskedTools, formats: ModelFormats) -> CallFormat:
     )
 
 
-def thinking_of(request: pb.PreprocessedRequest, formats: ModelFormats) -> ThinkingMarkers | None:
-    """How thinking is marked; None where a grammar leaves no room for it."""
+def thinking_of(
+    request: pb.PreprocessedRequest, formats: ModelFormats, *, is_whole: bool
+) -> ThinkingMarkers | None:
+    """How thinking is marked; None where a grammar leaves no room for it, as one of the whole answer."""
     guide = request.sampling_options.guided_decoding.WhichOneof("guide")
-    return formats.thinking if guide in (None, "structural_tag") else None
+    return formats.thinking if guide is None or (guide == "structural_tag" and not is_whole) else None

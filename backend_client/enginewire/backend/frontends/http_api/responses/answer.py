@@ -19,7 +19,17 @@ from enginewire.backend.frontends.http_api.openai.logprobs import ChatRows
 from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
 from enginewire.backend.frontends.http_api.refusal import Refusal
 from enginewire.backend.frontends.http_api.responses.fields import ResponseRequest
-from enginewire.backend.frontends.http_api.responses.items import MESSAGE, THINKING, Event, Fields, Item, Kind
+from enginewire.backend.frontends.http_api.responses.items import (
+    MESSAGE,
+    THINKING,
+    CallItem,
+    Event,
+    Fields,
+    Item,
+    Kind,
+    TextItem,
+)
+from enginewire.backend.parsing.delta import CallDelta
 
 # Why a choice ended, when that was not its natural end.
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -41,6 +51,7 @@ class ResponseAnswer:
         # Those of tokens that are no text, which the next text brings along.
         self._logprobs: list[object] = []
         self._num_events = 0
+        self._id = head.id
         self._head = {
             "id": head.id,
             "object": "response",
@@ -49,12 +60,16 @@ class ResponseAnswer:
             **asked.told,
         }
 
-    def add(self, batch: Sequence[Placed]) -> None:
-        """Take outputs."""
+    def add(self, batch: Sequence[Placed]) -> list[Event]:
+        """Take outputs; the events they make."""
+        events: list[Event] = []
         for _, output in batch:
             self._choice.add(output)
+            # One after the other, so that the items do not depend on what comes together.
+            events += self._news()
             if output.completion_usage is not None:
                 self._usage = output.completion_usage
+        return events
 
     def events(self, batch: Sequence[Placed]) -> bytes:
         """Take outputs; the events they make."""
@@ -62,18 +77,16 @@ class ResponseAnswer:
         if not self._num_events:
             response = {"response": self._response("in_progress")}
             begin = [("response.created", response), ("response.in_progress", response)]
-        self.add(batch)
-        return self._written([*begin, *self._news()])
+        return self._written([*begin, *self.add(batch)])
 
     def last_events(self) -> bytes:
         """What comes after the last output."""
-        events = [*self._news(), *self._rest(), *self._items[-1].end(self._status)]
+        events = [*self._rest(), *self._items[-1].end(self._status)]
         return self._written([*events, (f"response.{self._status}", {"response": self._whole()})])
 
     def whole(self) -> bytes:
         """Everything that was added."""
-        for _ in (*self._news(), *self._rest()):
-            pass
+        _ = [*self._rest()]
         return orjson.dumps(self._whole())
 
     def failed(self, refusal: Refusal) -> bytes:
@@ -85,14 +98,23 @@ class ResponseAnswer:
         delta, columns = self._choice.take_delta()
         if columns is not None:
             self._logprobs += cast(list[object], columns["content"])
+        last = self._last
+        if isinstance(last, CallItem):
+            if (rest := delta.calls.pop(last.index, None)) is not None:
+                yield from last.add(rest.arguments)
+            if not delta.text:
+                # The tokens of calls have no place for log-probabilities.
+                self._logprobs.clear()
         if delta.thinking:
             yield from self._grow(THINKING, delta.thinking, [])
-        if delta.text or (self._logprobs and self._items and self._items[-1].kind is MESSAGE):
+        if delta.text or (self._logprobs and is_of(MESSAGE, self._last)):
             yield from self._grow(MESSAGE, delta.text, self._taken_logprobs())
+        for call in delta.calls.values():
+            yield from self._call(call)
 
     def _rest(self) -> Iterator[Event]:
-        """There is a message, if only an empty one."""
-        if self._logprobs or not self._items or self._items[-1].kind is not MESSAGE:
+        """There is a message or a call, if only an empty message."""
+        if not (is_of(MESSAGE, self._last) or isinstance(self._last, CallItem)):
             yield from self._grow(MESSAGE, "", self._taken_logprobs())
 
     def _taken_logprobs(self) -> list[object]:
@@ -100,15 +122,30 @@ class ResponseAnswer:
         return taken
 
     def _grow(self, kind: Kind, text: str, logprobs: Sequence[object]) -> Iterator[Event]:
-        if not self._items or self._items[-1].kind is not kind:
-            if self._items:
-                yield from self._items[-1].end("completed")
+        item = self._last
+        if not isinstance(item, TextItem) or item.kind is not kind:
             wants_logprobs = kind is MESSAGE and self._has_logprobs
-            place, answer_id = len(self._items), str(self._head["id"])
-            self._items.append(Item(kind, place, answer_id, [] if wants_logprobs else None))
-            yield from self._items[-1].begin()
+            item = TextItem(kind, len(self._items), self._id, [] if wants_logprobs else None)
+            yield from self._begin(item)
         if text or logprobs:
-            yield from self._items[-1].add(text, logprobs)
+            yield from item.add(text, logprobs)
+
+    def _call(self, call: CallDelta) -> Iterator[Event]:
+        self._logprobs.clear()
+        item = CallItem(call.index, call.name, call.id, len(self._items), self._id)
+        yield from self._begin(item)
+        if call.arguments:
+            yield from item.add(call.arguments)
+
+    def _begin(self, item: Item) -> Iterator[Event]:
+        if self._last is not None:
+            yield from self._last.end("completed")
+        self._items.append(item)
+        yield from item.begin()
+
+    @property
+    def _last(self) -> Item | None:
+        return self._items[-1] if self._items else None
 
     @property
     def _status(self) -> str:
@@ -136,6 +173,11 @@ class ResponseAnswer:
             self._num_events += 1
             written.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(data)))
         return b"".join(written)
+
+
+def is_of(kind: Kind, item: Item | None) -> bool:
+    """Whether it is text of that kind."""
+    return isinstance(item, TextItem) and item.kind is kind
 
 
 def usage_fields(usage: pb.CompletionUsage) -> Fields:

@@ -14,10 +14,11 @@ from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checke
 from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.fields.generation import Neutral, refuse_unsupported
-from enginewire.backend.frontends.http_api.openai.fields.guide import FIELD as GUIDE
 from enginewire.backend.frontends.http_api.openai.fields.tokenizer import ALL_THERE_IS_ROOM_FOR
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
+from enginewire.backend.frontends.http_api.openai.tools.fields import CHOICE, PARALLEL, TOOLS
 from enginewire.backend.frontends.http_api.responses.input_items import read_messages
+from enginewire.backend.frontends.http_api.responses.tools import chat_tools, response_field
 
 LOGPROBS: Final = "message.output_text.logprobs"
 TRUNCATIONS: Final = ("disabled", "auto")
@@ -36,8 +37,6 @@ UNSUPPORTED: Final[Neutral] = {
     "previous_response": (),
     "previous_response_id": (),
     "prompt": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     # ---
     "best_of": (1,),
     "echo": (False,),
@@ -60,6 +59,8 @@ READ_HERE: Final = frozenset(
         "reasoning",
         "stream_options",
         "text",
+        "tool_choice",
+        "tools",
         "top_logprobs",
         "truncation",
     }
@@ -95,14 +96,16 @@ def read_request(body: Body, formats: ModelFormats) -> ResponseRequest:
     try:
         asked = ChatEndpoint(formats).read(Body(chat | as_chat(body)))
     except InvalidBody as error:
-        if error.field not in RENAMED:
-            raise
-        raise InvalidBody(RENAMED[error.field], error.message) from error
-    params = {**asked.params, **PARAMS}
-    if params.get(GUIDE) == "response_format":
-        params[GUIDE] = RENAMED["response_format"]
+        raise InvalidBody(renamed(error.field), error.message) from error
+    params = {path: renamed(field) for path, field in asked.params.items()} | PARAMS
     known = {each.name: getattr(asked, each.name) for each in fields(asked)}
     return ResponseRequest(**known | {"params": params}, told=told(body))
+
+
+def renamed(field: str) -> str:
+    """What a field of a chat completion is called here. An item may be several messages, or a part of one."""
+    key = field.partition("[")[0]
+    return RENAMED.get(key) or response_field(field)
 
 
 def as_chat(body: Body) -> dict[str, object]:
@@ -119,6 +122,7 @@ def as_chat(body: Body) -> dict[str, object]:
         "response_format": read_format(body),
         "reasoning_effort": read_effort(body),
         **read_logprobs(body),
+        **chat_tools(body),
     }
     if truncation == "auto":
         chat["truncate_prompt_tokens"] = ALL_THERE_IS_ROOM_FOR
@@ -171,15 +175,15 @@ def told(body: Body) -> dict[str, object]:
         "instructions": body.text("instructions"),
         "max_output_tokens": body.integer("max_output_tokens"),
         "metadata": {} if body.nested("metadata") is None else body.get("metadata"),
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.get(PARALLEL) is None or body.flag(PARALLEL),
         "previous_response_id": None,
         "reasoning": {"effort": read_effort(body), "summary": None},
         "service_tier": "default",
         "store": False,
         "temperature": body.number("temperature"),
         "text": {"format": (text.get("format") if text is not None else None) or {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": body.get(CHOICE) or "auto",
+        "tools": body.get(TOOLS) or [],
         "top_logprobs": body.integer("top_logprobs") or 0,
         "top_p": body.number("top_p"),
         "truncation": body.text("truncation") or TRUNCATIONS[0],

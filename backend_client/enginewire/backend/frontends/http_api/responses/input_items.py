@@ -12,14 +12,17 @@ from enginewire.backend.prompting.prompts import MAX_MESSAGES
 ROLES: Final = {"developer": "system"}
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 THINKING_PARTS: Final = ("reasoning_text",)
+CALL: Final = "function_call"
+RESULT: Final = "function_call_output"
+KINDS: Final = ("message", "reasoning", CALL, RESULT)
 
-Message = dict[str, str]
+Message = dict[str, object]
 
 
 def read_messages(body: Body) -> list[Message]:
     """`instructions` and `input`. Raises InvalidBody."""
     instructions = body.text("instructions")
-    rules = [{"role": "system", "content": instructions}] if instructions else []
+    rules: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     given = body.get("input")
     if isinstance(given, str):
         return [*rules, {"role": "user", "content": given}]
@@ -28,31 +31,76 @@ def read_messages(body: Body) -> list[Message]:
     items = checked("input", given, list)
     if not 0 < len(items) <= MAX_MESSAGES - len(rules):
         raise InvalidBody("input", f"must be 1 to {MAX_MESSAGES} items, instructions included")
-    messages: list[Message] = [*rules]
-    thinking = ""
+    conversation = Items(rules)
     for place, value in enumerate(items):
         name = f"input[{place}]"
-        item = Body(checked(name, value, dict))
-        if item.get("type") == "reasoning":
-            thinking += read_content(f"{name}.content", item.get("content") or [], THINKING_PARTS)
-            continue
-        message = read_item(name, item)
-        if thinking and message["role"] == "assistant":
-            message["reasoning_content"] = thinking
-        thinking = ""
-        messages.append(message)
-    return messages
+        conversation.add(name, Body(checked(name, value, dict)))
+    return conversation.messages
 
 
-def read_item(field: str, item: Body) -> Message:
-    """One message. Raises InvalidBody."""
-    if item.get("type") not in (None, "message"):
-        raise InvalidBody(f"{field}.type", "not supported; only message and reasoning are")
+class Items:
+    """Items in, messages out: thinking, text and calls that follow each other are one message."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = [*messages]
+        self._thinking = ""
+        # The message that calls belong to, while nothing else has come between.
+        self._answer: Message | None = None
+
+    def add(self, field: str, item: Body) -> None:
+        """The next item. Raises InvalidBody."""
+        match item.get("type") or "message":
+            case "reasoning":
+                content = item.get("content") or []
+                self._thinking += read_content(f"{field}.content", content, THINKING_PARTS)
+                self._answer = None
+            case "message":
+                self._put(read_message(field, item))
+            case "function_call":
+                self._call(read_call(field, item))
+            case "function_call_output":
+                self._put(read_result(field, item))
+            case _:
+                raise InvalidBody(f"{field}.type", f"not supported; only {', '.join(KINDS)} are")
+
+    def _put(self, message: Message) -> None:
+        is_answer = message["role"] == "assistant"
+        if self._thinking and is_answer:
+            message["reasoning_content"] = self._thinking
+        self._thinking = ""
+        self._answer = message if is_answer else None
+        self.messages.append(message)
+
+    def _call(self, call: Message) -> None:
+        if self._answer is None:
+            self._put({"role": "assistant", "content": ""})
+        assert self._answer is not None
+        calls = self._answer.setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append(call)
+
+
+def read_message(field: str, item: Body) -> Message:
+    """What somebody has said. Raises InvalidBody."""
     role = checked(f"{field}.role", item.get("role"), str)
     if not role:
         raise InvalidBody(f"{field}.role", "must not be empty")
     content = read_content(f"{field}.content", item.get("content"), TEXT_PARTS)
     return {"role": ROLES.get(role, role), "content": content}
+
+
+def read_call(field: str, item: Body) -> Message:
+    """A call of an earlier answer, as chat has it. Raises InvalidBody."""
+    function = {key: checked(f"{field}.{key}", item.get(key), str) for key in ("name", "arguments")}
+    call_id = checked(f"{field}.call_id", item.get("call_id"), str)
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def read_result(field: str, item: Body) -> Message:
+    """What came of a call. Raises InvalidBody."""
+    call_id = checked(f"{field}.call_id", item.get("call_id"), str)
+    content = read_content(f"{field}.output", item.get("output"), TEXT_PARTS)
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def read_content(field: str, content: object, parts: Sequence[str]) -> str:

@@ -31,8 +31,15 @@ MODIFIERS: Final[Mapping[str, str]] = {
     "guided_whitespace_pattern": "whitespace_pattern",
     "structured_outputs.whitespace_pattern": "whitespace_pattern",
 }
-UNSUPPORTED: Final = ("disable_additional_properties", "disable_any_whitespace", "disable_fallback")
-KNOWN: Final = ("choice", "json", "json_object", "whitespace_pattern", *TEXTS, *UNSUPPORTED)
+NO_WHITESPACE: Final = f"{STRUCTURED}disable_any_whitespace"
+# What vLLM leaves then: a blank behind commas and colons.
+BLANK: Final = " ?"
+UNSUPPORTED: Final = ("disable_additional_properties", "disable_fallback")
+KNOWN: Final = (
+    *("choice", "disable_any_whitespace", "json", "json_object", "whitespace_pattern"),
+    *TEXTS,
+    *UNSUPPORTED,
+)
 
 # A guide and the key it came with.
 Guide = tuple[pb.GuidedDecoding, str]
@@ -51,6 +58,13 @@ def fill_guide(request: pb.PreprocessedRequest, body: Body) -> None:
             if not guides:
                 raise InvalidBody(key, "only allowed beside a grammar")
             setattr(request.sampling_options.guided_decoding, field, value)
+    if asked.flag(NO_WHITESPACE):
+        guided = request.sampling_options.guided_decoding
+        if not guides or guided.HasField("whitespace_pattern"):
+            raise InvalidBody(
+                NO_WHITESPACE, "only allowed beside a grammar, and without a whitespace_pattern"
+            )
+        guided.whitespace_pattern = BLANK
 
 
 def guide_params(body: Body) -> dict[str, str]:
@@ -61,6 +75,8 @@ def guide_params(body: Body) -> dict[str, str]:
         if key != RESPONSE_FORMAT:
             params |= {FIELD: key, f"{FIELD}.{guide.WhichOneof('guide')}": key}
     modified = {f"{FIELD}.{field}": key for key, field in MODIFIERS.items() if asked.get(key) is not None}
+    if asked.flag(NO_WHITESPACE):
+        modified[f"{FIELD}.whitespace_pattern"] = NO_WHITESPACE
     return {FIELD: RESPONSE_FORMAT, **params, **modified}
 
 

@@ -1,64 +1,96 @@
-"""The grammar of an answer that must call a tool, or whose calls must follow a strict schema.
+"""The grammar of an answer that must call a tool, or that has a grammar of its own beside its calls.
+
+Calls have a blank at most between JSON tokens: weak models never get to the end of more.
 
 Sans-IO. Knows nothing about fields of requests beyond the one that a grammar comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import orjson
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import InvalidBody
-from enginewire.backend.frontends.http_api.openai.fields.guide import Guide
+from enginewire.backend.frontends.http_api.openai.fields.guide import BLANK, Guide
 from enginewire.backend.frontends.http_api.openai.tools.fields import CHOICE, TOOLS, AskedTools, Tool
 from enginewire.backend.parsing.call_object import ARGUMENTS, NAME
 from enginewire.backend.parsing.formats import CallTag
 
 PARAMETERS = ARGUMENTS[-1]
+# Between calls with nothing else between them.
+SEPARATOR = "\n"
+NO_GRAMMAR = "no grammar for the format of this model; tool_choice required has one"
+ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
 
-def tool_guide(asked: AskedTools, tag: CallTag | None) -> Guide | None:
+def tool_guide(asked: AskedTools, tag: CallTag | None, answer: Guide | None = None) -> Guide | None:
     """The grammar, and the field that it comes from; None where calls are free. Raises InvalidBody.
 
-    `tag` is what the model writes around a call, where it can be told.
+    `tag` is what the model writes around a call, where it can be told. `answer` is the grammar of an answer
+    without calls.
     """
     if asked.only:
         return _schema_guide(asked.schemas[asked.only])
     if asked.is_required:
         return _schema_guide(list_schema(asked))
     strict = next((place for place, tool in enumerate(asked.tools) if tool.is_strict), None)
-    if strict is None:
+    if strict is None and answer is None:
         return None
-    field = f"{TOOLS}[{strict}].function.strict"
+    field = answer[1] if answer is not None else f"{TOOLS}[{strict}].function.strict"
     if tag is None:
-        raise InvalidBody(field, "no grammar for the format of this model; tool_choice required has one")
-    return pb.GuidedDecoding(structural_tag=orjson.dumps(tag_of(asked, tag)).decode()), field
+        raise InvalidBody(field, NO_GRAMMAR)
+    calls = text_with_calls(asked, tag) if answer is None else answer_or_calls(asked, tag, answer)
+    described = {"type": "structural_tag", "format": calls}
+    return pb.GuidedDecoding(structural_tag=orjson.dumps(described).decode()), field
 
 
-def tag_of(asked: AskedTools, tag: CallTag) -> Mapping[str, object]:
+def text_with_calls(asked: AskedTools, tag: CallTag) -> Mapping[str, object]:
     """Free text with calls, those of strict tools by their schemas. As xgrammar describes it."""
     return {
-        "type": "structural_tag",
-        "format": {
-            "type": "triggered_tags",
-            "triggers": [tag.trigger],
-            "tags": [
-                {
-                    "begin": tag.begin.replace("NAME", tool.name),
-                    "content": {
-                        "type": "json_schema",
-                        "json_schema": tool.parameters if tool.is_strict else {"type": "object"},
-                        "style": tag.style,
-                    },
-                    "end": tag.end,
-                }
-                for tool in asked.tools
-            ],
-            "stop_after_first": not asked.is_parallel,
-        },
+        "type": "triggered_tags",
+        "triggers": [tag.trigger],
+        "tags": call_tags(asked, tag),
+        "stop_after_first": not asked.is_parallel,
     }
+
+
+def answer_or_calls(asked: AskedTools, tag: CallTag, answer: Guide) -> Mapping[str, object]:
+    """Either an answer in JSON or calls. As xgrammar describes it. Raises InvalidBody."""
+    guide, field = answer
+    is_plain = not guide.backend and (
+        guide.whitespace_pattern == BLANK or not guide.HasField("whitespace_pattern")
+    )
+    if guide.WhichOneof("guide") not in ("json_schema", "json_object") or not is_plain:
+        raise InvalidBody(
+            field, "only a plain one for JSON is allowed beside tools, unless tool_choice is none"
+        )
+    schema = orjson.loads(guide.json_schema) if guide.json_schema else ANY_OBJECT
+    calls = {
+        "type": "tags_with_separator",
+        "tags": call_tags(asked, tag),
+        "separator": SEPARATOR,
+        "at_least_one": True,
+        "stop_after_first": not asked.is_parallel,
+    }
+    return {"type": "or", "elements": [_json_format(schema), calls]}
+
+
+def call_tags(asked: AskedTools, tag: CallTag) -> Sequence[Mapping[str, object]]:
+    """One tag for each tool."""
+    return [
+        {
+            "begin": tag.begin.replace("NAME", tool.name),
+            "content": _json_format(tool.parameters if tool.is_strict else ANY_OBJECT) | {"style": tag.style},
+            "end": tag.end,
+        }
+        for tool in asked.tools
+    ]
+
+
+def _json_format(schema: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
 def list_schema(asked: AskedTools) -> Mapping[str, object]:
@@ -108,4 +140,5 @@ def moved(schema: object, place: int) -> object:
 
 
 def _schema_guide(schema: Mapping[str, object]) -> Guide:
-    return pb.GuidedDecoding(json_schema=orjson.dumps(schema).decode()), CHOICE
+    text = orjson.dumps(schema).decode()
+    return pb.GuidedDecoding(json_schema=text, whitespace_pattern=BLANK), CHOICE

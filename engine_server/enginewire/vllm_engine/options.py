@@ -1,0 +1,54 @@
+"""How to run vLLM: one frozen value, and the arguments of vLLM's own command line that it means.
+
+Knows nothing about vLLM's Python. What is not here is said to vLLM itself, in `arguments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class VllmEngineOptions:
+    """`model` is a folder, `builtin:demo` or a hub name; None everywhere means "vLLM chooses".
+
+    `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the memory for keys
+    and values unless `num_kv_blocks` says how many blocks there are. `arguments` are those of `vllm serve`,
+    as a shell would split them; they come last, so what they say holds.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    block_size: int | None = None
+    num_kv_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    seed: int | None = None
+    enable_prefix_caching: bool = True
+    arguments: tuple[str, ...] = ()
+
+    def command_line(self, folder: Path) -> list[str]:
+        """The arguments for vLLM to serve the model in `folder`, those of the caller last."""
+        caching = "--enable-prefix-caching" if self.enable_prefix_caching else "--no-enable-prefix-caching"
+        # Without it nobody's priority would count; among equals the first comes first, as by vLLM's default.
+        first = ["--model", str(folder), "--scheduling-policy", "priority", caching]
+        return [*first, *self._numbers(), *self.arguments]
+
+    def _numbers(self) -> Iterator[str]:
+        given = {
+            "--dtype": self.dtype,
+            "--max-model-len": self.max_model_len,
+            "--block-size": self.block_size,
+            "--num-gpu-blocks-override": self.num_kv_blocks,
+            "--kv-cache-memory-bytes": self.kv_cache_memory_bytes,
+            "--max-num-seqs": self.max_num_seqs,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+            "--seed": self.seed,
+        }
+        for flag, value in given.items():
+            if value is not None:
+                yield from (flag, str(value))

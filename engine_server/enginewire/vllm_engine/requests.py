@@ -1,0 +1,158 @@
+"""From a request of the contract to those of vLLM, one per choice, which vLLM's `InputProcessor` checks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import SamplingParams
+
+from enginewire import v1 as pb
+from enginewire.server.engines.answer import room_for
+from enginewire.server.failures import InvalidRequest, Unsupported
+from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
+from enginewire.vllm_engine.guides import Guides
+from enginewire.vllm_engine.logits import (
+    DIVISOR,
+    LATE_IDS,
+    LATE_UNTIL,
+    MOST_TEMPERATURE,
+    RELUCTANT,
+    has_processors,
+)
+from enginewire.vllm_engine.refusals import REFUSALS, first_line
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.input_processor import InputProcessor
+
+SEED_STRIDE: Final = 0x9E3779B97F4A7C15
+"""Between the seeds of the choices of a request: odd, so that no two are equal, and far from 1, so that
+neighbouring seeds do not share choices."""
+TASKS: Final = ("generate",)
+
+
+class RequestBuilder:
+    """Turns messages into vLLM's requests; `config` is what the engine said at start."""
+
+    def __init__(self, processor: InputProcessor, config: pb.EngineConfig, guides: Guides) -> None:
+        self._processor = processor
+        self._config = config
+        self._guides = guides
+        self._has_processors = has_processors(processor.vllm_config)
+
+    def build(self, message: pb.PreprocessedRequest, answer: Answer) -> list[EngineCoreRequest]:
+        """Raises InvalidRequest or Unsupported for what vLLM refuses."""
+        _check_something_is_left(message.sampling_options)
+        guide = self._guides.of(message.sampling_options)
+        stays_out = message.bypass_prefix_cache or message.is_probe
+        # vLLM caches every block: a salt that nobody else has keeps them from being found.
+        salt = secrets.token_hex(16) if stays_out else message.cache_salt
+        prompt = tokens_input(list(message.token_ids), cache_salt=salt or None)
+        try:
+            return [self._one(message, prompt, choice, guide) for choice in answer.choices]
+        except REFUSALS as error:
+            raise InvalidRequest(f"vLLM refuses the request: {first_line(error)}") from error
+
+    def _one(
+        self,
+        message: pb.PreprocessedRequest,
+        prompt: object,
+        choice: Choice,
+        guide: StructuredOutputsParams | None,
+    ) -> EngineCoreRequest:
+        params = self._sampling(message, choice.index)
+        arrival = time.time() - message.routing.priority_jump
+        made = self._processor.process_inputs(
+            choice.name,
+            prompt,
+            params,
+            TASKS,
+            arrival_time=arrival,
+            priority=message.routing.priority,
+        )
+        # What it adds of the model's own end of sequence is for requests that do not name theirs.
+        made.sampling_params._all_stop_token_ids = set(params.stop_token_ids)
+        made.sampling_params.structured_outputs = guide
+        return made
+
+    def _sampling(self, message: pb.PreprocessedRequest, index: int) -> SamplingParams:
+        options, output = _filled(message.sampling_options, self._config), message.output_options
+        end_of_sequence, stops = endings_of(message, self._config)
+        endings, room = end_of_sequence | stops, room_for(message, self._config)
+        # The token with that number may be the one that ends a choice; vLLM lets only the next one.
+        barred = max(min(message.stop_conditions.min_tokens, room) - 1, 0)
+        if has_only_endings(message, endings):
+            endings, room, barred = frozenset(), barred + 1, 0
+        extra = self._divisor(options.temperature)
+        if barred and is_guided(message) and self._has_processors:
+            # vLLM would bar them where the grammar leaves nothing else, too.
+            extra |= {LATE_IDS: sorted(endings), LATE_UNTIL: barred}
+            barred = 0
+        bias = {entry.token_id: entry.bias for entry in options.logit_bias}
+        if message.stop_conditions.ignore_eos:  # a guided request is left with some
+            bias.update(dict.fromkeys(end_of_sequence, RELUCTANT))
+        wants_prompt = index == 0 and output.HasField("prompt_logprobs")
+        params = SamplingParams(
+            temperature=min(options.temperature, MOST_TEMPERATURE),
+            top_p=options.top_p,
+            top_k=max(options.top_k, 0),
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=_seed(options, index),
+            max_tokens=room,
+            min_tokens=barred,
+            stop_token_ids=sorted(endings),
+            ignore_eos=True,
+            logprobs=output.logprobs if output.HasField("logprobs") else None,
+            prompt_logprobs=output.prompt_logprobs if wants_prompt else None,
+            logit_bias=bias or None,
+            allowed_token_ids=list(dict.fromkeys(options.allowed_token_ids)) or None,
+            detokenize=False,
+            skip_clone=True,
+            extra_args=extra or None,
+        )
+        if options.bad_words_token_ids:
+            params._bad_words_token_ids = [list(word.token_ids) for word in options.bad_words_token_ids]
+        return params
+
+    def _divisor(self, temperature: float) -> dict[str, object]:
+        """What is left to divide by after `MOST_TEMPERATURE`."""
+        if temperature <= MOST_TEMPERATURE:
+            return {}
+        if not self._has_processors:
+            field = "sampling_options.temperature"
+            raise Unsupported(f"{field}: vLLM takes at most {MOST_TEMPERATURE:g} here", field=field)
+        return {DIVISOR: temperature / MOST_TEMPERATURE}
+
+
+def _check_something_is_left(options: pb.SamplingOptions) -> None:
+    """Raise InvalidRequest when all that is allowed is forbidden too: vLLM would choose at random."""
+    forbidden = {word.token_ids[0] for word in options.bad_words_token_ids if len(word.token_ids) == 1}
+    if options.allowed_token_ids and forbidden.issuperset(options.allowed_token_ids):
+        field = "sampling_options.allowed_token_ids"
+        raise InvalidRequest(f"{field}: the lists of the request leave no token to choose", field=field)
+
+
+def _filled(given: pb.SamplingOptions, config: pb.EngineConfig) -> pb.SamplingOptions:
+    """The options with the engine's defaults for what was left out."""
+    default = config.capabilities.default_sampling
+    filled = pb.SamplingOptions(
+        temperature=default.temperature,
+        top_p=default.top_p,
+        top_k=default.top_k,
+        min_p=default.min_p,
+        repetition_penalty=default.repetition_penalty,
+    )
+    filled.MergeFrom(given)
+    return filled
+
+
+def _seed(options: pb.SamplingOptions, index: int) -> int | None:
+    """That of a choice: the caller's for choice 0."""
+    return (options.seed + index * SEED_STRIDE) % 2**64 if options.HasField("seed") else None

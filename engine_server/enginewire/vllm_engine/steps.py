@@ -1,0 +1,185 @@
+"""From what one step of vLLM made to one `StepOutputs`.
+
+Reads vLLM's `EngineCoreOutputs` by the fields named here and imports nothing of it. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from enginewire import v1 as pb
+from enginewire.server.engines.interface import StepOutputs
+from enginewire.server.failures import EngineError, StepFailed
+from enginewire.vllm_engine.answer import Answer, Choice
+from enginewire.vllm_engine.logprobs import logprobs_of
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+
+STOPPED: Final = 0
+OUT_OF_ROOM: Final = 1
+"""Two of vLLM's reasons to finish, as its `FinishReason` numbers them; every other one is a failure."""
+SCHEDULED: Final = 2
+PREEMPTED: Final = 3
+"""Two of its events, as `EngineCoreEventType` numbers them."""
+
+
+class Steps:
+    """The requests that vLLM works for, and what its steps do to them."""
+
+    def __init__(self) -> None:
+        self.load = pb.Load()
+        self._live: dict[str, Choice] = {}
+        self._answers: dict[Answer, None] = {}
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Those that have not ended, in the order in which they came."""
+        return list(self._answers)
+
+    @property
+    def num_live(self) -> int:
+        """Choices that have not ended."""
+        return len(self._live)
+
+    def forget_counts(self) -> None:
+        """Begin counting at zero."""
+        self.load = pb.Load(kv_blocks_total=self.load.kv_blocks_total)
+
+    def add(self, answer: Answer) -> None:
+        """From now on, outputs of its choices are known."""
+        self._answers[answer] = None
+        self._live.update((choice.name, choice) for choice in answer.choices)
+
+    def waiting(self) -> list[Answer]:
+        """Requests that have produced nothing and are not being computed, the most urgent first.
+
+        vLLM says how many choices run, not which: those of the most urgent requests.
+        """
+        fresh = [answer for answer in self._answers if answer.is_fresh]
+        begun = sum(len(answer.unfinished) for answer in self._answers if not answer.is_fresh)
+        places, waiting = self.load.running - begun, list[Answer]()
+        for answer in sorted(fresh, key=lambda answer: answer.urgency):
+            if places <= 0:
+                waiting.append(answer)
+            places -= len(answer.choices)
+        return waiting
+
+    def current_load(self) -> pb.Load:
+        """After vLLM's last step. What has come since then waits; what has ended since then does not run."""
+        load = pb.Load()
+        load.CopyFrom(self.load)
+        load.running = min(self.load.running, self.num_live)
+        load.waiting = self.num_live - load.running
+        load.waiting_tokens = sum(answer.prompt_tokens for answer in self.waiting())
+        return load
+
+    def cancel(self, answer: Answer, outputs: StepOutputs) -> list[str]:
+        """End every open choice as cancelled; returns what vLLM calls them."""
+        names = self._forget(answer)
+        outputs.outputs += [(answer.context, output) for output in answer.cancel()]
+        return names
+
+    def fail(self, answer: Answer, failure: EngineError, outputs: StepOutputs) -> list[str]:
+        """End a whole request with a failure; returns what vLLM calls its open choices."""
+        names = self._forget(answer)
+        outputs.failures.append((answer.context, failure))
+        return names
+
+    def take(self, made: EngineCoreOutputs) -> tuple[StepOutputs, list[str]]:
+        """What a step means to callers, and the choices that vLLM is to end: siblings of one that failed."""
+        self.load.step += 1
+        step, orphans = StepOutputs(self.load.step), list[str]()
+        for each in made.outputs:
+            choice = self._live.get(each.request_id)
+            if choice is not None:  # else it was ended while it was under way
+                orphans += self._take(choice, each, step)
+        self._note(made)
+        return step, orphans
+
+    def _take(self, choice: Choice, each: EngineCoreOutput, step: StepOutputs) -> list[str]:
+        if each.events:
+            self._take_events(choice, each)
+        if each.prefill_stats is not None and choice.answer.cached_tokens is None:
+            choice.answer.cached_tokens = each.prefill_stats.num_cached_tokens
+        if each.finish_reason is None and each.new_logprobs is None:
+            if each.new_prompt_logprobs_tensors is None:
+                self._take_tokens(choice, each.new_token_ids, step)
+                return []
+        elif each.finish_reason is not None and each.finish_reason not in (STOPPED, OUT_OF_ROOM):
+            return self.fail(choice.answer, StepFailed("vLLM ended the request with an error"), step)
+        step.outputs.append((choice.answer.context, self._output(choice, each)))
+        return []
+
+    def _take_tokens(self, choice: Choice, token_ids: Sequence[int], step: StepOutputs) -> None:
+        """The hot path: nothing but appends for bare tokens."""
+        for token_id in token_ids:
+            step.contexts.append(choice.answer.context)
+            step.indexes.append(choice.index)
+            step.positions.append(choice.num_tokens)
+            step.token_ids.append(token_id)
+            choice.num_tokens += 1
+        self.load.tokens_generated += len(token_ids)
+
+    def _output(self, choice: Choice, each: EngineCoreOutput) -> pb.LLMEngineOutput:
+        token_ids = each.new_token_ids
+        output = choice.output(token_ids)
+        self.load.tokens_generated += len(token_ids)
+        if each.new_logprobs is not None:
+            output.logprobs.CopyFrom(_rows(each.new_logprobs, choice.answer.num_logprobs))
+            choice.cum_log_prob += sum(output.logprobs.token_logprobs)
+            output.cum_log_probs = choice.cum_log_prob
+        if each.new_prompt_logprobs_tensors is not None:
+            output.prompt_logprobs.logprobs.CopyFrom(_prompt_rows(each.new_prompt_logprobs_tensors))
+        if each.finish_reason is not None:
+            is_stop = each.finish_reason == STOPPED or choice.answer.ends_with_any
+            self._end(choice, output, token_ids[-1] if is_stop else None)
+        return output
+
+    def _end(self, choice: Choice, output: pb.LLMEngineOutput, stop: int | None) -> None:
+        del self._live[choice.name]
+        if stop is None:
+            choice.end(output, pb.FINISH_REASON_LENGTH)
+        elif stop in choice.answer.end_of_sequence:
+            choice.end(output, pb.FINISH_REASON_EOS)
+        else:
+            choice.end(output, pb.FINISH_REASON_STOP, stop)
+        if not choice.answer.unfinished:
+            self._forget(choice.answer)
+
+    def _forget(self, answer: Answer) -> list[str]:
+        """Take an answer out; returns what vLLM calls its open choices."""
+        if answer.timer is not None:
+            answer.timer.cancel()
+        del self._answers[answer]
+        self.load.requests_finished += 1
+        names = [choice.name for choice in answer.unfinished]
+        for name in names:
+            del self._live[name]
+        return names
+
+    def _take_events(self, choice: Choice, each: EngineCoreOutput) -> None:
+        for event in each.events:
+            if event.type == SCHEDULED and choice.answer.context.running_since is None:
+                # The clock is the machine's, the same in every process.
+                choice.answer.context.running_since = event.timestamp
+            self.load.preemptions += event.type == PREEMPTED
+
+    def _note(self, made: EngineCoreOutputs) -> None:
+        stats = made.scheduler_stats
+        if stats is not None:
+            self.load.running = stats.num_running_reqs
+            self.load.kv_blocks_used = round(stats.kv_cache_usage * self.load.kv_blocks_total)
+
+
+def _rows(made: LogprobsLists, top_n: int) -> pb.Logprobs:
+    # A row is as wide as the widest of its batch.
+    ids, values = made.logprob_token_ids.tolist(), made.logprobs.tolist()
+    return logprobs_of(ids, values, made.sampled_token_ranks.tolist(), top_n)
+
+
+def _prompt_rows(made: LogprobsTensors) -> pb.Logprobs:
+    ids, values = made.logprob_token_ids.tolist(), made.logprobs.tolist()
+    return logprobs_of(ids, values, made.selected_token_ranks.tolist(), made.logprob_token_ids.shape[1] - 1)

@@ -1,0 +1,230 @@
+"""What steps of vLLM mean to callers. The outputs here have vLLM's fields, and are plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from enginewire import v1 as pb
+from enginewire.server.engines.interface import GenerateContext, StepOutputs
+from enginewire.server.failures import Draining, StepFailed
+from enginewire.vllm_engine.answer import Answer
+from enginewire.vllm_engine.steps import OUT_OF_ROOM, PREEMPTED, SCHEDULED, STOPPED, Steps
+
+EOS, STOP, ABORTED = 2, 9, 2
+
+
+@dataclass
+class Rows:
+    """vLLM's `LogprobsLists`, and its `LogprobsTensors` by the other name of the ranks."""
+
+    logprob_token_ids: np.ndarray
+    logprobs: np.ndarray
+    sampled_token_ranks: np.ndarray
+
+    @property
+    def selected_token_ranks(self) -> np.ndarray:
+        return self.sampled_token_ranks
+
+
+@dataclass
+class Event:
+    type: int
+    timestamp: float = 5.0
+
+
+@dataclass
+class Prefill:
+    num_cached_tokens: int
+
+
+@dataclass
+class Output:
+    """vLLM's `EngineCoreOutput`."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: int | None = None
+    new_logprobs: Rows | None = None
+    new_prompt_logprobs_tensors: Rows | None = None
+    events: list[Event] | None = None
+    prefill_stats: Prefill | None = None
+
+
+@dataclass
+class Stats:
+    num_running_reqs: int = 0
+    kv_cache_usage: float = 0.0
+
+
+@dataclass
+class Made:
+    """vLLM's `EngineCoreOutputs`."""
+
+    outputs: list[Output] = field(default_factory=list)
+    scheduler_stats: Stats | None = None
+
+
+class Scene:
+    """Requests under way, named 1, 2, … in the order of their coming."""
+
+    def __init__(self) -> None:
+        self.steps = Steps()
+        self.steps.load.kv_blocks_total = 10
+        self._serial = 0
+
+    def request(self, n: int = 1, priority: int = 0, allowed: tuple[int, ...] = (), **output: int) -> Answer:
+        self._serial += 1
+        message = pb.PreprocessedRequest(token_ids=[5, 6, 7])
+        message.sampling_options.n = n
+        message.output_options.CopyFrom(pb.OutputOptions(**output))
+        message.sampling_options.allowed_token_ids[:] = allowed
+        message.stop_conditions.min_tokens = 2 if allowed else 0
+        context = GenerateContext(f"r{self._serial}")
+        urgency = (priority, float(self._serial), self._serial)
+        answer = Answer.of(message, context, frozenset({EOS}), frozenset({STOP}), urgency)
+        self.steps.add(answer)
+        return answer
+
+    def step(self, *outputs: Output, running: int = 1, usage: float = 0.0) -> StepOutputs:
+        made, self.orphans = self.steps.take(Made([*outputs], Stats(running, usage)))
+        return made
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_bare_tokens_of_a_step_travel_in_columns(scene):
+    first, second = scene.request(), scene.request(n=2)
+    scene.step(Output("1.0", [11]))
+    made = scene.step(Output("1.0", [12, 13]), Output("2.1", [14]))
+    assert made.contexts == [first.context, first.context, second.context]
+    assert (made.indexes, made.positions, made.token_ids) == ([0, 0, 1], [1, 2, 0], [12, 13, 14])
+    assert (made.outputs, made.failures, made.step) == ([], [], 2)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "finish", "match"),
+    [
+        (EOS, STOPPED, pb.FINISH_REASON_EOS, None),
+        (STOP, STOPPED, pb.FINISH_REASON_STOP, STOP),
+        (EOS, OUT_OF_ROOM, pb.FINISH_REASON_LENGTH, None),
+    ],
+)
+def test_a_choice_ends_as_the_contract_calls_it(scene, last, reason, finish, match):
+    scene.request()
+    scene.step(Output("1.0", [11]))
+    [(_, output)] = scene.step(Output("1.0", [last], reason)).outputs
+    assert (output.finish_reason, list(output.token_ids), output.first_output_position) == (finish, [last], 1)
+    assert (output.stop_match.token_id if output.HasField("stop_match") else None) == match
+    assert scene.steps.answers == []
+
+
+@pytest.mark.parametrize(("last", "finish"), [(EOS, pb.FINISH_REASON_EOS), (STOP, pb.FINISH_REASON_STOP)])
+def test_a_choice_of_nothing_but_stops_ends_with_one_where_vllm_runs_out_of_room(scene, last, finish):
+    scene.request(allowed=(EOS, STOP))
+    scene.step(Output("1.0", [STOP]))
+    [(_, output)] = scene.step(Output("1.0", [last], OUT_OF_ROOM)).outputs
+    assert output.finish_reason == finish
+
+
+def test_the_usage_is_on_the_last_end_of_a_request_and_counts_all_of_it(scene):
+    scene.request(n=2)
+    cached = Prefill(3)
+    [(_, early)] = scene.step(Output("1.1", [EOS], STOPPED, prefill_stats=cached)).outputs
+    assert not early.HasField("completion_usage")
+    scene.step(Output("1.0", [4], prefill_stats=Prefill(0)))
+    [(_, last)] = scene.step(Output("1.0", [5], OUT_OF_ROOM)).outputs
+    usage = last.completion_usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 3, 6)
+    assert usage.prompt_tokens_details.cached_tokens == 3
+
+
+def test_a_row_as_wide_as_its_batch_is_cut_to_what_was_asked_for(scene):
+    scene.request(logprobs=1)
+    rows = Rows(np.array([[7, 8, 9]]), np.array([[-0.5, -1.5, -np.inf]]), np.array([1]))
+    [(_, output)] = scene.step(Output("1.0", [7], new_logprobs=rows)).outputs
+    assert output.cum_log_probs == -0.5
+    assert output.logprobs == pb.Logprobs(
+        token_logprobs=[-0.5], token_ranks=[1], top_n=1, top_token_ids=[8], top_logprobs=[-1.5]
+    )
+    [(_, second)] = scene.step(Output("1.0", [7], OUT_OF_ROOM, new_logprobs=rows)).outputs
+    assert second.cum_log_probs == -1.0
+
+
+def test_a_probability_of_zero_is_a_number(scene):
+    scene.request(logprobs=1)
+    rows = Rows(np.array([[7, 8]]), np.array([[-np.inf, -np.inf]]), np.array([2]))
+    [(_, output)] = scene.step(Output("1.0", [7], new_logprobs=rows)).outputs
+    assert list(output.logprobs.token_logprobs) == list(output.logprobs.top_logprobs)
+    assert output.logprobs.token_logprobs[0] < -1e29
+
+
+def test_the_prompt_has_its_rows_on_the_first_output(scene):
+    scene.request(prompt_logprobs=1)
+    rows = Rows(np.array([[6, 1], [7, 1]]), np.array([[-2.0, -1.0], [-3.0, -1.0]]), np.array([4, 5]))
+    [(_, output)] = scene.step(Output("1.0", [8], new_prompt_logprobs_tensors=rows)).outputs
+    assert list(output.prompt_logprobs.logprobs.token_logprobs) == [-2.0, -3.0]
+    assert list(output.prompt_logprobs.logprobs.token_ranks) == [4, 5]
+    assert scene.step(Output("1.0", [8])).token_ids == [8]
+
+
+def test_a_choice_that_vllm_gives_up_takes_its_siblings_along(scene):
+    answer = scene.request(n=3)
+    scene.step(Output("1.1", [EOS], STOPPED))
+    made = scene.step(Output("1.0", [], ABORTED))
+    [(context, failure)] = made.failures
+    assert context is answer.context
+    assert isinstance(failure, StepFailed)
+    assert sorted(scene.orphans) == ["1.0", "1.2"]
+    assert scene.step(Output("1.2", [4])).token_ids == []
+
+
+def test_a_cancelled_request_ends_at_once_and_what_is_under_way_is_dropped(scene):
+    answer = scene.request(n=2)
+    scene.step(Output("1.0", [4]), Output("1.1", [5], OUT_OF_ROOM))
+    made = StepOutputs(1)
+    assert scene.steps.cancel(answer, made) == ["1.0"]
+    [(_, output)] = made.outputs
+    assert (output.finish_reason, output.index) == (pb.FINISH_REASON_CANCELLED, 0)
+    assert (output.first_output_position, output.completion_usage.completion_tokens) == (1, 2)
+    late = scene.step(Output("1.0", [6]))
+    assert (late.token_ids, late.outputs) == ([], [])
+
+
+def test_the_load_is_that_of_the_last_step_and_what_came_since_waits(scene):
+    scene.request(n=2)
+    scene.step(running=2, usage=0.4)
+    scene.request()
+    load = scene.steps.current_load()
+    assert (load.running, load.waiting, load.waiting_tokens) == (2, 1, 3)
+    assert (load.kv_blocks_used, load.kv_blocks_total, load.step) == (4, 10, 1)
+
+
+def test_what_has_ended_since_the_last_step_does_not_run(scene):
+    answer = scene.request()
+    scene.step(Output("1.0", [4]), running=1)
+    scene.steps.fail(answer, Draining("over"), StepOutputs(1))
+    load = scene.steps.current_load()
+    assert (load.running, load.waiting, load.requests_finished, load.tokens_generated) == (0, 0, 1, 1)
+
+
+def test_those_wait_that_are_least_urgent_and_have_no_token(scene):
+    begun, late, urgent = scene.request(), scene.request(), scene.request(priority=-1)
+    scene.step(Output("1.0", [4]), running=2)
+    assert scene.steps.waiting() == [late]
+    scene.step(Output("1.0", [5]), running=1)
+    assert scene.steps.waiting() == [urgent, late]
+    assert begun in scene.steps.answers
+
+
+def test_vllm_says_when_a_request_began_to_run_and_when_it_had_to_stop(scene):
+    answer = scene.request()
+    events = [Event(SCHEDULED, 7.5), Event(PREEMPTED), Event(SCHEDULED, 9.0)]
+    scene.step(Output("1.0", [4], events=events))
+    assert answer.context.running_since == 7.5
+    assert scene.steps.load.preemptions == 1
