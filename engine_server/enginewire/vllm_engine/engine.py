@@ -65,7 +65,7 @@ class VllmEngine:
     engine_name = "enginewire-vllm"
 
     def __init__(self, options: VllmEngineOptions) -> None:
-        self._options = options
+        self.options = options
         self._tokenizer: Tokenizer | None = None
         self._streams = StepStreams()
         self._steps = Steps()
@@ -113,12 +113,12 @@ class VllmEngine:
 
         if not self.engine_version.startswith(TESTED):
             log.warning("vLLM %s: this was tested with %s only", self.engine_version, TESTED)
-        folder = ModelFolder.open(resolve_model(self._options.model))
+        folder = ModelFolder.open(resolve_model(self.options.model))
         self._tokenizer = folder.tokenizer()
         core = self._core = Core()
-        processor, config = core.load(self._options.command_line(folder.path))
+        processor, config = core.load(self.options.command_line(folder.path))
         has_tokenizer = self._tokenizer is not None
-        self._config = engine_config(self._options.model, config, has_tokenizer=has_tokenizer)
+        self._config = engine_config(self.options.model, config, has_tokenizer=has_tokenizer)
         self._steps.load.kv_blocks_total = self._config.total_kv_blocks
         self._guides = Guides(processor)
         self._builder = RequestBuilder(processor, self._config, self._guides)
