@@ -39,9 +39,9 @@ def launch(folder: Path) -> Iterator[Callable[..., EngineProcess]]:
         process.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo_target() -> Iterator[str]:
-    """Where an engine server with the demo model listens; at the end it drains and exits with 0."""
+    """Where an engine server with the demo model listens; after all tests it drains and exits with 0."""
     with tempfile.TemporaryDirectory(prefix="ew-") as folder:
         address = ["--uds", f"{folder}/engine.sock", "--log-level", "error"]
         process = subprocess.Popen([sys.executable, "-m", "enginewire.server", "builtin:demo", *address])

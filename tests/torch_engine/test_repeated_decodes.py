@@ -5,6 +5,7 @@ In bfloat16 the rounding of prompts is so far from that of decodes that most ans
 
 from __future__ import annotations
 
+from functools import cache
 from random import Random
 
 import pytest
@@ -24,6 +25,13 @@ def load_demo(dtype: str, **options: object) -> CoreUnderTest:
     chosen = TorchEngineOptions(model=str(PATH), device="cpu", dtype=dtype, num_threads=1, **options)
     loaded = load_engine(chosen, lambda phase, done: None)
     return CoreUnderTest(loaded, prefix_caching=chosen.enable_prefix_caching)
+
+
+@cache
+def two_engines(dtype: str, prefix_caching: bool) -> tuple[CoreUnderTest, CoreUnderTest]:
+    """Loaded once for all seeds: what they have cached may not show."""
+    options = {"enable_prefix_caching": prefix_caching}
+    return load_demo(dtype, **options), load_demo(dtype, **options)
 
 
 def asking(random: Random, **sampling: object) -> pb.PreprocessedRequest:
@@ -51,7 +59,7 @@ def tokens(answer: Answer) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_an_answer_goes_on_with_the_same_tokens_at_another_engine(seed, prefix_caching, dtype):
     random = Random(seed)
-    lost, other = (load_demo(dtype, enable_prefix_caching=prefix_caching) for _ in range(2))
+    lost, other = two_engines(dtype, prefix_caching)
     for _ in range(3):
         request = asking(random, **some_sampling(random))
         answer = lost.answer(request)

@@ -1,4 +1,7 @@
-"""The tables that compare this server with vLLM's, each cell asked of a real server."""
+"""The tables that compare this server with vLLM's, each cell asked of a real server.
+
+That of embeddings is asked in embeddings/test_embeddings_process.py, where the one that embeds is started.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from tests.backend.frontends.http_api.published_fields import FIELDS, IN_VLLM
 from tests.backend.frontends.http_api.test_fields import FACES, SCHEMA, beside_of
 from tests.backend.frontends.http_api.test_process import address_in
 from tests.repository import ROOT
-from tests.torch_engine.minilm import MINILM
 
 PAGE = (ROOT / "docs" / "http.md").read_text()
 PATHS = {
@@ -158,11 +160,6 @@ def test_every_field_that_is_published_has_its_row_and_no_other() -> None:
 
 def test_generation_serves_refuses_and_leaves_alone_what_the_table_says(demo: httpx2.Client) -> None:
     check(dict.fromkeys(["chat", "completions", "responses"], demo))
-
-
-def test_embedding_serves_refuses_and_leaves_alone_what_the_table_says(tmp_path: Path) -> None:
-    with serving(tmp_path, str(MINILM)) as client:
-        check({"embeddings": client})
 
 
 def test_every_route_is_where_the_table_says(demo: httpx2.Client) -> None:

@@ -16,7 +16,7 @@ from openai import OpenAI
 from enginewire.backend.__main__ import missing_packages
 from enginewire.server.demo_model import questions
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 FAQ = questions()
 
 
