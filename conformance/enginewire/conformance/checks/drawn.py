@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from enginewire.conformance.oracle.beside import FACTS, IDLE, SERVED, VALUES, mixed
+from enginewire.conformance.oracle.beside import FACTS, IDLE, NAMES, SERVED, VALUES, mixed
 from enginewire.conformance.oracle.findings import Finding, findings
 from enginewire.conformance.running.registry import WHOLE, CheckFunction, Phase, check
 from enginewire.conformance.session.context import Context
@@ -72,6 +72,6 @@ for _id in (*BY_ENDS, *BY_THE_REST):
 
 DRAWN: Final = tuple(f"{identifier}/drawn" for identifier in (*BY_ENDS, *BY_THE_REST))
 
-for _id in (SERVED, IDLE, FACTS, VALUES):
+for _id in (SERVED, IDLE, FACTS, VALUES, NAMES):
     _needs = (*WHOLE, *OFFERED, _id, *DRAWN)
     check(_id, variant="mixed", needs=_needs, phase=Phase.LOAD, alone=True, costly=True)(_mixed(_id))

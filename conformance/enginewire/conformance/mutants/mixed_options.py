@@ -53,3 +53,17 @@ class MaskedChoicesHaveFlatValues(Reference):
         options = choice.job.request.sampling_options
         is_masked = bool(options.n > 1 and options.allowed_token_ids)
         super().add_logprobs(choice, output, [value / 4 for value in logits] if is_masked else logits)
+
+
+@mutant("seeded_refusals_name_the_seed", kills="ERR-12/mixed")
+class SeededRefusalsNameTheSeed(Reference):
+    """What was looked at last, not what was wrong."""
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        options = request.request.sampling_options
+        try:
+            super().validate(request)
+        except Refusal as refusal:
+            if options.HasField("seed") and options.HasField("min_p") and refusal.detail.field:
+                refusal.detail.field = "sampling_options.seed"
+            raise

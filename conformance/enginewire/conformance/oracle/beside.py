@@ -12,6 +12,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.oracle.ask import Answer, Target
 from enginewire.conformance.oracle.findings import EFFORTS, TOGETHER, Finding, in_time, parts, target_of
 from enginewire.conformance.oracle.judge import Fault, judge
+from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
 from enginewire.conformance.oracle.mixes import Mix, drawn, options_of, smaller
 from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.shrink import Patience, shrink
@@ -23,6 +24,7 @@ SERVED: Final = "INF-09"
 IDLE: Final = "CON-07"
 FACTS: Final = "INF-03"
 VALUES: Final = "LOG-11"
+NAMES: Final = "ERR-12"
 
 STEPS: Final = 60
 MOST: Final = 3
@@ -117,6 +119,9 @@ async def _mixed(ctx: Context) -> list[Finding]:
         if found:
             break
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
+    for wrong in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
+        answers = await target.ask([each.case for each in wrong], [each.changes for each in wrong])
+        found += [one for each, answer in zip(wrong, answers, strict=True) for one in _misnamed(each, answer)]
     explained = [await _explained(everything, *each, deadline, seed) for each in failed[:MOST]]
     return [*found, *explained]
 
@@ -144,6 +149,19 @@ async def _after(ctx: Context, target: Target) -> AsyncIterator[Finding]:
         expect_equal(info, ctx.info, "GetEngineInfo says something else after a mix of requests")
     except Violation as violation:
         yield Finding(FACTS, violation, target.client.exchanges[-1])
+
+
+def _misnamed(mistake: Mistaken, answer: Answer) -> Iterator[Finding]:
+    """The field that is named is the one that is wrong, however many others are right."""
+    # Of a stream with several requests the exchange has no detail.
+    detail = None if mistake.case.multiplexed else answer.exchange.detail
+    if detail and detail.reason == pb.ERROR_REASON_INVALID_REQUEST:
+        try:
+            named = (detail.field + ".").startswith((f"{mistake.wrong}.", f"{mistake.wrong}["))
+            message = "a refusal names another field than the one that is wrong"
+            expect(named, message, expected=mistake.wrong, seen=detail.field or "none")
+        except Violation as violation:
+            yield Finding(NAMES, violation, answer.exchange)
 
 
 async def _explained(
