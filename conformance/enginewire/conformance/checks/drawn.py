@@ -1,14 +1,17 @@
 """Drawn cases: what the greedy run tells of any mix of options, as one more check of many ids.
 
 All cases are asked once and shared; each check reports what breaks its id. An id is judged only where its
-own simple check holds, which says the same in fewer words.
+own simple check holds, which says the same in fewer words. So it is with mixes,
+which are cases beside options that change nothing of them: they are judged where the cases hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from enginewire.conformance.oracle.findings import findings
+from enginewire.conformance.oracle.beside import FACTS, IDLE, NAMES, SERVED, VALUES, mixed
+from enginewire.conformance.oracle.findings import Finding, findings
 from enginewire.conformance.running.registry import WHOLE, CheckFunction, Phase, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.violation import NotApplicable
@@ -29,21 +32,46 @@ BY_THE_REST: Final = (
 )
 """The ids that a drawn case can break."""
 
+OFFERED: Final = (
+    *("SAM-02", "SAM-06", "SAM-08", "SAM-09", "SAM-11", "SAM-12", "SAM-13", "SAM-14", "SAM-17"),
+    *("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-11", "ABO-01", "ABO-02"),
+)
+"""What the options beside a case do by themselves."""
+
 
 def _drawn(identifier: str) -> CheckFunction:
     async def holds(ctx: Context) -> None:
         """Whatever options are mixed."""
         if not ctx.session.options.cases:
             raise NotApplicable("--cases 0 draws none")
-        for finding in await findings(ctx):
-            if finding.id == identifier:
-                ctx.show(finding.exchange)
-                raise finding.violation
+        _tell(ctx, identifier, await findings(ctx))
 
     holds.__name__ = "whatever_is_mixed"
     return holds
 
 
+def _mixed(identifier: str) -> CheckFunction:
+    async def holds(ctx: Context) -> None:
+        """Beside options that change nothing of it, and beside requests that are aborted."""
+        _tell(ctx, identifier, await mixed(ctx))
+
+    holds.__name__ = "whatever_is_beside_it"
+    return holds
+
+
+def _tell(ctx: Context, identifier: str, found: Sequence[Finding]) -> None:
+    for finding in found:
+        if finding.id == identifier:
+            ctx.show(finding.exchange)
+            raise finding.violation
+
+
 for _id in (*BY_ENDS, *BY_THE_REST):
     _needs = (*WHOLE, _id, *CHOICES.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
     check(_id, variant="drawn", needs=_needs, phase=Phase.LOAD, alone=True)(_drawn(_id))
+
+DRAWN: Final = tuple(f"{identifier}/drawn" for identifier in (*BY_ENDS, *BY_THE_REST))
+
+for _id in (SERVED, IDLE, FACTS, VALUES, NAMES):
+    _needs = (*WHOLE, *OFFERED, _id, *DRAWN)
+    check(_id, variant="mixed", needs=_needs, phase=Phase.LOAD, alone=True, costly=True)(_mixed(_id))

@@ -14,6 +14,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.checks.distributions.rows import Row, rows_of
 from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
+from enginewire.conformance.oracle.beside import FAR
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -27,9 +28,6 @@ ALTERNATIVES: Final = 4
 USUAL_MOST: Final = 20
 PROMPT: Final = 12
 HOT: Final = 5.0
-
-FAR: Final = 0.3
-"""No rounding in low precision takes two computations of one log-probability that far apart."""
 
 IMPOSSIBLE: Final = -1e30
 ABOVE_ZERO: Final = 1e-3

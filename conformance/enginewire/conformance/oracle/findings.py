@@ -74,14 +74,14 @@ async def findings(ctx: Context) -> list[Finding]:
 async def _findings(ctx: Context) -> list[Finding]:
     client = ctx.session.client()
     try:
-        target = await _target(ctx, client)
+        target = await target_of(ctx, client)
     except Violation as violation:
         # Of one check, not of all: what a greedy run needs has been judged before.
         return [Finding(VALID, violation, client.exchanges[-1])]
     seed, wanted = ctx.session.options.seed, ctx.session.options.cases
     cases = {number: draw(seed, number, target.runs, target.offer) for number in range(1, wanted + 1)}
     failed, asked = list[Failed](), 0
-    for numbers in _in_time(ctx, _batches(cases)):
+    for numbers in in_time(ctx, _batches(cases)):
         asked += len(numbers)
         failed += await _ask(target, {number: cases[number] for number in numbers})
     many = f"{asked}" if asked == wanted else f"{asked} of {wanted}, for want of time"
@@ -90,18 +90,18 @@ async def _findings(ctx: Context) -> list[Finding]:
     found = [each async for each in _explained(target, failed, deadline, seed)]
     if wanted:
         # What comes of them the monitor sees; here nothing is known to compare it with.
-        for some in _in_time(ctx, _parts(mistaken(seed, target.runs, target.offer, ctx.config))):
+        for some in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
             await target.ask([each.case for each in some], [each.changes for each in some])
     return found
 
 
-def _in_time(ctx: Context, batches: Iterator[T]) -> Iterator[T]:
+def in_time(ctx: Context, batches: Iterator[T]) -> Iterator[T]:
     """Those for which there is time, counted from the first one on."""
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
     return takewhile(lambda _: time.monotonic() <= deadline, batches)
 
 
-async def _target(ctx: Context, client: Client) -> Target:
+async def target_of(ctx: Context, client: Client) -> Target:
     """The greedy runs. The client is not the check's own: they are no evidence of whichever comes first."""
     lengths = [length for length in (PROMPT_TOKENS, BLOCKS * ctx.block_size + 1, 1) if _fits(ctx, length)]
     if not lengths:
@@ -125,11 +125,11 @@ def _fits(ctx: Context, prompt_tokens: int) -> bool:
 def _batches(cases: dict[int, Case]) -> Iterator[Sequence[int]]:
     """The numbers of cases that are sent together, then of each that is sent alone."""
     together = [number for number, case in cases.items() if case.together]
-    yield from _parts(together)
+    yield from parts(together)
     yield from ([number] for number, case in cases.items() if not case.together)
 
 
-def _parts(some: Sequence[T]) -> Iterator[Sequence[T]]:
+def parts(some: Sequence[T]) -> Iterator[Sequence[T]]:
     """As many at a time as are sent together."""
     return (some[start : start + TOGETHER] for start in range(0, len(some), TOGETHER))
 

@@ -15,7 +15,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.draw import Offer, draw
 from enginewire.conformance.session.context import Greedy
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.requests import Value, path_of
 from enginewire.field_rules import FIELD_RULES
 
 FIRST: Final = 100_000
@@ -30,10 +30,11 @@ SEED: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class Mistaken:
-    """A case, and what else is asked for: a mistake is among it."""
+    """A case, and what else is asked for: a mistake is among it, in the field `wrong`."""
 
     case: Case
     changes: dict[str, Value]
+    wrong: str
 
 
 def mistaken(seed: int, runs: Sequence[Greedy], offer: Offer, config: pb.EngineConfig) -> list[Mistaken]:
@@ -42,7 +43,7 @@ def mistaken(seed: int, runs: Sequence[Greedy], offer: Offer, config: pb.EngineC
     for number, mistake in enumerate([*_mistakes(config)] * EACH):
         rng = random.Random(f"{seed}/mistake/{number}")
         case = draw(seed, FIRST + number, runs, offer)
-        found.append(Mistaken(case, {**_beside(rng, config), **mistake}))
+        found.append(Mistaken(case, {**_beside(rng, config), **mistake}, path_of(next(iter(mistake)))))
     return found
 
 

@@ -27,6 +27,7 @@ SAMPLE: Final = 40
 
 TOGETHER: Final = 8
 DRAWN: Final = "drawn"
+MIXED: Final = "mixed"
 KILLING: Final = FAILED | {Status.WARN}
 
 Judge = Callable[[Mutant, bool], Awaitable[Report]]
@@ -131,11 +132,14 @@ def summary(drawn: Sample, done: Sequence[Noticed]) -> dict[str, object]:
 
 
 def is_about(key: str, mutant: Mutant) -> bool:
-    """True for what may fail: what the first mutant names, and what is drawn or seen of the same areas."""
+    """True for what may fail: what the first mutant names, and what is drawn or seen of the same areas.
+
+    A mix of everything may show anything.
+    """
     named_ones = {*mutant.kills, *mutant.also}
     area, variant = key[:3], key.rpartition("/")[2]
     is_beside = variant in (SEEN, DRAWN, IN_COMPANY)
-    return key in named_ones or (is_beside and area in {one[:3] for one in named_ones})
+    return variant == MIXED or key in named_ones or (is_beside and area in {one[:3] for one in named_ones})
 
 
 async def notice(pair: Pair, judge: Judge, quick: bool) -> Noticed:

@@ -1,0 +1,69 @@
+"""Servers that serve each option rightly and two of them wrongly: only a mix of many shows it."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.generation.job import Choice
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+
+
+@mutant("masks_cannot_be_resumed", kills="INF-09/mixed")
+class MasksCannotBeResumed(Reference):
+    """Has both, and never thought of them together."""
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        super().validate(request)
+        options = request.request.sampling_options
+        if request.request.resume.choices and options.allowed_token_ids:
+            raise Refusal(pb.ERROR_REASON_UNSUPPORTED, "resume: not under a mask", field="resume")
+
+
+class _Remembers(Reference):
+    """Something is left of a request with a bias and bad words."""
+
+    is_left = False
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        super().validate(request)
+        options = request.request.sampling_options
+        self.is_left = self.is_left or bool(options.logit_bias and options.bad_words_token_ids)
+
+
+@mutant("biased_bad_words_wait_for_ever", kills="CON-07/mixed")
+class BiasedBadWordsWaitForEver(_Remembers):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting_tokens += self.is_left
+        return load
+
+
+@mutant("biased_bad_words_change_the_facts", kills="INF-03/mixed")
+class BiasedBadWordsChangeTheFacts(_Remembers):
+    async def info(self) -> pb.GetEngineInfoResponse:
+        info = await super().info()
+        info.engine_version += "+" * self.is_left
+        return info
+
+
+@mutant("masked_choices_have_flat_values", kills="LOG-11/mixed")
+class MaskedChoicesHaveFlatValues(Reference):
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        options = choice.job.request.sampling_options
+        is_masked = bool(options.n > 1 and options.allowed_token_ids)
+        super().add_logprobs(choice, output, [value / 4 for value in logits] if is_masked else logits)
+
+
+@mutant("seeded_refusals_name_the_seed", kills="ERR-12/mixed")
+class SeededRefusalsNameTheSeed(Reference):
+    """What was looked at last, not what was wrong."""
+
+    def validate(self, request: pb.GenerateRequest) -> None:
+        options = request.request.sampling_options
+        try:
+            super().validate(request)
+        except Refusal as refusal:
+            if options.HasField("seed") and options.HasField("min_p") and refusal.detail.field:
+                refusal.detail.field = "sampling_options.seed"
+            raise

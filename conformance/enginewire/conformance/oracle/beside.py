@@ -1,0 +1,190 @@
+"""Asks for the mixes of a run once, while some are aborted, and judges what comes and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.oracle.ask import Answer, Target
+from enginewire.conformance.oracle.findings import EFFORTS, TOGETHER, Finding, in_time, parts, target_of
+from enginewire.conformance.oracle.judge import Fault, judge
+from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
+from enginewire.conformance.oracle.mixes import Mix, drawn, options_of, smaller
+from enginewire.conformance.oracle.predict import is_possible
+from enginewire.conformance.oracle.shrink import Patience, shrink
+from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.context import Context, Greedy
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
+
+SERVED: Final = "INF-09"
+IDLE: Final = "CON-07"
+FACTS: Final = "INF-03"
+VALUES: Final = "LOG-11"
+NAMES: Final = "ERR-12"
+
+STEPS: Final = 60
+MOST: Final = 3
+"""Failures that are looked into."""
+
+FAR: Final = 0.3
+"""No rounding in low precision takes two computations of one log-probability that far apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """What there is to compare with. `values`: the log-probabilities of each greedy run, or nothing."""
+
+    target: Target
+    values: Sequence[Sequence[float]]
+
+    async def ask(self, mixes: Sequence[Mix]) -> list[Answer]:
+        """All at the same time; some are aborted meanwhile."""
+        ctx = self.target.ctx
+        ids = [ctx.request().request_id for _ in mixes]
+        beside = [{**self._changes(mix), "request_id": name} for mix, name in zip(mixes, ids, strict=True)]
+        aborted = [name for mix, name in zip(mixes, ids, strict=True) if mix.is_aborted]
+        answers, _ = await asyncio.gather(
+            self.target.ask([mix.case for mix in mixes], beside), self._meanwhile(aborted)
+        )
+        return answers
+
+    def _changes(self, mix: Mix) -> dict[str, object]:
+        offered = options_of(self.target.run_of(mix.case), self.target.ctx.config)
+        return {field: value for name in mix.beside for field, value in offered[name].items()}
+
+    async def _meanwhile(self, aborted: Sequence[str]) -> None:
+        client = self.target.client
+        for name in aborted:
+            await pause()
+            await client.abort([name])
+            await client.load()
+
+    def fault(self, mix: Mix, answer: Answer) -> Fault | None:
+        """The first fault of an answer."""
+        run, offer = self.target.run_of(mix.case), self.target.offer
+        if mix.is_aborted and _is_cut(answer):
+            return next(self._faults_of_tokens(mix, answer, run), None) if offer.is_exact else None
+        return judge(mix.case, answer, run, offer) or next(self._faults_of_values(mix, answer, run), None)
+
+    def _faults_of_tokens(self, mix: Mix, answer: Answer, run: Greedy) -> Iterator[Fault]:
+        """What came before the abort stays valid."""
+        for index, choice in answer.choices.items():
+            due = run.tokens[mix.case.delivered(index) :]
+            is_known = len(run.tokens) >= mix.case.min_tokens and not mix.case.min_tokens
+            if is_known and choice.tokens != due[: len(choice.tokens)]:
+                yield Fault("SAM-01", f"choice {index} has other tokens before its abort", due, choice.tokens)
+
+    def _faults_of_values(self, mix: Mix, answer: Answer, run: Greedy) -> Iterator[Fault]:
+        """As long as the tokens are those of the greedy run."""
+        known = self.values[mix.case.prompt] if self.values else ()
+        for index, choice in answer.choices.items():
+            place = mix.case.delivered(index)
+            for output in choice.outputs:
+                for token, value in zip(output.token_ids, output.logprobs.token_logprobs, strict=False):
+                    if place >= len(known) or token != run.tokens[place]:
+                        break
+                    if abs(value - known[place]) > FAR:
+                        message = f"token {token} of choice {index} has another log-probability in a mix"
+                        yield Fault(VALUES, message, f"{known[place]:.4f}", f"{value:.4f}")
+                    place += 1
+
+
+async def mixed(ctx: Context) -> list[Finding]:
+    """All there is wrong, made once per session."""
+    return await ctx.session.once("mixed", lambda: _mixed(ctx))
+
+
+async def _mixed(ctx: Context) -> list[Finding]:
+    if not (wanted := ctx.session.options.cases):
+        raise NotApplicable("--cases 0 draws none")
+    client = ctx.session.client()
+    target = await target_of(ctx, client)
+    everything = Mixed(target, [await _values(target, run) for run in target.runs])
+    seed = ctx.session.options.seed
+    mixes = list(enumerate(drawn(seed, wanted, target.runs, target.offer, ctx.config)))
+    found: list[Finding] = []
+    failed: list[tuple[int, Mix, Fault, Answer]] = []
+    for some in in_time(ctx, parts(mixes)):
+        answers = await everything.ask([mix for _, mix in some])
+        for (number, mix), answer in zip(some, answers, strict=True):
+            # What found no room says nothing, nor does an abort that came before its request.
+            if not answer.is_busy and not (mix.is_aborted and answer.status.startswith("CANCELLED")):
+                fault = everything.fault(mix, answer)
+                failed += [(number, mix, fault, answer)] if fault else []
+        found += [each async for each in _after(ctx, target)]
+        if found:
+            break
+    deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
+    for wrong in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
+        answers = await target.ask([each.case for each in wrong], [each.changes for each in wrong])
+        found += [one for each, answer in zip(wrong, answers, strict=True) for one in _misnamed(each, answer)]
+    explained = [await _explained(everything, *each, deadline, seed) for each in failed[:MOST]]
+    return [*found, *explained]
+
+
+async def _values(target: Target, run: Greedy) -> list[float]:
+    """The log-probabilities of the tokens of a greedy run; none where the engine tells none."""
+    if not target.ctx.capabilities.logprobs:
+        return []
+    asked = {"token_ids": run.prompt, "max_tokens": len(run.tokens), "logprobs": 0}
+    stream = await target.ctx.start(target.ctx.request(**asked), client=target.client).ok()
+    if stream.tokens != run.tokens:
+        return []
+    return [value for output in stream.choice.outputs for value in output.logprobs.token_logprobs]
+
+
+async def _after(ctx: Context, target: Target) -> AsyncIterator[Finding]:
+    """Nothing is held any more, and the engine is who it was."""
+    try:
+        load = await ctx.idle()
+        expect(not load.waiting_tokens, "prompt tokens wait, and no request does", seen=load.waiting_tokens)
+    except Violation as violation:
+        yield Finding(IDLE, violation, ctx.client.exchanges[-1])
+    info = await target.client.info()
+    try:
+        expect_equal(info, ctx.info, "GetEngineInfo says something else after a mix of requests")
+    except Violation as violation:
+        yield Finding(FACTS, violation, target.client.exchanges[-1])
+
+
+def _misnamed(mistake: Mistaken, answer: Answer) -> Iterator[Finding]:
+    """The field that is named is the one that is wrong, however many others are right."""
+    # Of a stream with several requests the exchange has no detail.
+    detail = None if mistake.case.multiplexed else answer.exchange.detail
+    if detail and detail.reason == pb.ERROR_REASON_INVALID_REQUEST:
+        try:
+            named = (detail.field + ".").startswith((f"{mistake.wrong}.", f"{mistake.wrong}["))
+            message = "a refusal names another field than the one that is wrong"
+            expect(named, message, expected=mistake.wrong, seen=detail.field or "none")
+        except Violation as violation:
+            yield Finding(NAMES, violation, answer.exchange)
+
+
+async def _explained(
+    mixed: Mixed, number: int, mix: Mix, fault: Fault, answer: Answer, deadline: float, seed: int
+) -> Finding:
+    """In its smallest form, if it comes again alone."""
+
+    async def fails(other: Mix) -> tuple[Fault, Answer] | None:
+        [again] = await mixed.ask([other])
+        found = mixed.fault(other, again)
+        return (found, again) if found and found.rule == fault.rule else None
+
+    def possible(other: Mix) -> bool:
+        run = mixed.target.run_of(other.case)
+        return is_possible(other.case, run.tokens, mixed.target.offer.eos_token_ids)
+
+    small = await shrink(mix, smaller, possible, fails, Patience(STEPS, deadline))
+    fault, answer = small.fault or (fault, answer)
+    again = "" if small.fault else f", only beside {TOGETHER - 1} others"
+    message = f"{fault.message} ({small.case.described}; mix {number} of seed {seed}{again})"
+    identifier = VALUES if fault.rule == VALUES else SERVED
+    return Finding(identifier, Violation(message, expected=fault.expected, seen=fault.seen), answer.exchange)
+
+
+def _is_cut(answer: Answer) -> bool:
+    return any(output.finish_reason == pb.FINISH_REASON_CANCELLED for output in answer.outputs)

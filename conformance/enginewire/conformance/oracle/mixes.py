@@ -1,0 +1,103 @@
+"""Mixes: drawn cases beside options that change neither their tokens nor their end. Sends nothing.
+
+What such an option is the greedy run tells: a mask that allows all of its tokens changes nothing. Some mixes
+are aborted, so that the others have that beside them as well.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.oracle.case import Case
+from enginewire.conformance.oracle.draw import MANY, Offer, draw
+from enginewire.conformance.oracle.shrink import smaller as smaller_case
+from enginewire.conformance.session.context import Greedy
+from enginewire.conformance.session.requests import Value, path_of
+from enginewire.field_rules import FIELD_RULES
+
+FIRST: Final = 200_000
+"""Of the cases that are mixed: others than those that are asked plainly, and those with a mistake."""
+
+CHANCE: Final = 0.35
+ABORTED: Final = 0.2
+HOT: Final = 1.5
+UNLIKELY: Final = -50.0
+SEED: Final = 7
+
+Changes = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """A case and what is beside it: names of `options_of`. `is_aborted`: somebody aborts it at some time."""
+
+    case: Case
+    beside: tuple[str, ...] = ()
+    is_aborted: bool = False
+
+    @property
+    def described(self) -> str:
+        """In one line."""
+        parts = [self.case.described, *self.beside, *(["aborted"] if self.is_aborted else [])]
+        return ", ".join(parts)
+
+
+def options_of(run: Greedy, config: pb.EngineConfig) -> dict[str, Changes]:
+    """What an engine offers that changes nothing of a greedy run, by name."""
+    never = [token for token in range(config.vocab_size) if token not in run.tokens][:MANY]
+    masked = sorted({*run.tokens, *never[: MANY // 2]})
+    most = FIELD_RULES[path_of("logprobs")].most(config.limits)
+    found: dict[str, dict[str, Value]] = {
+        "top_k 1": {"temperature": HOT, "top_k": 1},
+        "top_p": {"top_p": 0.5},
+        "min_p": {"min_p": 0.1},
+        "seed": {"seed": SEED},
+        "logprobs": {"logprobs": min(2, most)},
+        "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": never[:2]},
+        "allowed_token_ids": {"allowed_token_ids": masked},
+        "bad_words": {"bad_words_token_ids": [pb.TokenSequence(token_ids=[token]) for token in never]},
+        "logit_bias": {"logit_bias": [pb.LogitBias(token_id=token, bias=UNLIKELY) for token in never]},
+        "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        "priority": {"priority": -1},
+        "annotations": {"annotations": ["nobody.knows:this"]},
+    }
+    return {name: changes for name, changes in found.items() if _are_offered(changes, config)}
+
+
+def _are_offered(changes: Changes, config: pb.EngineConfig) -> bool:
+    """As the rules of the fields have it: the capability is there, the limit holds, and something is said."""
+    for name, value in changes.items():
+        rule, size = FIELD_RULES[path_of(name)], len(value) if isinstance(value, list) else 1
+        is_declared = not rule.capability or getattr(config.capabilities, rule.capability)
+        if not (is_declared and 0 < size <= rule.most(config.limits)):
+            return False
+    return True
+
+
+def drawn(seed: int, count: int, runs: Sequence[Greedy], offer: Offer, config: pb.EngineConfig) -> list[Mix]:
+    """The first mixes of a seed; all of them are sent together."""
+    return [_mix(seed, number, runs, offer, config) for number in range(count)]
+
+
+def _mix(seed: int, number: int, runs: Sequence[Greedy], offer: Offer, config: pb.EngineConfig) -> Mix:
+    rng = random.Random(f"{seed}/mix/{number}")
+    case = replace(draw(seed, FIRST + number, runs, offer), together=True)
+    beside = [name for name in options_of(runs[case.prompt], config) if rng.random() < CHANCE]
+    return Mix(case=case, beside=tuple(beside), is_aborted=rng.random() < ABORTED)
+
+
+def smaller(mix: Mix) -> Iterator[Mix]:
+    """Every mix that is one step simpler, the largest steps first."""
+    if mix.is_aborted:
+        yield replace(mix, is_aborted=False)
+    if len(mix.beside) > 1:
+        yield replace(mix, beside=())
+    for name in mix.beside:
+        yield replace(mix, beside=tuple(other for other in mix.beside if other != name))
+    for case in smaller_case(mix.case):
+        if case.together:
+            yield replace(mix, case=case)

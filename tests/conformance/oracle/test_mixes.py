@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from enginewire import v1 as pb
+from enginewire.conformance.oracle.draw import Offer
+from enginewire.conformance.oracle.mixes import Mix, drawn, options_of, smaller
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.session.context import Greedy
+from enginewire.conformance.session.requests import change, good_request
+
+CONFIG = Reference().config
+RUN = Greedy([5, 6, 7], [9, 9, 11, 40, 9, 12, 13, 14])
+OFFER = Offer.of(CONFIG)
+
+
+@pytest.mark.parametrize("name", options_of(RUN, CONFIG))
+def test_each_option_lets_every_greedy_token_be_the_best(name: str) -> None:
+    request = change(good_request("r", RUN.prompt), **options_of(RUN, CONFIG)[name]).request
+    options = request.sampling_options
+    assert not options.allowed_token_ids or set(RUN.tokens) <= set(options.allowed_token_ids)
+    assert not {word.token_ids[0] for word in options.bad_words_token_ids} & set(RUN.tokens)
+    assert not {entry.token_id for entry in options.logit_bias if entry.bias} & set(RUN.tokens)
+    assert options.temperature == 0 or options.top_k == 1
+
+
+def test_every_option_has_a_request_that_a_correct_server_takes() -> None:
+    server = Reference()
+    for changes in options_of(RUN, CONFIG).values():
+        server.validate(change(good_request("r", RUN.prompt), **changes))
+
+
+def test_what_an_engine_does_not_offer_is_beside_nothing() -> None:
+    modest = pb.EngineConfig(vocab_size=60, capabilities=pb.Capabilities(logprobs=True))
+    assert set(options_of(RUN, modest)) == {"top_k 1", "top_p", "logprobs", "annotations"}
+
+
+def test_the_mixes_of_a_seed_are_the_same_however_many_are_drawn() -> None:
+    first = drawn(1, 40, [RUN], OFFER, CONFIG)
+    assert first[:10] == drawn(1, 10, [RUN], OFFER, CONFIG)
+    assert first != drawn(2, 40, [RUN], OFFER, CONFIG)
+    assert {name for mix in first for name in mix.beside} == set(options_of(RUN, CONFIG))
+    assert 0 < sum(mix.is_aborted for mix in first) < 20
+    assert all(mix.case.together for mix in first)
+
+
+def test_a_mix_gets_simpler_until_nothing_is_beside_it() -> None:
+    [mix] = drawn(3, 1, [RUN], OFFER, CONFIG)
+    mix = Mix(case=mix.case, beside=("logprobs", "seed", "top_p"), is_aborted=True)
+    steps = 0
+    # What has no tokens is no request; whoever shrinks leaves it out.
+    while following := next((other for other in smaller(mix) if other.case.max_tokens), None):
+        assert following != mix
+        mix, steps = following, steps + 1
+    assert (mix.beside, mix.is_aborted) == ((), False)
+    assert 2 < steps < 200
