@@ -49,6 +49,18 @@ class LittleMemory(Reference):
         self.config.limits.ClearField("max_n")
 
 
+class OneSlot(Reference):
+    """Where the second choice of a request begins when the first has ended."""
+
+    settings = replace(Settings(), max_num_seqs=1)
+
+
+class TwoSlots(Reference):
+    """Where the third one does."""
+
+    settings = replace(Settings(), max_num_seqs=2)
+
+
 class SmallVocabulary(Reference):
     """Where prompts that are drawn carelessly are soon the same."""
 
@@ -80,6 +92,8 @@ class SmallVocabulary(Reference):
             ),
             ("USE-06", "USE-07", "LOG-07", "GDE-01", "KVE-03"),
         ),
+        (OneSlot, ("ABO-01", "SEQ-02"), ("SEQ-05", "SEQ-05/cancelled")),
+        (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
         (OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08")),
         (LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",)),
         (SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), ()),

@@ -60,7 +60,7 @@ async def choices_differ(ctx: Context) -> None:
 @check("SEQ-04", variant="more-than-slots", needs=(*SHAPE, "SEQ-02", "SEQ-03", "SEQ-04"), alone=True)
 async def choices_without_a_slot_differ(ctx: Context) -> None:
     """One more than there are slots: it waits for one, and has a whole answer of its own."""
-    slots = ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else MANY
+    slots = _slots(ctx)
     if slots >= min(_most(ctx), MANY):
         raise NotApplicable(f"{slots} slots are no fewer than the choices that a request may have here")
     request = ctx.request(n=slots + 1, temperature=WARM, max_tokens=ctx.tokens(TOKENS))
@@ -84,7 +84,7 @@ async def an_abort_ends_all(ctx: Context) -> None:
     stream = await _running(ctx)
     await ctx.client.abort([stream.request.request_id])
     await stream.end()
-    for index in range(_count(ctx)):
+    for index in range(_at_once(ctx)):
         choice = stream.choices.get(index)
         reason = choice.reason_name if choice else "no output"
         expect_equal(reason, "CANCELLED", f"choice {index} of an aborted request")
@@ -117,6 +117,17 @@ def _count(ctx: Context) -> int:
     return min(_most(ctx), MOST)
 
 
+def _slots(ctx: Context) -> int:
+    return ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else MANY
+
+
+def _at_once(ctx: Context) -> int:
+    """Choices that run at the same time. NotApplicable where a second one would wait for the first."""
+    if _slots(ctx) == 1:
+        raise NotApplicable("max_num_seqs is 1")
+    return min(_count(ctx), _slots(ctx))
+
+
 def _request(ctx: Context, **changes: Value) -> pb.GenerateRequest:
     return ctx.request(**{"n": _count(ctx), "temperature": WARM, "max_tokens": ctx.tokens(TOKENS), **changes})
 
@@ -139,8 +150,9 @@ async def _one_early(ctx: Context, stream: Stream) -> Stream:
 
 async def _running(ctx: Context) -> Stream:
     """A long request of which each choice has begun."""
-    stream = ctx.start(ctx.long_request(n=_count(ctx), temperature=WARM))
-    while len(stream.choices) < _count(ctx):
+    count = _at_once(ctx)
+    stream = ctx.start(ctx.long_request(n=count, temperature=WARM))
+    while len(stream.choices) < count:
         if await anext(stream.call, None) is None:
             raise Violation("the stream ended before each choice began", seen=stream.exchange.status)
     return stream
