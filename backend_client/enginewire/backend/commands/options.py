@@ -56,7 +56,7 @@ class DemoOptions:
 
     model: str = option("builtin:demo", "model to talk to: a folder, or builtin:demo", positional=True)
     engine: str = option("torch", "engine to run: torch, mocker, or module:Class of your own")
-    ready_timeout: float = option(60.0, "how long the processes may take to start", unit="s", at_least=1)
+    ready_timeout: float = option(300.0, "how long the processes may take to start", unit="s", at_least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
