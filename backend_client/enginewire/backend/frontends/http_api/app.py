@@ -121,9 +121,9 @@ class Facts:
         engines = self._served.backend.backend.engines
         info = await engines.info(HEALTH_TIMEOUT_SECONDS)
         config = info.config
-        served = config.served_model_name or config.model
-        parents: dict[str, str | None] = dict.fromkeys([served, *config.aliases])
-        parents |= {each.name: served for each in await engines.adapters(HEALTH_TIMEOUT_SECONDS)}
+        names = await self._served.all_names(HEALTH_TIMEOUT_SECONDS)
+        parents: dict[str, str | None] = dict.fromkeys(names)
+        parents |= {each.name: names[0] for each in await engines.adapters(HEALTH_TIMEOUT_SECONDS)}
         length = config.context_length if config.HasField("context_length") else None
         return [
             {
