@@ -248,6 +248,9 @@ class ServeOptions(BackendOptions):
     root_path: str = option(
         "", "path below which a proxy in front serves the HTTP API, such as /llm, taken off by it or not"
     )
+    served_model_name: tuple[str, ...] = option(
+        (), "name of the model over HTTP in place of the engine's; all are accepted, the first is answered"
+    )
     allow_runtime_lora_updating: bool = option(
         False, "let callers of HTTP load adapters from the engines' adapter folders and unload them"
     )
@@ -257,8 +260,7 @@ class ServeOptions(BackendOptions):
     )
     reasoning_parser: ReasoningParserName = option(
         "auto",
-        "how the model marks its thinking; auto takes what its chat template shows, none leaves it in the"
-        " answer",
+        "how the model marks its thinking; auto takes what its chat template shows, none leaves it as text",
     )
     smg_port: int | None = option(
         None,

@@ -6,7 +6,7 @@ Knows nothing about JSON.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from enginewire.backend.parsing.pieces import CallArguments, CallBegin, Piece, PieceParser, Text, Thinking
@@ -32,6 +32,16 @@ class Delta:
 
     def __bool__(self) -> bool:
         return bool(self.thinking or self.text or self.calls)
+
+    def in_order(self, open_call: int | None) -> Iterator[Thinking | Text | CallDelta]:
+        """What is new, as it was said: `open_call` is the place of the call that goes on, if one does."""
+        if open_call in self.calls:
+            yield self.calls[open_call]
+        if self.thinking:
+            yield Thinking(self.thinking)
+        if self.text:
+            yield Text(self.text)
+        yield from (call for index, call in self.calls.items() if index != open_call)
 
 
 class AnswerReader:

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, TextIO
 
-from enginewire.backend.terminal_text import harmless
+from enginewire.backend.processes.terminal_text import harmless
 
 PROGRESS: Final = re.compile(r"(\S+) (\d+) %")
 DEVICE: Final = "device: "

@@ -53,6 +53,8 @@ TEMPLATE = (
 )
 ROUTE_BODIES: dict[str, tuple[dict[str, object], int]] = {
     **{f"POST {path}": (BASE[face], 200) for face, path in PATHS.items()},
+    "POST /v1/messages": ({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}, 200),
+    "POST /v1/messages/count_tokens": ({"messages": [{"role": "user", "content": "Hi"}]}, 200),
     "POST /tokenize": ({"prompt": "Hi"}, 200),
     "POST /detokenize": ({"tokens": [70]}, 200),
     # The engine is asked, and has no such adapter.

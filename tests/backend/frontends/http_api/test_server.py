@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -155,6 +156,46 @@ async def test_below_a_path_of_a_proxy_every_route_is_found(text_backend: TextBa
             assert answer.json()["choices"][0]["text"] == "ok"
         for path in ("/llm", "/llm/v2x/health", "/llm/v2/llm/v2/health"):
             assert (await client.get(path)).status_code == 404
+
+
+async def test_the_page_finds_its_files_below_a_path_of_a_proxy(text_backend: TextBackend) -> None:
+    async with (
+        serving_http(text_backend, root_path="/llm") as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=20, follow_redirects=True) as client,
+    ):
+        page = await client.get("/llm")
+        assert page.url.path == "/llm/"
+        linked = re.findall(r'(?:href|src)="([^"#:]+)"', page.text)
+        assert len(linked) > 4
+        for each in linked:
+            assert (await client.get(page.url.join(each))).status_code == 200
+        assert not re.search(r'[(\s"]/(?:enginewire|page)/', "".join(await scripts(client, page, linked)))
+
+
+async def scripts(client: httpx2.AsyncClient, page: httpx2.Response, linked: list[str]) -> list[str]:
+    """The page's scripts, those that others import included."""
+    found = {each: "" for each in linked if each.endswith(".js")}
+    while missing := [each for each, text in found.items() if not text]:
+        for each in missing:
+            found[each] = (await client.get(page.url.join(each))).text
+            found |= {f"page/{name}": "" for name in re.findall(r'from "\./([^"]+)"', found[each])} | found
+    assert len(found) > 5
+    return list(found.values())
+
+
+async def test_names_of_the_backend_stand_in_front_of_the_engines(start_backend: StartBackend) -> None:
+    backend, _ = await start_backend(served_model_name=("engine-name", "alias"))
+    async with sdk(backend, served_model_name=("first", "second")) as client:
+        assert [each.id for each in (await client.models.list()).data] == ["first", "second"]
+        for name in ("first", "second"):
+            answer = await client.completions.create(model=name, prompt="ab")
+            assert (answer.model, answer.choices[0].text) == ("first", "ab")
+            response = await client.responses.create(model=name, input="ab")
+            assert response.model == "first"
+        for name in ("engine-name", "alias", "mocker"):
+            with pytest.raises(NotFoundError) as refusal:
+                await client.completions.create(model=name, prompt="ab")
+            assert refusal.value.param == "model"
 
 
 async def test_a_stream_ends_with_done_and_has_no_usage_unasked(http: httpx2.AsyncClient) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from enginewire.backend.decoding.annotated import BackendOutput
-from enginewire.backend.terminal_text import harmless
+from enginewire.backend.processes.terminal_text import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,11 +20,11 @@ from starlette.routing import Route
 from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
-from enginewire.backend.frontends.http_api.adapters import LoadAdapterRoute, UnloadAdapterRoute
 from enginewire.backend.frontends.http_api.body import InvalidBody
 from enginewire.backend.frontends.http_api.embeddings.route import EmbeddingsRoute
 from enginewire.backend.frontends.http_api.incoming import CallerLeft
 from enginewire.backend.frontends.http_api.json_response import as_json, refused
+from enginewire.backend.frontends.http_api.messages.route import CountTokensRoute, MessagesRoute
 from enginewire.backend.frontends.http_api.metrics import BackendMetrics
 from enginewire.backend.frontends.http_api.no_such_route import no_such_route
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
@@ -39,7 +39,8 @@ from enginewire.backend.frontends.http_api.refusal import (
     refusal_of,
 )
 from enginewire.backend.frontends.http_api.responses.route import ResponsesRoute
-from enginewire.backend.frontends.http_api.tokenization import DetokenizeRoute, TokenizeRoute
+from enginewire.backend.frontends.http_api.vllm.adapters import LoadAdapterRoute, UnloadAdapterRoute
+from enginewire.backend.frontends.http_api.vllm.tokenization import DetokenizeRoute, TokenizeRoute
 from enginewire.version import __version__
 
 HEALTH_TIMEOUT_SECONDS = 2.0
@@ -57,6 +58,8 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlet
             ),
             Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
             Route("/v1/responses", ResponsesRoute(served), methods=["POST"]),
+            Route("/v1/messages", MessagesRoute(served), methods=["POST"]),
+            Route("/v1/messages/count_tokens", CountTokensRoute(served), methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
             Route("/v1/load_lora_adapter", LoadAdapterRoute(served), methods=["POST"]),
             Route("/v1/unload_lora_adapter", UnloadAdapterRoute(served), methods=["POST"]),
@@ -121,9 +124,9 @@ class Facts:
         engines = self._served.backend.backend.engines
         info = await engines.info(HEALTH_TIMEOUT_SECONDS)
         config = info.config
-        served = config.served_model_name or config.model
-        parents: dict[str, str | None] = dict.fromkeys([served, *config.aliases])
-        parents |= {each.name: served for each in await engines.adapters(HEALTH_TIMEOUT_SECONDS)}
+        names = await self._served.all_names(HEALTH_TIMEOUT_SECONDS)
+        parents: dict[str, str | None] = dict.fromkeys(names)
+        parents |= {each.name: names[0] for each in await engines.adapters(HEALTH_TIMEOUT_SECONDS)}
         length = config.context_length if config.HasField("context_length") else None
         return [
             {

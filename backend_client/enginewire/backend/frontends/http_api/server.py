@@ -68,7 +68,13 @@ class HttpFace:
     def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
         self.address = url_of(listener)
         formats = model_formats(backend.tokenizer, options.tool_call_parser, options.reasoning_parser)
-        self._served = ServedBackend(backend, options.timeout, formats, options.allow_runtime_lora_updating)
+        self._served = ServedBackend(
+            backend,
+            options.timeout,
+            formats,
+            options.allow_runtime_lora_updating,
+            options.served_model_name,
+        )
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
             make_app(self._served, middleware_of(options, hosts)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from enginewire import v1 as pb
@@ -28,6 +29,8 @@ class EmbeddingsRoute(PostRoute):
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = read_asked(body)
+        name = asked.model
+        asked = replace(asked, model=await self._served.name_at_engine(name))
         answer_id = f"embd-{uuid.uuid4().hex}"
         work = VectorWork(self._served, asked, answer_id, trace)
         self._served.live.add(work)
@@ -36,7 +39,7 @@ class EmbeddingsRoute(PostRoute):
         finally:
             self._served.live.discard(work)
             await work.close()
-        model = await self._served.name_in_answer(asked.model)
+        model = await self._served.name_in_answer(name)
         await reply.whole(answer_of(embeddings, model, is_base64=asked.is_base64), answer_id)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -16,7 +17,11 @@ class RootPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, whose `path` begins with `root_path`."""
         path: str = scope["path"]
-        if path == self._root_path or path.startswith(f"{self._root_path}/"):
+        if path == self._root_path and scope["method"] in ("GET", "HEAD"):
+            # The addresses in the page are below the folder that the page is in.
+            await RedirectResponse(f"{self._root_path}/")(scope, receive, send)
+            return
+        if path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path)
         scope = {**scope, "path": self._root_path + path, "root_path": self._root_path}
         await self._app(scope, receive, send)

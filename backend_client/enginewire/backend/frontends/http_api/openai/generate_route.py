@@ -45,7 +45,8 @@ class Refusable(Protocol):
 class ServedBackend:
     """What all routes share. `timeout` in seconds; `formats` say how the model's answers are read.
 
-    `allows_adapters` lets callers load adapters and unload them. `live` has every answer on its way, so that
+    `allows_adapters` lets callers load adapters and unload them. `names` are what callers call the model, the
+    first one in answers; without any they are the engine's. `live` has every answer on its way, so that
     the end of the server can end them; `closing` is set when it has begun to end.
     """
 
@@ -53,6 +54,7 @@ class ServedBackend:
     timeout: float | None
     formats: ModelFormats = field(default_factory=ModelFormats)
     allows_adapters: bool = False
+    names: Sequence[str] = ()
     live: set[Refusable] = field(default_factory=set)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -68,7 +70,7 @@ class ServedBackend:
         """
         engines = self.backend.backend.engines
         config = (await engines.info(INFO_TIMEOUT_SECONDS)).config
-        if not model or model in (config.model, config.served_model_name, *config.aliases):
+        if not model or model in (self.names or (config.model, *engine_names(config))):
             return config
         if model in {each.name for each in await engines.adapters(INFO_TIMEOUT_SECONDS)}:
             return config
@@ -76,14 +78,29 @@ class ServedBackend:
 
     async def model_name(self, timeout: float | None = None) -> str:
         """What users call the model. Raises RequestFailed."""
-        config = (await self.backend.backend.engines.info(timeout)).config
-        return config.served_model_name or config.model
+        return (await self.all_names(timeout))[0]
+
+    async def all_names(self, timeout: float | None = None) -> Sequence[str]:
+        """All that callers may call the model, the first one in answers. Raises RequestFailed."""
+        return self.names or engine_names((await self.backend.backend.engines.info(timeout)).config)
 
     async def name_in_answer(self, asked: str) -> str:
         """The model's first name, whichever the caller used; an adapter's own. Raises RequestFailed."""
         config = (await self.backend.backend.engines.info(None)).config
-        served = config.served_model_name or config.model
-        return served if asked in ("", config.model, *config.aliases) else asked
+        first, *others = self.names or engine_names(config)
+        return first if asked in ("", config.model, *others) else asked
+
+    async def name_at_engine(self, asked: str) -> str:
+        """What the engine calls what a caller named, "" for its model. Raises Refused and RequestFailed."""
+        if not self.names or asked in ("", *self.names):
+            return "" if self.names else asked
+        await self.config_of(asked)
+        return asked
+
+
+def engine_names(config: pb.EngineConfig) -> Sequence[str]:
+    """What an engine is called, its first name first."""
+    return [config.served_model_name or config.model, *config.aliases]
 
 
 class WrittenAnswer(Protocol):
@@ -139,6 +156,10 @@ class AnswerRoute(PostRoute, Generic[Asked]):
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         asked = self.read(body)
+        name = asked.model
+        at_engine = await self._served.name_at_engine(name)
+        for prompt in asked.prompts:
+            prompt.request.model = at_engine
         fit = await carry_out(asked.tokenizer_fields, asked.prompts, self._served.backend)
         answer_id = f"{self.id_prefix}-{asked.request_id or uuid.uuid4().hex}"
         streams = PromptStreams(self._served.backend, asked, fit, self._served.timeout, answer_id, trace)
@@ -147,7 +168,7 @@ class AnswerRoute(PostRoute, Generic[Asked]):
             async with streams:
                 # Until the first output a refusal still gets a status code of its own.
                 batch = await streams.read()
-                head = Head(answer_id, int(time.time()), await self._served.name_in_answer(asked.model))
+                head = Head(answer_id, int(time.time()), await self._served.name_in_answer(name))
                 answer = self.begun(asked, head, streams)
                 if asked.is_stream:
                     await reply.begin_events(answer_id, answer.failed)

@@ -21,8 +21,12 @@ EVENT_TYPE: Final = "text/event-stream; charset=utf-8"
 class Reply:
     """One answer on its way out."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(
+        self, send: Send, error_body: Callable[[Refusal], bytes] = lambda refusal: refusal.body
+    ) -> None:
+        """`error_body` writes an error answer."""
         self._send = send
+        self._error_body = error_body
         self._is_begun = False
         self._failed: Callable[[Refusal], bytes] | None = None
 
@@ -56,7 +60,7 @@ class Reply:
         if self._is_begun:
             await self.last_events(self._failed(refusal) if self._failed else b"")
         else:
-            await self._json(refusal.status, refusal.body, refusal.headers)
+            await self._json(refusal.status, self._error_body(refusal), refusal.headers)
 
     async def _json(self, status: int, data: bytes, headers: Mapping[str, str]) -> None:
         await self._begin(status, {"content-type": JSON_TYPE, "content-length": str(len(data)), **headers})

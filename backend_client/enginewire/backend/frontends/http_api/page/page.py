@@ -72,7 +72,7 @@ class Page:
         return as_json(
             {
                 "version": __version__,
-                "model": config.served_model_name or config.model,
+                "model": await self._served.model_name(INFO_TIMEOUT_SECONDS),
                 "engine": f"{info.engine_name} {info.engine_version}".strip(),
                 "context_length": config.context_length,
                 "kv_block_size": config.kv_cache_block_size,

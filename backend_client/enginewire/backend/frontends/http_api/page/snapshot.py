@@ -43,18 +43,11 @@ def request_rows(live: Sequence[LiveRequest]) -> list[dict[str, object]]:
     now = time.monotonic()
     return [
         {
-            "id": request.request_id,
-            "face": request.face,
+            **row(request),
             "phase": request.phase,
-            "engine": request.target,
-            "attempts": request.num_attempts,
-            "prompt_tokens": request.num_prompt_tokens,
-            "tokens": request.num_tokens,
             "max_tokens": request.max_tokens,
-            "choices": request.num_choices,
             "withheld": request.num_withheld,
             "age": now - request.began_at,
-            "ttft": request.ttft,
         }
         for request in live[:MAX_ROWS]
     ]
@@ -65,20 +58,27 @@ def ended_rows(ended: Sequence[EndedRequest]) -> list[dict[str, object]]:
     now = time.monotonic()
     return [
         {
-            "id": request.request_id,
-            "face": request.face,
+            **row(request),
             "outcome": request.outcome,
-            "engine": request.target,
-            "attempts": request.num_attempts,
-            "prompt_tokens": request.num_prompt_tokens,
-            "tokens": request.num_tokens,
-            "choices": request.num_choices,
-            "ttft": request.ttft,
             "seconds": request.seconds,
             "ago": now - request.ended_at,
         }
         for request in ended
     ]
+
+
+def row(request: LiveRequest | EndedRequest) -> dict[str, object]:
+    """What is told of a request, whether it lives or not. Times in seconds."""
+    return {
+        "id": request.request_id,
+        "face": request.face,
+        "engine": request.target,
+        "attempts": request.num_attempts,
+        "prompt_tokens": request.num_prompt_tokens,
+        "tokens": request.num_tokens,
+        "choices": request.num_choices,
+        "ttft": request.ttft,
+    }
 
 
 def total_fields(activity: Activity) -> dict[str, object]:

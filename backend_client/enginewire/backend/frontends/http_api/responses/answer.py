@@ -30,6 +30,7 @@ from enginewire.backend.frontends.http_api.responses.items import (
     TextItem,
 )
 from enginewire.backend.parsing.delta import CallDelta
+from enginewire.backend.parsing.pieces import Text, Thinking
 
 # Why a choice ended, when that was not its natural end.
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -99,18 +100,16 @@ class ResponseAnswer:
         if columns is not None:
             self._logprobs += cast(list[object], columns["content"])
         last = self._last
-        if isinstance(last, CallItem):
-            if (rest := delta.calls.pop(last.index, None)) is not None:
-                yield from last.add(rest.arguments)
-            if not delta.text:
-                # The tokens of calls have no place for log-probabilities.
-                self._logprobs.clear()
-        if delta.thinking:
-            yield from self._grow(THINKING, delta.thinking, [])
-        if delta.text or (self._logprobs and is_of(MESSAGE, self._last)):
-            yield from self._grow(MESSAGE, delta.text, self._taken_logprobs())
-        for call in delta.calls.values():
-            yield from self._call(call)
+        for piece in delta.in_order(last.index if isinstance(last, CallItem) else None):
+            match piece:
+                case Thinking(text):
+                    yield from self._grow(THINKING, text, [])
+                case Text(text):
+                    yield from self._grow(MESSAGE, text, self._taken_logprobs())
+                case CallDelta() as call:
+                    yield from self._call(call)
+        if self._logprobs and is_of(MESSAGE, self._last):
+            yield from self._grow(MESSAGE, "", self._taken_logprobs())
 
     def _rest(self) -> Iterator[Event]:
         """There is a message or a call, if only an empty message."""
@@ -131,9 +130,12 @@ class ResponseAnswer:
             yield from item.add(text, logprobs)
 
     def _call(self, call: CallDelta) -> Iterator[Event]:
+        # The tokens of calls have no place for log-probabilities.
         self._logprobs.clear()
-        item = CallItem(call.index, call.name, call.id, len(self._items), self._id)
-        yield from self._begin(item)
+        item = self._last
+        if call.id or not isinstance(item, CallItem):
+            item = CallItem(call.index, call.name, call.id, len(self._items), self._id)
+            yield from self._begin(item)
         if call.arguments:
             yield from item.add(call.arguments)
 

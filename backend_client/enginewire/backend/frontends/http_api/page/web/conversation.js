@@ -72,7 +72,7 @@ export class Conversation {
   async receive(answer, body, signal) {
     let failure = "";
     try {
-      const response = await post("/enginewire/generate", body, signal);
+      const response = await post("enginewire/generate", body, signal);
       if (!response.ok) return said((await response.json()).error);
       for await (const data of eventsOf(response)) {
         if (data === "[DONE]") break;

@@ -74,7 +74,7 @@ function show(state) {
   showRequests(state);
 }
 
-say(byId("base"), location.origin + "/v1");
+say(byId("base"), new URL("v1", document.baseURI).href);
 watch(show, () => {
   showState("offline", "no connection, trying again");
   charts.forget();

@@ -50,7 +50,7 @@ class LiveRow extends Row {
 
   async abort(id) {
     this.button.disabled = true;
-    const response = await post("/enginewire/abort", { request_id: id }).catch(() => null);
+    const response = await post("enginewire/abort", { request_id: id }).catch(() => null);
     // 404: it has ended by itself, and its row is about to go.
     if (!response || (!response.ok && response.status !== 404)) this.button.disabled = false;
   }

@@ -9,7 +9,7 @@ export function post(path, body, signal) {
 }
 
 export async function about() {
-  const response = await fetch("/enginewire/about").catch(() => null);
+  const response = await fetch("enginewire/about").catch(() => null);
   return response && response.ok ? response.json() : null;
 }
 
@@ -40,7 +40,7 @@ export function watch(show, lose) {
 
   function open() {
     close();
-    source = new EventSource("/enginewire/events");
+    source = new EventSource("enginewire/events");
     source.addEventListener("message", (event) => show(JSON.parse(event.data)));
     source.addEventListener("error", () => {
       lose();

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewire.backend.terminal_text import harmless
+from enginewire.backend.processes.terminal_text import harmless
 
 
 @pytest.mark.parametrize(
