@@ -1,4 +1,4 @@
-"""A backend in front of vLLM and the torch engine: what one hands back the other computes."""
+"""A backend in front of vLLM and the torch engine: when one drains, the other one takes what comes."""
 
 from __future__ import annotations
 
@@ -31,31 +31,46 @@ async def tokenizer_of(server: Server) -> BackendTokenizer:
         return BackendTokenizer.from_files(await client.tokenizer_files())
 
 
-async def crowd(backend: Backend) -> list[list[int]]:
-    """The tokens of many requests at the same time, none of which may fail."""
-    heard = await asyncio.gather(*(hear(backend, long_request(number)) for number in range(CROWD)))
-    assert [each.failure for each in heard] == [None] * CROWD
-    return list(map(Heard.token_ids, heard))
+async def crowd(backend: Backend) -> list[Heard]:
+    """What many hear who ask at the same time."""
+    return await asyncio.gather(*(hear(backend, long_request(number)) for number in range(CROWD)))
 
 
-async def drained_among(crowded: Server, other: Server, tokenizer: BackendTokenizer) -> list[list[int]]:
-    """What a crowd at both servers hears when the first one is told to end while some of it waits there."""
+def check_handed_back(all_heard: list[Heard], truth: list[list[int]]) -> None:
+    """Some wait when the drain begins: they get nothing but that. All others get everything.
+
+    Engines of different kinds do not go on with each other's requests.
+    """
+    handed_back = [heard for heard in all_heard if heard.failure is not None]
+    assert 0 < len(handed_back) < CROWD
+    for heard in handed_back:
+        assert heard.failure is not None
+        assert heard.failure.reason == pb.ERROR_REASON_DRAINING
+        assert heard.outputs == []
+    for heard, tokens in zip(all_heard, truth, strict=True):
+        assert heard.failure is not None or heard.token_ids() == tokens
+
+
+async def check_drain(crowded: Server, other: Server, tokenizer: BackendTokenizer) -> None:
+    """The same answers from both, and from the other one alone when the first one ends."""
+    async with replaying([other.target], tokenizer.vocabulary) as backend:
+        truth = list(map(Heard.token_ids, await crowd(backend)))
     async with replaying([crowded.target, other.target], tokenizer.vocabulary) as backend:
         await backend.engines.all[1].client.wait_ready(PATIENCE_SECONDS)
         asked = asyncio.create_task(crowd(backend))
         await asyncio.to_thread(until, lambda: load_of(crowded.target).waiting > 0)
         crowded.process.send_signal(signal.SIGTERM)
-        return await asked
+        check_handed_back(await asked, truth)
+        again = await crowd(backend)
+    assert [heard.failure for heard in again] == [None] * CROWD
+    assert list(map(Heard.token_ids, again)) == truth
+    assert crowded.process.wait(PATIENCE_SECONDS) == 0, crowded.log()
 
 
-async def test_what_a_drain_hands_back_goes_to_the_other_engine_and_nobody_can_tell(start: Start) -> None:
+async def test_what_comes_when_one_engine_drains_goes_to_the_other_and_back(start: Start) -> None:
     vllm, first, second = start(*VLLM), start(*TORCH), start(*TORCH)
     for server in (first, second, vllm):
         server.wait_ready()
     tokenizer = await tokenizer_of(second)
-    async with replaying([second.target], tokenizer.vocabulary) as backend:
-        truth = await crowd(backend)
-    assert await drained_among(first, vllm, tokenizer) == truth
-    assert first.process.wait(PATIENCE_SECONDS) == 0, first.log()
-    assert await drained_among(vllm, second, tokenizer) == truth
-    assert vllm.process.wait(PATIENCE_SECONDS) == 0, vllm.log()
+    await check_drain(first, vllm, tokenizer)
+    await check_drain(vllm, second, tokenizer)
