@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -48,19 +48,20 @@ def oracle(model_folder: Callable[[str], Path]) -> Callable[[str], PreTrainedMod
 
 @pytest.fixture(scope="session")
 def expected(oracle: Callable[[str], PreTrainedModel]) -> Callable[[str, Seq[int], int], list[int]]:
-    """Greedy output of transformers, without stopping at EOS."""
+    """Greedy output of transformers, without stopping at EOS; asked once, however often a test wants it."""
 
-    def generate(family: str, prompt: Seq[int], max_tokens: int) -> list[int]:
-        ids = torch.tensor([list(prompt)])
+    @cache
+    def generate(family: str, prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+        ids = torch.tensor([prompt])
         limits = {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens}
         model = oracle(family)
         model.generation_config.eos_token_id = None
         made = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **limits
         )
-        return made[0, len(prompt) :].tolist()
+        return tuple(made[0, len(prompt) :].tolist())
 
-    return generate
+    return lambda family, prompt, max_tokens: list(generate(family, tuple(prompt), max_tokens))
 
 
 @pytest.fixture

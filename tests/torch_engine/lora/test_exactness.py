@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 
@@ -48,12 +48,13 @@ def adapter_folder(tmp_path_factory, model_folder) -> Callable[[str, str], Path]
 @pytest.fixture(scope="session")
 def wanted(expected, model_folder, adapter_folder) -> Oracle:
     """Greedy output of peft with an adapter, of transformers without one."""
-    oracle = lru_cache(lambda family, kind: peft_greedy(model_folder(family), adapter_folder(family, kind)))
+    oracle = cache(lambda family, kind: peft_greedy(model_folder(family), adapter_folder(family, kind)))
+    answer = cache(lambda family, kind, prompt, most: tuple(oracle(family, kind)(list(prompt), most)))
 
     def generate(family: str, kind: str | None, prompt: list[int], max_tokens: int) -> list[int]:
         if kind is None:
             return expected(family, prompt, max_tokens)
-        return oracle(family, kind)(prompt, max_tokens)
+        return list(answer(family, kind, tuple(prompt), max_tokens))
 
     return generate
 

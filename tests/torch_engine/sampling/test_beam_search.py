@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import cache
 
 import pytest
 import torch
@@ -39,7 +40,16 @@ def ask(
 
 
 def generate(network, request: pb.PreprocessedRequest) -> list[list[int]]:
-    """What transformers says, without the padding behind an end."""
+    """What transformers says, without the padding behind an end; asked once for all that ask the same."""
+    asked = pb.PreprocessedRequest()
+    asked.CopyFrom(request)
+    asked.ClearField("bypass_prefix_cache")
+    return _generate(network, asked.SerializeToString(deterministic=True))
+
+
+@cache
+def _generate(network, asked: bytes) -> list[list[int]]:
+    request = pb.PreprocessedRequest.FromString(asked)
     options, stop = request.sampling_options, request.stop_conditions
     ids = torch.tensor([list(request.token_ids)])
     penalised = options.HasField("repetition_penalty")
