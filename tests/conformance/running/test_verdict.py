@@ -22,6 +22,11 @@ SIDES = [Check("STR-01", nothing, "a"), Check("CLI-01", nothing, "a")]
 A_SHOULD = Check("STR-12", nothing)
 
 
+def test_what_is_asked_of_backends_is_not_called_unchecked() -> None:
+    said = {each: verdict.without_check(requirements()[each]).message for each in ("CLI-01", "RTG-01")}
+    assert set(said.values()) == {"enginewire-conformance client judges backends"}
+
+
 class Context:
     """What a check gets."""
 
