@@ -187,7 +187,7 @@ async def test_the_page_and_its_files_come_under_one_policy(http: httpx2.AsyncCl
     page = await http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert not re.findall(r"<style|<script(?![^>]* src=)|\son\w+=|\sstyle=", page.text)
-    names = re.findall(r'(?:href|src)="/page/([^"]+)"', page.text)
+    names = re.findall(r'(?:href|src)="page/([^"]+)"', page.text)
     main = (await http.get("/page/main.js")).text
     names += re.findall(r'from "\./([^"]+)"', main)
     assert len(names) > 10
