@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
-from enginewire.vllm_engine.answer import Answer
+from enginewire.vllm_engine.answer import Answer, endings_of, has_only_endings
 
 
 def answer_to(n: int) -> Answer:
@@ -33,3 +33,28 @@ def test_a_request_is_fresh_until_one_of_its_choices_has_a_token() -> None:
     assert answer.is_fresh
     answer.choices[1].output([5])
     assert not answer.is_fresh
+
+
+def guided(**stops: object) -> pb.PreprocessedRequest:
+    request = pb.PreprocessedRequest(token_ids=[1], stop_conditions=pb.StopConditions(**stops))
+    request.sampling_options.guided_decoding.regex = "a"
+    return request
+
+
+def test_a_grammar_may_end_with_an_end_of_sequence_that_is_ignored_otherwise() -> None:
+    config = pb.EngineConfig(eos_token_ids=[2, 3])
+    assert endings_of(guided(ignore_eos=True, stop_token_ids=[3]), config) == ({2}, {3})
+    assert endings_of(guided(stop_token_ids=[3, 4]), config) == ({2, 3}, {4})
+    plain = guided(ignore_eos=True, stop_token_ids=[3])
+    plain.sampling_options.ClearField("guided_decoding")
+    assert endings_of(plain, config) == (set(), {3})
+
+
+def test_only_endings_may_be_chosen_below_min_tokens() -> None:
+    request = pb.PreprocessedRequest(stop_conditions=pb.StopConditions(min_tokens=2))
+    assert not has_only_endings(request, frozenset({2}))
+    request.sampling_options.allowed_token_ids[:] = [2, 3]
+    assert not has_only_endings(request, frozenset({2}))
+    assert has_only_endings(request, frozenset({2, 3}))
+    request.stop_conditions.min_tokens = 1
+    assert not has_only_endings(request, frozenset({2, 3}))
