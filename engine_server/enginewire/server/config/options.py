@@ -329,14 +329,10 @@ class ServerOptions:
 
 def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
     """The options of this process; exits with 2 and a message when they are wrong."""
-    loaded = load(
-        ServerOptions,
-        argv,
-        prog="enginewire-server",
-        description="Serve a model on the engine contract, enginewire.v1.",
-        resolve=complete,
-    )
-    return loaded.options
+    description = "Serve a model on the engine contract, enginewire.v1."
+    return load(
+        ServerOptions, argv, prog="enginewire-server", description=description, resolve=complete
+    ).options
 
 
 def complete(loaded: Loaded[ServerOptions]) -> ServerOptions:
