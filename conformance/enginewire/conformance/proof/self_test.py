@@ -59,8 +59,7 @@ def main(options: argparse.Namespace) -> int:
     part, parts = options.shard
     chosen = [mutant for mutant in everything_broken() if _is_chosen(mutant, options.run)][part - 1 :: parts]
     is_whole = not options.run and parts == 1
-    # Who asks for second-order mutants alone knows that the references pass.
-    references = asyncio.run(_judge_references()) if chosen else []
+    references = asyncio.run(_judge_references())
     for reference in references:
         show_reference(reference)
     kills = _killed(chosen, options.workers, options.quick)

@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from enginewire.backend.commands.life import run_command
     from enginewire.backend.commands.serve import end_of, serve
     from enginewire.backend.commands.stack.panel import Served, print_panel
+    from enginewire.backend.frontends.http_api.openai.generate_route import engine_names
     from enginewire.backend.frontends.text_backend import TextBackend
     from enginewire.backend.processes.engine_output import EngineOutput
 
@@ -46,11 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     async def work(backend: TextBackend) -> int:
         info = await backend.backend.client.info()
+        model, *_ = options.served_model_name or engine_names(info.config)
         return await serve(
             backend,
             options,
             signals,
-            lambda addresses: print_panel(Served(addresses, info, output.device), sys.stdout),
+            lambda addresses: print_panel(Served(addresses, info, model, output.device), sys.stdout),
         )
 
     return run_command(options, work, signals, prog=PROG, output=output)

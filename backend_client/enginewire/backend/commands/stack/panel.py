@@ -19,10 +19,14 @@ QUESTION: Final = "What is Enginewire?"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What answers now. `addresses` are those of gRPC, HTTP and, where it was asked for, SMG."""
+    """What answers now. `addresses` are those of gRPC, HTTP and, where it was asked for, SMG.
+
+    `model` is what callers of HTTP call it.
+    """
 
     addresses: Sequence[str]
     info: pb.GetEngineInfoResponse
+    model: str
     device: str = ""
 
     @property
@@ -35,7 +39,7 @@ class Served:
             ("API", f"{http}/v1"),
             ("gRPC", grpc),
             *(("SMG", address) for address in smg),
-            ("model", config.served_model_name or config.model),
+            ("model", self.model),
             ("engine", f"{self.info.engine_name} {self.info.engine_version}"),
             ("device", self.device),
             ("KV", kv_of(config)),

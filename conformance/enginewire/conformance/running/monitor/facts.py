@@ -108,8 +108,9 @@ class Answer:
 
     @cached_property
     def resumed(self) -> dict[int, pb.ResumedChoice]:
-        """What was handed in of each choice."""
-        return {choice.index: choice for choice in self.body.resume.choices}
+        """What was handed in of each choice of which there was something."""
+        choices = self.body.resume.choices
+        return {each.index: each for each in choices if each.generated_token_ids or each.finished}
 
     def handed_in(self, index: int) -> int:
         """How many output tokens a choice had before."""
