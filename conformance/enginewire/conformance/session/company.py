@@ -25,6 +25,9 @@ DIFFERENT: Final = 8
 LISTS: Final = ("eos_token_ids", "sampling_options.logit_bias")
 """The fields that get a long list."""
 
+WHOLE: Final = (pb.ENGINE_ROLE_UNSPECIFIED, pb.ENGINE_ROLE_AGGREGATED)
+"""Roles of engines that answer alone."""
+
 CHANCE: Final = 0.4
 
 USUAL_BLOCK: Final = 16
@@ -88,6 +91,8 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:
     """As the rule of its field has it: the capability is there, and the limit is not 0."""
+    if member == "n" and config.role not in WHOLE:
+        return False  # what is handed over is of one choice
     rule = FIELD_RULES[path_of(member)]
     is_declared = not rule.capability or getattr(config.capabilities, rule.capability)
     return is_declared and rule.most(config.limits) > 0
@@ -133,7 +138,10 @@ def _temperature(body: pb.PreprocessedRequest, company: Company) -> None:
 
 
 def _n(body: pb.PreprocessedRequest, company: Company) -> None:
-    """A second choice; the first one is as it would be alone. A best_of below it would be a mistake."""
+    """A second choice; the first one is as it would be alone.
+
+    A best_of below it would be a mistake.
+    """
     options = body.sampling_options
     if not (options.HasField("n") or options.HasField("best_of") or body.HasField("resume")):
         options.n = 2

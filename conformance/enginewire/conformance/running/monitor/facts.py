@@ -110,7 +110,7 @@ class Answer:
     def resumed(self) -> dict[int, pb.ResumedChoice]:
         """What was handed in of each choice of which there was something."""
         choices = self.body.resume.choices
-        return {each.index: each for each in choices if each.generated_token_ids or each.finished}
+        return {each.index: each for each in choices if each != pb.ResumedChoice(index=each.index)}
 
     def handed_in(self, index: int) -> int:
         """How many output tokens a choice had before."""
