@@ -114,7 +114,13 @@ async def the_limit_holds(ctx: Context) -> None:
         expect_equal(seen, full, "a load that was refused changed what is loaded")
 
 
-@check("LOR-07", needs=(*SHAPE, "LOR-01", "USE-06"), alone=True, gate="prefix_cache")
+@check(
+    "LOR-07",
+    needs=(*SHAPE, "LOR-01", "USE-06"),
+    alone=True,
+    gate="prefix_cache",
+    not_beside=("token_ids",),
+)
 async def blocks_are_not_shared(ctx: Context) -> None:
     """One prompt with an adapter, then with another and with the model."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
