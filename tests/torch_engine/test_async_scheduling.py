@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from torch import Tensor
 
 from enginewire import v1 as pb
@@ -77,12 +77,11 @@ def rounded(scores: list[pb.PromptLogprobs]) -> list[list[float]]:
 
 
 def parts(answer: Answer) -> tuple[object, ...]:
-    """All that a caller sees, but for what was in the cache."""
+    """All that a caller sees, but for what was in the cache, and which of two choices ended first."""
     scores = [end.prompt_logprobs for end in answer.outputs if end.HasField("prompt_logprobs")]
-    ends = [
-        (end.index, end.finish_reason, end.completion_usage.completion_tokens) for end in answer.terminals
-    ]
-    return dict(answer.tokens), ends, len(answer.logprobs), rounded(scores), answer.error
+    ends = sorted((end.index, end.finish_reason) for end in answer.terminals)
+    used = [end.completion_usage.completion_tokens for end in answer.terminals]
+    return dict(answer.tokens), ends, used, len(answer.logprobs), rounded(scores), answer.error
 
 
 def test_the_next_batch_is_launched_before_the_tokens_are_read(far, events, expected):
@@ -331,6 +330,8 @@ PROGRAM = st.lists(
     database=None,
 )
 @given(PROGRAM)
+# Here the second choice ends first.
+@example([("add", "twofold", 11, 1)])
 def test_any_sequence_of_requests_steps_and_aborts_gives_what_each_request_gives_alone(load, far, program):
     alone = load("llama", **SMALL)
     engine = far("llama", **SMALL, max_num_batched_tokens=9)
