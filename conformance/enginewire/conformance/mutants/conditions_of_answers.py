@@ -225,7 +225,8 @@ class SixteenStopIdsAndNoMore(Reference):
 
 @mutant(
     "min_tokens_is_not_for_hidden_ids",
-    kills=("LIM-06/drawn", "LIM-06/seen", "RES-05/seen"),
+    kills=("LIM-06/drawn", "LIM-06/seen"),
+    also="RES-05/seen",
     traffic="INF-09/together",
 )
 class MinTokensIsNotForHiddenIds(Reference):

@@ -94,7 +94,7 @@ class OutcomesOfSeveralAreTurned(Reference):
 
 @mutant(
     "facts_change_after_an_abort",
-    kills=("INF-03/after-load", "INF-03/seen"),
+    kills=("INF-03", "INF-03/after-load", "INF-03/seen"),
     traffic=("ABO-*", "INF-01", "MSG-05"),
 )
 class FactsChangeAfterAnAbort(Reference):
