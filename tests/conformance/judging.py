@@ -15,18 +15,21 @@ from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
 
+ALONE = RunOptions(companies=0)
+"""Without company, which judges most checks three times: what passes in company has tests of its own."""
+
 
 async def judged(
     make: Callable[[], Served] = Reference,
     checks: Sequence[Check] | None = None,
     selection: Selection | None = None,
     time_scale: float = 1.0,
-    options: RunOptions | None = None,
+    options: RunOptions = ALONE,
 ) -> Report:
     server = await InProcess(make()).start()
     try:
         connection = Connection(target=server.target)
-        session = Session(connection=connection, time_scale=time_scale, options=options or RunOptions())
+        session = Session(connection=connection, time_scale=time_scale, options=options)
         return await Runner(session, checks or all_checks(), selection or Selection()).run()
     finally:
         await server.stop()

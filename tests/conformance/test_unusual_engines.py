@@ -102,13 +102,13 @@ class SmallVocabulary(Reference):
 async def test_a_correct_engine_is_not_blamed(
     server: type[Reference], passes: tuple[str, ...], says_nothing: tuple[str, ...]
 ) -> None:
-    report = await judged(server, selection=Selection(run=[*passes, *says_nothing]))
+    report = await judged(server, selection=Selection(run=[*passes, *says_nothing]), options=RunOptions())
     seen = {key: status for key, status in statuses(report).items() if key in {*passes, *says_nothing}}
     assert {key for key in passes if seen[key] is not Status.PASS} == set(), report.unexpected
     assert {key for key in says_nothing if seen[key] is not Status.NOT_APPLICABLE} == set()
 
 
-PATIENCE = RunOptions(patience=1e-6)
+PATIENCE = RunOptions(patience=1e-6, companies=0)
 """Every engine is slow for whoever has no patience: the fewest tokens and repetitions there are."""
 
 

@@ -28,7 +28,7 @@ from tests.server.serving import until_true
 
 PROMPT = b"the quick brown fox"
 MAX_TOKENS = 120
-NUM_KILLS_PER_WAY = 10
+NUM_KILLS_PER_WAY = 5
 SLOW_TO_GO_ON = ("--engine", "mocker", "--mocker-itl-ms", "200")
 
 

@@ -125,7 +125,7 @@ def test_any_ids_chunks_and_conditions_give_the_offline_answer(name: str) -> Non
         spoken = draw(st.lists(text.map(lambda t: tokenizer.encode(t).ids) | st.lists(some_ids, max_size=5)))
         return list(itertools.chain.from_iterable(spoken))
 
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     @given(st.data(), sequences(), sequences(), st.lists(st.integers(0, 5), max_size=4), st.booleans())
     def check(data: st.DataObject, prompt: list[int], ids: list[int], sizes: list[int], skip: bool) -> None:
         cut = data.draw(st.integers(0, len(prompt)))

@@ -38,7 +38,7 @@ def byte_ids(data: bytes, tokenizer: Tokenizer = LLAMA) -> list[int]:
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("skip", [False, True])
 def test_any_ids_give_what_decode_gives(name: str, skip: bool) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     @given(ids_of(name))
     def check(ids: list[int]) -> None:
         pieces = stream(VOCABULARIES[name].detokenizer(skip_special_tokens=skip), ids)
@@ -49,7 +49,7 @@ def test_any_ids_give_what_decode_gives(name: str, skip: bool) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_text_survives_encoding_and_streaming(name: str) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     @given(SPOKEN)
     def check(text: str) -> None:
         ids = FAMILIES[name].encode(text, add_special_tokens=False).ids

@@ -55,16 +55,12 @@ class Bare(Reference):
     settings = replace(Settings(), capabilities=())
 
 
-class WithoutSeeds(Reference):
-    settings = without("seed")
-
-
 class NoAlternatives(Reference):
     settings = replace(Settings(), limits={"max_logprobs": 0, "max_prompt_logprobs": 0})
 
 
 class OneSlot(Reference):
-    settings = replace(Settings(), max_num_seqs=1, capabilities=without("multiple_choices").capabilities)
+    settings = replace(without("seed", "multiple_choices"), max_num_seqs=1)
 
 
 class FewCallsAtOnce(Reference):
@@ -86,7 +82,7 @@ async def test_stops_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "STP-*") == []
 
 
-@pytest.mark.parametrize("server", [Echo, Tied, Bare, WithoutSeeds, OneSlot])
+@pytest.mark.parametrize("server", [Echo, Tied, Bare, OneSlot])
 async def test_sampling_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "SAM-0[5-9]*", "SAM-1*", "LOG-11") == []
 
@@ -101,7 +97,7 @@ async def test_limits_of_another_server(server: type[Reference]) -> None:
     assert await unexpected(server, "LIM-*", "ERR-0[45]*") == []
 
 
-@pytest.mark.parametrize("server", [WithoutSeeds, Bare])
+@pytest.mark.parametrize("server", [OneSlot, Bare])
 async def test_choices_of_another_server(server: type[Reference]) -> None:
     assert await unexpected(server, "SEQ-*") == []
 

@@ -33,7 +33,7 @@ async def judged(make: type[Reference], *, seed: int = 1, cases: int = 64) -> Re
     """By the drawn checks alone."""
     server = await InProcess(make()).start()
     try:
-        options = RunOptions(seed=seed, cases=cases)
+        options = RunOptions(seed=seed, cases=cases, companies=0)
         session = Session(connection=Connection(target=server.target), options=options)
         report = await Runner(session, all_checks(), Selection(run=("*/drawn",))).run()
         # Without what the monitor sees of the same traffic: that has tests of its own.

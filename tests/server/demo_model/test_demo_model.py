@@ -76,11 +76,13 @@ def test_an_answer_is_exact_when_asked_alone(dtype: torch.dtype, question: str) 
     assert greedy(dtype, [rendered(question)]) == [FAQ[question]]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_answer_is_exact_in_a_padded_batch(dtype: torch.dtype) -> None:
+def test_every_answer_is_exact_in_a_padded_batch() -> None:
+    """In the less exact of the two dtypes; `recall` looks at every answer in the other one."""
     asked = sorted(FAQ, key=lambda question: len(FAQ[question]))
     groups = [asked[at : at + BATCH_ROWS] for at in range(0, len(asked), BATCH_ROWS)]
-    answers = [answer for group in groups for answer in greedy(dtype, [rendered(each) for each in group])]
+    answers = [
+        answer for group in groups for answer in greedy(torch.bfloat16, [rendered(each) for each in group])
+    ]
     assert dict(zip(asked, answers, strict=True)) == {each: FAQ[each] for each in asked}
 
 

@@ -50,13 +50,13 @@ def test_it_writes_what_it_says_and_nothing_else(project: Path) -> None:
 
 
 def test_its_own_test_has_the_kit_judge_the_engine(project: Path) -> None:
-    # All of level 2 but what starts a server for each check: that is the server's own, and costs much.
-    few = "--level 2 --cases 4 --skip 'DRN-*,LIF-*'"
+    # `make conformance` has all of the kit judge it.
+    few = "--level 1 --cases 4 --companies 0"
     plugin = ("-p", "enginewire.conformance.pytest_plugin", "-p", "no:cacheprovider")
     done = run(project, "pytest", *plugin, "--engine-options", few, "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     num_passed = int(done.stdout.split(" passed")[0].split()[-1])
-    assert num_passed > 90
+    assert num_passed > 50
     assert {path.name for path in project.iterdir()} == FILES
 
 

@@ -225,5 +225,5 @@ for machine in (
     TestEndlessMachine,
     TestTightMachine,
 ):
-    machine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+    machine.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)
 del machine  # else it is a test of its own, the last one again

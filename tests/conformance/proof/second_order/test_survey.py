@@ -16,6 +16,7 @@ from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.proof.second_order.draw import Pair, Standing, named
 from enginewire.conformance.proof.second_order.survey import Sample, is_about, notice, sample, wanted
 from enginewire.conformance.running.outcome import Report, Status
+from enginewire.conformance.running.registry import Phase
 from tests.conformance.report.reports import outcome, report
 
 FIRST = Mutant("one_too_many", ("LIM-01",), OneTooMany, also=("USE-01/seen",))
@@ -97,9 +98,14 @@ def test_the_summary_names_those_that_live(
         survey, "sample", lambda *_: Sample(1, (seen, invisible), Counter({Standing.LIVE: 2}))
     )
     monkeypatch.setattr(survey, "named", lambda: {seen.name: seen, unseen.name: invisible})
-    # A survivor costs a run of the whole kit: here its own areas are all.
-    judge = self_test.judge_at_times
-    monkeypatch.setattr(self_test, "judge_at_times", lambda mutant, quick: judge(mutant, True))
+
+    # A survivor costs a run of the whole kit: here two areas are all.
+    async def judge(mutant: Mutant, quick: bool) -> Report:
+        return await self_test.judge(
+            mutant.server, frozenset({Phase.SAFE}), run=["RES-*", "*/drawn"], companies=0
+        )
+
+    monkeypatch.setattr(self_test, "judge_at_times", judge)
     said = ["self-test", "--json", "--quick", "--workers", "1", "--run", "nobody", "--second-order", "2"]
     assert main(said) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
