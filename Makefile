@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The tests start hundreds of Python processes: what the first one compiled, the others read.
 unexport PYTHONDONTWRITEBYTECODE
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
+# What is imported is compiled then: to compile all of it takes longer than the rest of the installation.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint .ci/constraints.txt
 
 .DEFAULT_GOAL := help
 
