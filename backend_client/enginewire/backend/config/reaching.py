@@ -11,7 +11,14 @@ from typing import ClassVar, Literal
 
 from enginewire.addresses import default_socket
 from enginewire.options import OptionError, computed, option
-from enginewire.trusted_paths import user_id
+from enginewire.tls.target_options import (
+    ca_certs_option,
+    certfile_option,
+    keyfile_option,
+    name_option,
+    ssl_option,
+)
+from enginewire.trust import trust_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -32,6 +39,11 @@ class BackendOptions:
     socket_owner: str = option(
         "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
     )
+    target_ssl: bool = ssl_option()
+    target_ssl_ca_certs: Path | None = ca_certs_option()
+    target_ssl_certfile: Path | None = certfile_option()
+    target_ssl_keyfile: Path | None = keyfile_option()
+    target_ssl_name: str = name_option()
     prefill_target: tuple[str, ...] = option(
         (),
         "an engine of --role prefill that computes the prompts for targets of --role decode; of several"
@@ -80,7 +92,7 @@ class BackendOptions:
 
     def __post_init__(self) -> None:
         check_command(self.launch)
-        user_id(self.socket_owner)
+        trust_of(self)
 
     @property
     def launch_command(self) -> list[str]:

@@ -10,10 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from enginewire.addresses import default_socket, listens_on_loopback, shown_socket, wants_tcp
+from enginewire.addresses import default_socket, shown_socket, wants_tcp
 from enginewire.backend.config.reaching import BackendOptions
 from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.tls.listener_options import (
+    CertReqs,
+    allow_insecure_option,
+    allowed_client_names_option,
+    ca_certs_option,
+    cert_reqs_option,
+    certfile_option,
+    check_exposure,
+    health_host_option,
+    health_port_option,
+    keyfile_option,
+    listener_tls,
+)
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -40,9 +53,7 @@ class ServeOptions(BackendOptions):
     port: int | None = option(
         None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
     )
-    allow_insecure: bool = option(
-        False, "allow a host beyond loopback, where anyone can read prompts and send requests"
-    )
+    allow_insecure: bool = allow_insecure_option()
     http_port: int | None = option(
         None,
         f"serve the OpenAI-compatible API over HTTP at this port, such as {DEFAULT_HTTP_PORT}; 0 picks a free"
@@ -89,6 +100,13 @@ class ServeOptions(BackendOptions):
         "127.0.0.1", f"be a worker of SMG at this host, at port {DEFAULT_SMG_PORT} unless --smg-port is set"
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
+    ssl_certfile: Path | None = certfile_option()
+    ssl_keyfile: Path | None = keyfile_option()
+    ssl_ca_certs: Path | None = ca_certs_option()
+    ssl_cert_reqs: CertReqs | None = cert_reqs_option()
+    ssl_allowed_client_names: tuple[str, ...] = allowed_client_names_option()
+    health_port: int | None = health_port_option()
+    health_host: str = health_host_option()
     max_message_bytes: int = option(
         DEFAULT_MESSAGE_BYTES,
         "largest gRPC message in both directions, and largest body of an HTTP request",
@@ -127,11 +145,8 @@ class ServeOptions(BackendOptions):
             ("--http-host", self.http_host),
             ("--smg-host", self.smg_host),
         ):
-            if not self.allow_insecure and not listens_on_loopback(host):
-                raise OptionError(
-                    f"{flag}: whoever reaches a host beyond loopback could read prompts and send requests;"
-                    " use 127.0.0.1 or a Unix socket, or say --allow-insecure"
-                )
+            check_exposure(flag, host, self)
+        listener_tls(self)
 
 
 def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:

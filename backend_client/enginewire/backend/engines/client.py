@@ -22,7 +22,8 @@ from enginewire.backend.engines.offered_tokenizer import received
 from enginewire.backend.engines.revision import common_revision
 from enginewire.backend.engines.rpc import EngineRpc, GenerateCall, parsed
 from enginewire.backend.engines.stream import PATIENCE, EngineStream, Patience
-from enginewire.channel import MAX_MESSAGE_BYTES, check_owner, open_channel
+from enginewire.channel import MAX_MESSAGE_BYTES, open_channel
+from enginewire.trust import THIS_USER, Trust
 from enginewire.trusted_paths import UntrustedPath
 
 POLL_SECONDS: Final = 0.05
@@ -49,16 +50,16 @@ class EngineClient:
         *,
         multiplexed: bool = True,
         patience: Patience = PATIENCE,
-        socket_owner: int | None = None,
+        trust: Trust = THIS_USER,
     ) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate.
 
-        A Unix socket is this user's, root's or that of the user `socket_owner`, or nothing is sent there.
+        Nothing is sent to whoever `trust` does not believe.
         """
         self.target = target
-        self._socket_owner = socket_owner
+        self._trust = trust
         # Until the engine has said how often it bears pings there are next to none.
-        self._first = open_channel(target)
+        self._first = open_channel(target, trust=trust)
         self._channel = self._first
         self._ping_interval_ms: int | None = None
         self._rpc = EngineRpc(self._channel)
@@ -126,7 +127,7 @@ class EngineClient:
         if borne == self._ping_interval_ms:
             return
         before, self._ping_interval_ms = self._channel, borne
-        self._channel = self._first if borne is None else open_channel(self.target, borne)
+        self._channel = self._first if borne is None else open_channel(self.target, borne, self._trust)
         self._rpc = EngineRpc(self._channel)
         # The first one may be watched; one between was the way to an engine that is gone.
         if before is not self._first:
@@ -262,7 +263,7 @@ class EngineClient:
     def _check_socket(self) -> None:
         """Before whatever comes first, after a lost connection too: prompts may follow it."""
         try:
-            check_owner(self.target, self._socket_owner)
+            self._trust.check(self.target)
         except UntrustedPath as error:
             hint = "--socket-owner names another user who may own it"
             code, reason = grpc.StatusCode.PERMISSION_DENIED, pb.ERROR_REASON_AUTH

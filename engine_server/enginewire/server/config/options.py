@@ -18,6 +18,19 @@ from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.server.config.model import ModelOptions
 from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.config.rules import RULES
+from enginewire.tls.listener_options import (
+    CertReqs,
+    allow_insecure_option,
+    allowed_client_names_option,
+    ca_certs_option,
+    cert_reqs_option,
+    certfile_option,
+    check_exposure,
+    health_host_option,
+    health_port_option,
+    keyfile_option,
+    listener_tls,
+)
 
 DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1
@@ -44,9 +57,7 @@ class ServerOptions(ModelOptions):
     port: int | None = option(
         None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
     )
-    allow_insecure: bool = option(
-        False, "allow a --host beyond loopback, where anyone can read prompts and send requests"
-    )
+    allow_insecure: bool = allow_insecure_option()
     instance_id: str = option(
         "",
         "name of this server among others; drawn at start when not set",
@@ -60,6 +71,14 @@ class ServerOptions(ModelOptions):
         contract="GetEngineInfoResponse.worker_id",
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
+
+    ssl_certfile: Path | None = certfile_option()
+    ssl_keyfile: Path | None = keyfile_option()
+    ssl_ca_certs: Path | None = ca_certs_option()
+    ssl_cert_reqs: CertReqs | None = cert_reqs_option()
+    ssl_allowed_client_names: tuple[str, ...] = allowed_client_names_option()
+    health_port: int | None = health_port_option()
+    health_host: str = health_host_option()
 
     metrics_port: int | None = option(
         None,
@@ -178,6 +197,8 @@ class ServerOptions(ModelOptions):
         for is_wrong, message in RULES.items():
             if is_wrong(self):
                 raise OptionError(message)
+        check_exposure("--host", self.host, self)
+        listener_tls(self)
 
 
 def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
