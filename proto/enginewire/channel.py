@@ -41,7 +41,6 @@ def open_channel(
     """Connects when it is first used. `target` is any gRPC name, such as unix:/run/engine.sock.
 
     `min_ping_interval_ms`: what the engine says it bears, None while it has said nothing.
-    Raises InvalidCertificate when files of `trust` cannot be used any more.
     """
     options = (*OPTIONS, *keepalive(target, min_ping_interval_ms))
     if target.startswith(SOCKET_SCHEMES):

@@ -10,6 +10,7 @@ import logging
 import ssl
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 Side = Literal["server", "client"]
 """Who shows the certificate."""
+Stamps = tuple[tuple[int, int, int] | None, ...]
 
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, nameless in Python: we read the dates ourselves and tell them.
 NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)
@@ -39,6 +41,12 @@ class PemFiles:
     key: Path
     authorities: Path | None = None
     prefix: str = "--ssl-"
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All of them."""
+        own = (self.certificate, self.key)
+        return own if self.authorities is None else (*own, self.authorities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +72,13 @@ class CertificateFiles:
         self.num_failures = 0
         self._side: Side = side
         self._lock = threading.Lock()
-        self._seen = _stamps(files)
+        self._seen = stamps(files.paths)
         self._material = read(files, side)
 
     def current(self) -> Material:
         """What to show in a handshake that begins now; the same object as long as the files are the same."""
         with self._lock:
-            seen = _stamps(self.files)
+            seen = stamps(self.files.paths)
             if seen != self._seen:
                 self._seen = seen
                 self._read_again()
@@ -94,14 +102,14 @@ class CertificateFiles:
 def read(files: PemFiles, side: Side) -> Material:
     """The material, which is whole, valid now and fit for its side. Raises InvalidCertificate."""
     for _ in range(MOST_READS):
-        before = _stamps(files)
+        before = stamps(files.paths)
         try:
             material = _read_once(files, side)
         except InvalidCertificate:
-            if _stamps(files) == before:
+            if stamps(files.paths) == before:
                 raise
         else:
-            if _stamps(files) == before:
+            if stamps(files.paths) == before:
                 return material
     raise InvalidCertificate(f"{files.prefix}certfile: {files.certificate}: changes all the time")
 
@@ -214,9 +222,9 @@ def _reason(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).replace("_", " ").lower()
 
 
-def _stamps(files: PemFiles) -> tuple[tuple[int, int, int] | None, ...]:
+def stamps(paths: Iterable[Path]) -> Stamps:
     """What changes when somebody replaces or rewrites a file."""
-    return tuple(_stamp(path) for path in (files.certificate, files.key, files.authorities) if path)
+    return tuple(_stamp(path) for path in paths)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
