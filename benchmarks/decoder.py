@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transport import end_to_end, inline, measure as tokens_per_second, server_process
+from transport import end_to_end, engine_on_socket, inline, measure as tokens_per_second
 
 from enginewire import event_loop
 from enginewire.backend.decoding.decoder import Decoder
@@ -122,7 +122,7 @@ async def measure_end_to_end() -> dict[str, float]:
     paths = {"asyncio": end_to_end, "inline": inline}
     best = dict.fromkeys([f"{kind}{name}" for kind in ("", "per_core_") for name in paths], 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        async with server_process(Path(folder), STREAMS) as (engine, _):
+        async with engine_on_socket(Path(folder), STREAMS) as engine:
             for _ in range(END_TO_END_ROUNDS):
                 for name, path in paths.items():
                     begin = time.process_time()

@@ -1,12 +1,14 @@
 """Tokens per second of every path between an engine process and a consumer, in one run.
 
-    python benchmarks/transport.py [--streams 256] [--tokens 400] [--metrics] [--json]
+    python benchmarks/transport.py [--streams 256] [--tokens 400] [--metrics] [--tls] [--json]
 
 floor         raw grpc.aio: constant bytes, no parsing, one message per token, one stream per request
 per-request   Generate, one call per request, one token per message (logprobs=0 makes every token a message)
 coalesced     Generate without logprobs: a reader that lags gets several tokens per message
 multiplexed   GenerateMultiplexed, read as frames
 end to end    multiplexed, detokenized, four stop strings, one asyncio consumer per request
+
+With --tls per-request and multiplexed also over TCP, plain and on TLS with a certificate on both sides.
 
 The server is another process on a Unix socket, its engine the mocker, which answers as fast as it is
 asked. Absolute figures are the machine's; the ratios are what to look at.
@@ -18,10 +20,13 @@ import argparse
 import asyncio
 import contextlib
 import json
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -33,11 +38,21 @@ from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.client import EngineClient
 from enginewire.channel import open_channel
+from enginewire.tls.target import TargetTls
+from enginewire.trust import THIS_USER, Trust
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]
 FLOOR_METHOD = "/bench.Floor/Stream"
 FLOOR_MESSAGE = b"\x0a\x0a\x0a\x01\x2a\x10\x05\x12\x04abcd"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server of this run."""
+
+    name: str
+    trust: Trust = THIS_USER
 
 
 def request(number: int, tokens: int, logprobs: int | None = None) -> pb.GenerateRequest:
@@ -52,9 +67,9 @@ def request(number: int, tokens: int, logprobs: int | None = None) -> pb.Generat
     )
 
 
-async def floor(target: str, streams: int, tokens: int) -> int:
+async def floor(target: Target, streams: int, tokens: int) -> int:
     """Read constant messages."""
-    async with open_channel(target) as channel:
+    async with open_channel(target.name, trust=target.trust) as channel:
         method = channel.unary_stream(FLOOR_METHOD)
 
         async def read() -> int:
@@ -66,19 +81,19 @@ async def floor(target: str, streams: int, tokens: int) -> int:
         return sum(await asyncio.gather(*(read() for _ in range(streams))))
 
 
-async def per_request(target: str, streams: int, tokens: int) -> int:
+async def per_request(target: Target, streams: int, tokens: int) -> int:
     """Read one Generate call per request, one token per message."""
     return await read_calls(target, [request(number, tokens, logprobs=0) for number in range(streams)])
 
 
-async def coalesced(target: str, streams: int, tokens: int) -> int:
+async def coalesced(target: Target, streams: int, tokens: int) -> int:
     """Read one Generate call per request, as the server likes to send."""
     return await read_calls(target, [request(number, tokens) for number in range(streams)])
 
 
-async def read_calls(target: str, requests: list[pb.GenerateRequest]) -> int:
+async def read_calls(target: Target, requests: list[pb.GenerateRequest]) -> int:
     """Tokens of one Generate call per request."""
-    async with open_channel(target) as channel:
+    async with open_channel(target.name, trust=target.trust) as channel:
         stub = pb.EngineServiceStub(channel)
 
         async def read(asked: pb.GenerateRequest) -> int:
@@ -90,9 +105,9 @@ async def read_calls(target: str, requests: list[pb.GenerateRequest]) -> int:
         return sum(await asyncio.gather(*map(read, requests)))
 
 
-async def multiplexed(target: str, streams: int, tokens: int) -> int:
+async def multiplexed(target: Target, streams: int, tokens: int) -> int:
     """Read the frames of one stream."""
-    async with open_channel(target) as channel:
+    async with open_channel(target.name, trust=target.trust) as channel:
         call = pb.EngineServiceStub(channel).GenerateMultiplexed()
         submits = [pb.Submit(handle=n, generate=request(n, tokens)) for n in range(streams)]
         await call.write(pb.GenerateMultiplexedRequest(submits=submits))
@@ -107,18 +122,18 @@ async def multiplexed(target: str, streams: int, tokens: int) -> int:
         return count
 
 
-async def end_to_end(target: str, streams: int, tokens: int) -> int:
+async def end_to_end(target: Target, streams: int, tokens: int) -> int:
     """Consume text: detokenized, with stop strings, one asyncio consumer per request."""
     return await _texts(target, streams, tokens, is_inline=False)
 
 
-async def inline(target: str, streams: int, tokens: int) -> int:
+async def inline(target: Target, streams: int, tokens: int) -> int:
     """The same, with functions for consumers, which no task has to be woken for."""
     return await _texts(target, streams, tokens, is_inline=True)
 
 
-async def _texts(target: str, streams: int, tokens: int, *, is_inline: bool) -> int:
-    async with EngineClient(target) as client:
+async def _texts(target: Target, streams: int, tokens: int, *, is_inline: bool) -> int:
+    async with EngineClient(target.name, trust=target.trust) as client:
         await client.wait_ready(10)
         files = await client.tokenizer_files()
         backend = Backend(client, Vocabulary(Tokenizer.from_str(files["tokenizer.json"].decode())))
@@ -140,10 +155,11 @@ async def _texts(target: str, streams: int, tokens: int, *, is_inline: bool) -> 
         return sum(await asyncio.gather(*(consume(number) for number in range(streams))))
 
 
-Measured = Callable[[str, int, int], Awaitable[int]]
+Rates = dict[str, float]
+Measured = Callable[[Target, int, int], Awaitable[int]]
 
 
-async def measure(path: Measured, target: str, streams: int, tokens: int) -> float:
+async def measure(path: Measured, target: Target, streams: int, tokens: int) -> float:
     """Tokens per second, checked to be all of them."""
     begin = time.perf_counter()
     count = await path(target, streams, tokens)
@@ -153,26 +169,52 @@ async def measure(path: Measured, target: str, streams: int, tokens: int) -> flo
 
 
 @contextlib.asynccontextmanager
-async def server_process(folder: Path, streams: int, *metrics: str) -> AsyncIterator[tuple[str, str]]:
-    """A process with the engine server and one with the floor; yields their targets."""
-    engine = folder / "engine.sock"
-    floor_socket = folder / "floor.sock"
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "enginewire.server", "--engine", "mocker", "--uds", str(engine),
-            "--max-num-seqs", str(streams), "--max-num-queued-reqs", "4096", "--log-level", "error",
-            *metrics,
-        ),
-        await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve-floor", str(floor_socket)),
-    ]  # fmt: skip
+async def process_of(*command: str) -> AsyncIterator[None]:
+    """A process of Python that ends with the context."""
+    process = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
-        async with EngineClient(f"unix:{engine}") as client:
-            await client.wait_ready(20)
-        yield f"unix:{engine}", f"unix:{floor_socket}"
+        yield
     finally:
-        for process in processes:
-            process.terminate()
-            await process.wait()
+        process.terminate()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def engine_process(target: Target, streams: int, *options: str) -> AsyncIterator[Target]:
+    """An engine server that is ready."""
+    async with process_of(
+        "-m", "enginewire.server", "--engine", "mocker", "--max-num-seqs", str(streams),
+        "--max-num-queued-reqs", "4096", "--log-level", "error", *options,
+    ):  # fmt: skip
+        async with EngineClient(target.name, trust=target.trust) as client:
+            await client.wait_ready(20)
+        yield target
+
+
+def engine_on_socket(folder: Path, streams: int, *options: str) -> AbstractAsyncContextManager[Target]:
+    """An engine server on a Unix socket in this folder."""
+    uds = folder / "engine.sock"
+    return engine_process(Target(f"unix:{uds}"), streams, f"--uds={uds}", *options)
+
+
+def on_tls(folder: Path) -> tuple[Trust, list[str]]:
+    """What a client needs, and a server, each with a certificate of its own."""
+    import trustme
+
+    authority, own = trustme.CA(), {}
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    for name in ("engine", "backend"):
+        own[name] = folder / f"{name}.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(own[name])
+    tls = TargetTls(authorities=folder / "authority.pem", certificate=own["backend"])
+    return Trust(tls=tls), [f"--ssl-certfile={own['engine']}", f"--ssl-ca-certs={folder / 'authority.pem'}"]
+
+
+def free_port() -> int:
+    """One that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 async def serve_floor(path: str) -> None:
@@ -191,25 +233,35 @@ async def serve_floor(path: str) -> None:
     await server.wait_for_termination()
 
 
-async def run(streams: int, tokens: int, rounds: int, *metrics: str) -> dict[str, float]:
+async def run(streams: int, tokens: int, rounds: int, *, with_tls: bool, metrics: Sequence[str]) -> Rates:
     """Every path, `rounds` times in turn; the best of each. `metrics` are options of the server."""
-    paths: dict[str, tuple[Measured, int]] = {
-        # The slow paths get fewer tokens so that each round takes about as long.
-        "floor": (floor, max(20, tokens // 10)),
-        "per-request": (per_request, max(20, tokens // 10)),
-        "coalesced": (coalesced, max(20, tokens // 5)),
-        "multiplexed": (multiplexed, tokens),
-        "end to end": (end_to_end, tokens),
-        "inline": (inline, tokens),
-    }
-    best = dict.fromkeys(paths, 0.0)
-    with tempfile.TemporaryDirectory() as folder:
-        async with server_process(Path(folder), streams, *metrics) as (engine, floor_target):
-            for _ in range(rounds):
-                for name, (path, count) in paths.items():
-                    target = floor_target if name == "floor" else engine
-                    best[name] = max(best[name], await measure(path, target, streams, count))
-    return best
+    few = max(20, tokens // 10)
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        floor_target = Target(f"unix:{folder}/floor.sock")
+        await stack.enter_async_context(process_of(__file__, "--serve-floor", f"{folder}/floor.sock"))
+        near = await stack.enter_async_context(engine_on_socket(folder, streams, *metrics))
+        paths: dict[str, tuple[Measured, Target, int]] = {
+            # The slow paths get fewer tokens so that each round takes about as long.
+            "floor": (floor, floor_target, few),
+            "per-request": (per_request, near, few),
+            "coalesced": (coalesced, near, max(20, tokens // 5)),
+            "multiplexed": (multiplexed, near, tokens),
+            "end to end": (end_to_end, near, tokens),
+            "inline": (inline, near, tokens),
+        }
+        trust, options = on_tls(folder) if with_tls else (THIS_USER, [])
+        for name, believed, given in (("TCP", THIS_USER, []), ("TLS", trust, options)) if with_tls else ():
+            port = free_port()
+            target = Target(f"127.0.0.1:{port}", believed)
+            await stack.enter_async_context(engine_process(target, streams, f"--port={port}", *given))
+            paths[f"per-request {name}"] = per_request, target, few
+            paths[f"multiplexed {name}"] = multiplexed, target, tokens
+        best = dict.fromkeys(paths, 0.0)
+        for _ in range(rounds):
+            for name, (path, target, count) in paths.items():
+                best[name] = max(best[name], await measure(path, target, streams, count))
+        return best
 
 
 def main() -> None:
@@ -219,6 +271,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--metrics", action="store_true", help="the engine server counts for Prometheus")
+    parser.add_argument("--tls", action="store_true", help="over TCP too, plain and on TLS")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve-floor", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -226,9 +279,10 @@ def main() -> None:
         event_loop.run(serve_floor(arguments.serve_floor))
         return
     metrics = ("--metrics-port", "0") if arguments.metrics else ()
-    best = event_loop.run(run(arguments.streams, arguments.tokens, arguments.rounds, *metrics))
+    sizes = arguments.streams, arguments.tokens, arguments.rounds
+    best = event_loop.run(run(*sizes, with_tls=arguments.tls, metrics=metrics))
     for name, rate in best.items():
-        print(f"{name:<12} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
+        print(f"{name:<16} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
     if arguments.json:
         print(
             json.dumps(

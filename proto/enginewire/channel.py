@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 import grpc
 
 from enginewire.addresses import SOCKET_SCHEMES, is_on_this_machine
-from enginewire.trusted_paths import check_socket
+from enginewire.trust import THIS_USER, Trust
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 OPTIONS: Final = (
@@ -36,15 +35,19 @@ UNSAID_INTERVAL_MS: Final = 300_000
 MAX_ARGUMENT: Final = 2**31 - 1
 
 
-def open_channel(target: str, min_ping_interval_ms: int | None = None) -> grpc.aio.Channel:
+def open_channel(
+    target: str, min_ping_interval_ms: int | None = None, trust: Trust = THIS_USER
+) -> grpc.aio.Channel:
     """Connects when it is first used. `target` is any gRPC name, such as unix:/run/engine.sock.
 
     `min_ping_interval_ms`: what the engine says it bears, None while it has said nothing.
     """
-    socket = SOCKET_OPTIONS if target.startswith(SOCKET_SCHEMES) else ()
-    return grpc.aio.insecure_channel(
-        target, options=(*OPTIONS, *keepalive(target, min_ping_interval_ms), *socket)
-    )
+    options = (*OPTIONS, *keepalive(target, min_ping_interval_ms))
+    if target.startswith(SOCKET_SCHEMES):
+        return grpc.aio.insecure_channel(target, options=(*options, *SOCKET_OPTIONS))
+    if trust.tls is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, trust.tls.credentials(), options=(*options, *trust.tls.options))
 
 
 def keepalive(target: str, min_ping_interval_ms: int | None) -> tuple[tuple[str, int], ...]:
@@ -57,10 +60,3 @@ def keepalive(target: str, min_ping_interval_ms: int | None) -> tuple[tuple[str,
         ("grpc.keepalive_timeout_ms", answer),
         ("grpc.http2.ping_timeout_ms", answer),
     )
-
-
-def check_owner(target: str, owner: int | None = None) -> None:
-    """Raise UntrustedPath for a Unix socket that somebody else than this user, root or `owner` has made."""
-    scheme, _, path = target.partition(":")
-    if scheme == "unix":
-        check_socket(Path(path.removeprefix("//")), owner)

@@ -7,6 +7,7 @@ addresses and RPCs.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
@@ -18,7 +19,11 @@ MIN_KEEPALIVE_MS: Final = 1_000
 LOGGER: Final = "grpc._cython.cygrpc"
 
 
-def new_server(max_message_bytes: int, max_concurrent_streams: int) -> grpc.aio.Server:
+def new_server(
+    max_message_bytes: int,
+    max_concurrent_streams: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> grpc.aio.Server:
     """A server with limits and keepalive as docs/contract.md has them; it listens nowhere yet."""
     return bare_server(
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -34,14 +39,17 @@ def new_server(max_message_bytes: int, max_concurrent_streams: int) -> grpc.aio.
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_KEEPALIVE_MS),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", 10_000),
+        interceptors=interceptors,
     )
 
 
-def bare_server(*options: tuple[str, int]) -> grpc.aio.Server:
+def bare_server(
+    *options: tuple[str, int], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> grpc.aio.Server:
     """A server with these options alone. It shares no port, and logs no error when a caller leaves."""
     logging.getLogger(LOGGER).addFilter(_is_news)
     # Two servers on one port would share its connections without any error.
-    return grpc.aio.server(options=[("grpc.so_reuseport", 0), *options])
+    return grpc.aio.server(options=[("grpc.so_reuseport", 0), *options], interceptors=interceptors)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -154,9 +154,15 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--ready-timeout", type=float, default=120.0, metavar="S", help="for a launched server"
     )
     group.add_argument("--tls", action="store_true", help="use TLS")
-    group.add_argument("--tls-ca", type=Path, metavar="PEM", help="authorities to trust (implies --tls)")
-    group.add_argument("--tls-cert", type=Path, metavar="PEM", help="our certificate (implies --tls)")
-    group.add_argument("--tls-key", type=Path, metavar="PEM", help="the key of our certificate")
+    group.add_argument(
+        "--tls-ca", "--ssl-ca-certs", type=Path, metavar="PEM", help="authorities to trust (implies --tls)"
+    )
+    group.add_argument(
+        "--tls-cert", "--ssl-certfile", type=Path, metavar="PEM", help="our certificate (implies --tls)"
+    )
+    group.add_argument(
+        "--tls-key", "--ssl-keyfile", type=Path, metavar="PEM", help="the key of our certificate"
+    )
     group.add_argument("--tls-name", metavar="NAME", help="name the target's certificate must have")
     group.add_argument(
         "--metadata", action="append", default=[], type=_pair, metavar="K=V", help="sent with every call"

@@ -141,6 +141,12 @@ class DeadlineExceeded(EngineError):
     reason = pb.ERROR_REASON_DEADLINE_EXCEEDED
 
 
+class NotAllowed(EngineError):
+    """Who the caller is does not allow the call."""
+
+    reason = pb.ERROR_REASON_AUTH
+
+
 class Cancelled(EngineError):
     """An abort came before the request did."""
 

@@ -14,7 +14,7 @@ import math
 import secrets
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -22,6 +22,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.grpc_listening import add_reflection, listen
 from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
+from enginewire.health_port import health_port
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
 from enginewire.server.admission.live import Observer
@@ -36,11 +37,13 @@ from enginewire.server.services.admin import AdminServicer
 from enginewire.server.services.discovery import DiscoveryServicer, Identity
 from enginewire.server.services.embedding import EmbeddingServicer
 from enginewire.server.services.engine import EngineServicer
-from enginewire.server.services.handlers import handlers
+from enginewire.server.services.handlers import handlers, refuse_caller
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, HealthServicer
 from enginewire.server.services.kv import KvServicer
 from enginewire.server.validation.bounds import effective_limits
 from enginewire.sockets import AddressError, check_port_is_free
+from enginewire.tls.allowed_clients import AllowedClients
+from enginewire.tls.listener_options import listener_tls
 from enginewire.v1 import (
     admin_service_pb2,
     discovery_service_pb2,
@@ -86,6 +89,7 @@ class EngineServer:
             lifetime_id=secrets.token_hex(8),
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
+        self.tls = listener_tls(options)
         self.metrics: MetricsExporter | None = None
         if options.metrics_port is None:
             self.lifecycle = Lifecycle(engine, _request_table(options), plan)
@@ -99,6 +103,7 @@ class EngineServer:
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._address = ExitStack()
+        self._probes = AsyncExitStack()
         self._background: list[asyncio.Task[None]] = []
         self._died = asyncio.Event()
 
@@ -135,17 +140,22 @@ class EngineServer:
     async def listen(self) -> None:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
         if self.metrics is not None and self.options.metrics_port is not None:
-            await self.metrics.open(self.options.host, self.options.metrics_port)
+            await self.metrics.open(self.options.host, self.options.metrics_port, self.tls)
         options = self.options
-        self._server = new_server(options.max_message_bytes, options.max_concurrent_streams)
+        tls = self.tls if options.port is not None else None
+        guards = [AllowedClients(tls, refuse_caller)] if tls and tls.asks_for_names else []
+        self._server = new_server(options.max_message_bytes, options.max_concurrent_streams, guards)
         self._server.add_generic_rpc_handlers(self._handlers())
         if options.reflection:
             add_reflection(self._server, *(service.full_name for service in (*SERVICES, HEALTH_SERVICE)))
         if options.port is not None:
             check_port_is_free(options.host, options.port)
-        address = listen(self._server, options.uds, options.host, options.port)
+        address = listen(self._server, options.uds, options.host, options.port, self.tls)
         self.target = self._address.enter_context(address)
         await self._server.start()
+        if options.health_port is not None:
+            probes = health_port(self._add_health, options.health_host, options.health_port)
+            log.info("health at %s", await self._probes.enter_async_context(probes))
         log.info("listening on %s", self.target)
 
     async def start(self) -> pb.EngineConfig:
@@ -169,6 +179,7 @@ class EngineServer:
             if self._server is not None:
                 await self._server.stop(STOP_GRACE_SECONDS)
         finally:
+            await self._probes.aclose()
             self._address.close()
             self._close_metrics()
 
@@ -286,8 +297,14 @@ class EngineServer:
             AdminServicer(self.lifecycle),
             EmbeddingServicer(self.lifecycle),
         )
-        health = HealthServicer(self.lifecycle, frozenset(service.full_name for service in SERVICES))
-        return (*map(handlers, SERVICES, servicers), handlers(HEALTH_SERVICE, health))
+        return (*map(handlers, SERVICES, servicers), self._health())
+
+    def _health(self) -> grpc.GenericRpcHandler:
+        services = frozenset(service.full_name for service in SERVICES)
+        return handlers(HEALTH_SERVICE, HealthServicer(self.lifecycle, services))
+
+    def _add_health(self, server: grpc.aio.Server) -> None:
+        server.add_generic_rpc_handlers((self._health(),))
 
 
 class EngineStartFailed(Exception):

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from enginewire import v1 as pb
-from enginewire.server.failures import ERROR_ID, EngineError, give_id, internal
+from enginewire.server.failures import ERROR_ID, EngineError, NotAllowed, give_id, internal
 from enginewire.v1.status_codes import STATUS_CODES
 
 DOMAIN: Final = "enginewire"
@@ -30,6 +30,13 @@ INTERNAL: Final = frozenset({pb.ERROR_REASON_INTERNAL, pb.ERROR_REASON_UNSPECIFI
 def code_of(reason: pb.ErrorReason.ValueType) -> grpc.StatusCode:
     """The gRPC status code of a reason."""
     return STATUS_CODES[reason]
+
+
+def code_of_failure(failure: EngineError) -> grpc.StatusCode:
+    """The code of its reason; AUTH has two, for whoever is not known and for whoever is and may not."""
+    if isinstance(failure, NotAllowed):
+        return grpc.StatusCode.PERMISSION_DENIED
+    return code_of(failure.reason)
 
 
 def as_failure(exception: BaseException) -> EngineError:
@@ -58,7 +65,7 @@ def to_status(failure: EngineError) -> pb.Status:
     failure = as_failure(failure)  # the one way out: no INTERNAL leaves without its id
     message = message_of(failure)
     return pb.Status(
-        code=code_of(failure.reason).value[0],
+        code=code_of_failure(failure).value[0],
         message=message,
         details=[_packed(detail) for detail in _details(failure, message)],
     )

@@ -64,7 +64,7 @@ def test_what_the_server_raises_is_what_the_backend_reads(kind):
     raised = kind("it says why", field="token_ids", retry_after=1.5)
     read = from_status(status.to_status(raised))
     assert read.reason == raised.reason
-    assert read.code is status.code_of(raised.reason)
+    assert read.code is status.code_of_failure(raised)
     error_id = raised.metadata.get("error_id", "")
     says = f"internal error {error_id}: {raised}" if error_id else "it says why"
     assert read.failure == Failure(

@@ -71,11 +71,11 @@ async def test_these_servers_would_cut_whoever_pings_more_often(hostile_engine, 
 async def test_an_engine_is_watched_over_the_channel_whose_pings_it_bears(hostile_engine) -> None:
     engine = await hostile_engine(info=info_of(BORNE_MS), has_watch=True)
     async with EngineClient(engine.target) as client:
-        first = client._rpc
+        first = client._dialled.rpc
         loads = client.watch_load(50)
         # The one that the engine says over the first channel, and the one over the next.
         assert [(await anext(loads)).state for _ in range(2)] == [pb.ENGINE_STATE_READY] * 2
-        assert client._rpc is not first
+        assert client._dialled.rpc is not first
         await loads.aclose()
 
 
@@ -86,11 +86,11 @@ async def test_an_engine_that_comes_back_and_bears_less_is_pinged_less(hostile_e
         for borne in (EAGER_MS, EAGER_MS, BORNE_MS, None):
             engine.info = info_of(borne)
             await client.wait_ready(5)
-            channels.append(client._channel)
+            channels.append(client._dialled._channel)
         first, same, slower, patient = channels
         assert first is same
         assert len({id(each) for each in (first, slower, patient)}) == 3
-        assert patient is client._first
+        assert patient is client._dialled._first
 
 
 async def test_a_start_without_an_answer_says_who_did_not_answer(hostile_engine) -> None:

@@ -33,7 +33,7 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.processes.sidecar import SidecarDied, engine_sidecar
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.channel import open_channel
-from enginewire.trusted_paths import user_id
+from enginewire.trust import trust_of
 
 EXIT_FAILED: Final = 1
 
@@ -69,7 +69,7 @@ async def prepared(options: BenchOptions) -> AsyncIterator[tuple[Target, list[Jo
         async with openai_target(options) as target:
             yield target, word_jobs(options)
     elif options.api == "backend":
-        async with open_channel(options.grpc_target) as channel:
+        async with open_channel(options.grpc_target, trust=trust_of(options)) as channel:
             yield BackendTarget(channel, options), word_jobs(options)
     else:
         async with engine(options) as client:
@@ -93,10 +93,8 @@ async def engine(options: BenchOptions) -> AsyncIterator[EngineClient]:
     """An engine that is ready, perhaps one of our own. Raises RequestFailed and SidecarDied."""
     is_multiplexed = options.api == "multiplexed"
     if not options.launch:
-        owner = user_id(options.socket_owner)
-        async with EngineClient(
-            options.grpc_target, multiplexed=is_multiplexed, socket_owner=owner
-        ) as client:
+        trust = trust_of(options)
+        async with EngineClient(options.grpc_target, multiplexed=is_multiplexed, trust=trust) as client:
             await client.wait_ready(options.connect_timeout)
             yield client
         return

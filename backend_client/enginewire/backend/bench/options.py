@@ -14,7 +14,14 @@ from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket
 from enginewire.options import OptionError, option
-from enginewire.trusted_paths import user_id
+from enginewire.tls.target_options import (
+    ca_certs_option,
+    certfile_option,
+    keyfile_option,
+    name_option,
+    ssl_option,
+)
+from enginewire.trust import trust_of
 
 Api = Literal["multiplexed", "generate", "backend", "completions", "chat"]
 HTTP_APIS: Final = frozenset({"completions", "chat"})
@@ -44,6 +51,11 @@ class BenchOptions:
     socket_owner: str = option(
         "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
     )
+    target_ssl: bool = ssl_option()
+    target_ssl_ca_certs: Path | None = ca_certs_option()
+    target_ssl_certfile: Path | None = certfile_option()
+    target_ssl_keyfile: Path | None = keyfile_option()
+    target_ssl_name: str = name_option()
     launch: str = option(
         "", "arguments of an engine server to start on a private socket, measure, and end again"
     )
@@ -90,7 +102,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         parse_goodput(self.goodput)
-        user_id(self.socket_owner)
+        trust_of(self)
         if self.is_http != self.target.startswith(HTTP_SCHEMES) and (self.target or self.is_http):
             raise OptionError(f"--api {self.api}: needs {'an http://' if self.is_http else 'a gRPC'} target")
         if self.launch and self.api not in ENGINE_APIS:

@@ -29,7 +29,7 @@ from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.backend.prompting.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.sockets import AddressError
-from enginewire.trusted_paths import user_id
+from enginewire.trust import trust_of
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
@@ -117,13 +117,14 @@ async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Wor
 
 
 def _endpoints(options: BackendOptions, targets: Sequence[str]) -> Endpoints:
+    trust = trust_of(options)
     return Endpoints(
         [
             EngineClient(
                 target,
                 multiplexed=options.multiplexed,
                 patience=Patience(options.first_token_timeout, options.token_timeout),
-                socket_owner=user_id(options.socket_owner),
+                trust=trust,
             )
             for target in targets
         ]

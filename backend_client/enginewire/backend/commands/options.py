@@ -14,7 +14,14 @@ from typing import ClassVar
 from enginewire.addresses import default_socket
 from enginewire.backend.config import MAX_UINT32, GenerateOptions
 from enginewire.options import OptionError, computed, option
-from enginewire.trusted_paths import user_id
+from enginewire.tls.target_options import (
+    ca_certs_option,
+    certfile_option,
+    keyfile_option,
+    name_option,
+    ssl_option,
+)
+from enginewire.trust import trust_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +79,15 @@ class TopOptions:
     socket_owner: str = option(
         "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
     )
+    target_ssl: bool = ssl_option()
+    target_ssl_ca_certs: Path | None = ca_certs_option()
+    target_ssl_certfile: Path | None = certfile_option()
+    target_ssl_keyfile: Path | None = keyfile_option()
+    target_ssl_name: str = name_option()
     once: bool = option(False, "look once and end, with 1 when an engine did not answer")
     json: bool = option(False, "print a line of JSON per look instead of a table")
     interval: float = option(0.5, "how often to look", unit="s", at_least=0.05)
     timeout: float = option(2.0, "how long an engine may take to answer --once", unit="s", at_least=0.05)
 
     def __post_init__(self) -> None:
-        user_id(self.socket_owner)
+        trust_of(self)

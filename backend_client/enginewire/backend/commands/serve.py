@@ -16,6 +16,8 @@ from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.grpc_service import grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.processes.stop_signals import StopSignals
+from enginewire.health_port import health_port
+from enginewire.tls.listener_options import listener_tls
 
 # What the end may take beside the requests: last words, and a launched engine that has nothing to do.
 MARGIN_SECONDS: Final = 5.0
@@ -51,16 +53,21 @@ async def serve(
 
     A second one cancels this. Raises AddressError.
     """
+    tls = listener_tls(options)
     async with AsyncExitStack() as stack:
-        faces: list[Face] = [await stack.enter_async_context(grpc_face(backend, options))]
+        grpc = await stack.enter_async_context(grpc_face(backend, options, tls))
+        faces: list[Face] = [grpc]
+        if options.health_port is not None:
+            probes = health_port(grpc.add_health, options.health_host, options.health_port)
+            print(f"health at {await stack.enter_async_context(probes)}", file=sys.stderr, flush=True)
         if options.http_port is not None:
             from enginewire.backend.frontends.http_api.server import http_face
 
-            faces.append(await stack.enter_async_context(http_face(backend, options)))
+            faces.append(await stack.enter_async_context(http_face(backend, options, tls)))
         if options.smg_port is not None:
             from enginewire.backend.frontends.smg.server import smg_face
 
-            faces.append(await stack.enter_async_context(smg_face(backend, options)))
+            faces.append(await stack.enter_async_context(smg_face(backend, options, tls)))
         announce([face.address for face in faces])
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()

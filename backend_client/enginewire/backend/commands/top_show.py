@@ -24,7 +24,7 @@ from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoint, Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.load_fields import kv_use, load_fields, state_name
-from enginewire.trusted_paths import user_id
+from enginewire.trust import trust_of
 
 # Long enough for a steady figure, short enough to follow.
 RATE_SECONDS: Final = 2.0
@@ -107,7 +107,7 @@ async def watch(options: TopOptions, console: Console) -> int:
 
 
 def _client(target: str, options: TopOptions) -> EngineClient:
-    return EngineClient(target, socket_owner=user_id(options.socket_owner))
+    return EngineClient(target, trust=trust_of(options))
 
 
 async def _look(target: str, options: TopOptions) -> tuple[EngineRow, RequestFailed | None]:

@@ -16,13 +16,15 @@ from typing import Final, Self
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.backend.engines.dialled import Dialled
 from enginewire.backend.engines.failure import RequestFailed, failed, from_stream_error
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.offered_tokenizer import received
 from enginewire.backend.engines.revision import common_revision
 from enginewire.backend.engines.rpc import EngineRpc, GenerateCall, parsed
 from enginewire.backend.engines.stream import PATIENCE, EngineStream, Patience
-from enginewire.channel import MAX_MESSAGE_BYTES, check_owner, open_channel
+from enginewire.channel import MAX_MESSAGE_BYTES
+from enginewire.trust import THIS_USER, Trust
 from enginewire.trusted_paths import UntrustedPath
 
 POLL_SECONDS: Final = 0.05
@@ -49,19 +51,14 @@ class EngineClient:
         *,
         multiplexed: bool = True,
         patience: Patience = PATIENCE,
-        socket_owner: int | None = None,
+        trust: Trust = THIS_USER,
     ) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate.
 
-        A Unix socket is this user's, root's or that of the user `socket_owner`, or nothing is sent there.
+        Nothing is sent to whoever `trust` does not believe.
         """
         self.target = target
-        self._socket_owner = socket_owner
-        # Until the engine has said how often it bears pings there are next to none.
-        self._first = open_channel(target)
-        self._channel = self._first
-        self._ping_interval_ms: int | None = None
-        self._rpc = EngineRpc(self._channel)
+        self._dialled = Dialled(target, trust)
         self._wants_multiplexed = multiplexed
         self._patience = patience
         self._connection: MultiplexedConnection | None = None
@@ -109,8 +106,8 @@ class EngineClient:
         if self._connection is not None and self._connection.is_dead:
             self._connection = self._info = None
         if self._info is None:
-            self._check_socket()
-            info = await self._rpc.info(timeout)
+            await self._prepare()
+            info = await self._dialled.rpc.info(timeout)
             common_revision(info)
             await self._ping_as_borne(info.config.limits)
             self._info = info
@@ -122,27 +119,20 @@ class EngineClient:
 
     async def _ping_as_borne(self, limits: pb.Limits) -> None:
         """Go on over a channel whose pings this life of the engine bears."""
-        borne = limits.min_keepalive_interval_ms if limits.HasField("min_keepalive_interval_ms") else None
-        if borne == self._ping_interval_ms:
-            return
-        before, self._ping_interval_ms = self._channel, borne
-        self._channel = self._first if borne is None else open_channel(self.target, borne)
-        self._rpc = EngineRpc(self._channel)
-        # The first one may be watched; one between was the way to an engine that is gone.
-        if before is not self._first:
-            await before.close()
+        says = limits.HasField("min_keepalive_interval_ms")
+        await self._dialled.ping_as_borne(limits.min_keepalive_interval_ms if says else None)
 
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
-        self._check_socket()
-        return await self._rpc.load(timeout)
+        await self._prepare()
+        return await self._dialled.rpc.load(timeout)
 
     async def adapters(self, timeout: float | None = None) -> Sequence[pb.Adapter]:
         """Those that are loaded, none where nobody but an operator may ask. Raises RequestFailed."""
         if not (await self.info(timeout)).config.capabilities.lora:
             return []
         try:
-            return (await self._rpc.adapters(timeout)).adapters
+            return (await self._dialled.rpc.adapters(timeout)).adapters
         except RequestFailed as failure:
             if failure.code not in KEPT_FROM_US:
                 raise
@@ -150,19 +140,19 @@ class EngineClient:
 
     async def load_adapter(self, name: str, source: str, timeout: float) -> None:
         """From a folder below the engine's adapter folder. Raises RequestFailed."""
-        self._check_socket()
-        await self._rpc.load_adapter(pb.LoadAdapterRequest(name=name, source=source), timeout)
+        await self._prepare()
+        await self._dialled.rpc.load_adapter(pb.LoadAdapterRequest(name=name, source=source), timeout)
 
     async def unload_adapter(self, name: str, timeout: float) -> None:
         """Raises RequestFailed, also while requests use it."""
-        self._check_socket()
-        await self._rpc.unload_adapter(pb.UnloadAdapterRequest(name=name), timeout)
+        await self._prepare()
+        await self._dialled.rpc.unload_adapter(pb.UnloadAdapterRequest(name=name), timeout)
 
     async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
         """The load now and after every change, until the engine ends that. Raises RequestFailed."""
         while True:
-            self._check_socket()
-            rpc = self._rpc
+            await self._prepare()
+            rpc = self._dialled.rpc
             async with contextlib.aclosing(rpc.watch_load(min_interval_ms)) as loads:
                 async for load in loads:
                     yield load
@@ -175,11 +165,11 @@ class EngineClient:
         """The engine is up and can say what it bears, and that led to another channel."""
         with contextlib.suppress(RequestFailed):
             await self.info(INFO_SECONDS)
-        return rpc is not self._rpc
+        return rpc is not self._dialled.rpc
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer the engine offers, checked against its manifest. Raises RequestFailed."""
-        return await received(self._rpc.tokenizer())
+        return await received(self._dialled.rpc.tokenizer())
 
     async def submit(
         self,
@@ -217,7 +207,9 @@ class EngineClient:
             raise failed(code, reason, "this engine has no embeddings")
         try:
             longest = self._patience.first_token or None
-            return await self._rpc.embed(request, longest if timeout is None else timeout, metadata or {})
+            return await self._dialled.rpc.embed(
+                request, longest if timeout is None else timeout, metadata or {}
+            )
         except RequestFailed as failure:
             if failure.code is grpc.StatusCode.UNAVAILABLE:
                 self._info = None
@@ -225,7 +217,7 @@ class EngineClient:
 
     async def abort(self, request_ids: list[str], reason: str) -> pb.AbortResponse:
         """End requests by id, whoever started them. Raises RequestFailed."""
-        return await self._rpc.abort(pb.AbortRequest(request_ids=request_ids, reason=reason))
+        return await self._dialled.rpc.abort(pb.AbortRequest(request_ids=request_ids, reason=reason))
 
     def abort_soon(self, request_id: str, reason: str) -> None:
         """As `abort`, for a caller that does not wait and needs no answer."""
@@ -242,8 +234,7 @@ class EngineClient:
         for task in list(self._calls):
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
-        await self._channel.close()
-        await self._first.close()
+        await self._dialled.close()
 
     async def _abort_quietly(self, request_id: str, reason: str) -> None:
         with contextlib.suppress(RequestFailed, TimeoutError):
@@ -259,10 +250,10 @@ class EngineClient:
             retryable=True,
         )
 
-    def _check_socket(self) -> None:
+    async def _prepare(self) -> None:
         """Before whatever comes first, after a lost connection too: prompts may follow it."""
         try:
-            check_owner(self.target, self._socket_owner)
+            await self._dialled.renew()
         except UntrustedPath as error:
             hint = "--socket-owner names another user who may own it"
             code, reason = grpc.StatusCode.PERMISSION_DENIED, pb.ERROR_REASON_AUTH
@@ -279,13 +270,13 @@ class EngineClient:
         if self._connection is None or self._connection.is_dead:
             has_limit = limits.HasField("max_request_bytes")
             limit = min(limits.max_request_bytes, MAX_MESSAGE_BYTES) if has_limit else MAX_MESSAGE_BYTES
-            self._connection = MultiplexedConnection(self._rpc.multiplexed, limit)
+            self._connection = MultiplexedConnection(self._dialled.rpc.multiplexed, limit)
         return self._connection
 
     def _generate(
         self, request: pb.GenerateRequest, timeout: float | None, metadata: Mapping[str, str]
     ) -> EngineStream:
-        call = self._rpc.generate(request, timeout, metadata)
+        call = self._dialled.rpc.generate(request, timeout, metadata)
         stream = EngineStream(request.request_id, lambda reason: _cancel(call))
         task = asyncio.create_task(self._pump(call, stream), name=f"generate {request.request_id}")
         self._calls.add(task)

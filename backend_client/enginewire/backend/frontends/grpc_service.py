@@ -29,6 +29,8 @@ from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.grpc_listening import add_reflection, listen
 from enginewire.grpc_server import new_server
+from enginewire.tls.allowed_clients import AllowedClients
+from enginewire.tls.listener import ListenerTls
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -132,6 +134,10 @@ class GrpcFace:
         self._server = server
         self._health = health
 
+    def add_health(self, server: grpc.aio.Server) -> None:
+        """Let another server tell the same health."""
+        self._health.add_to(server)
+
     async def drain(self, timeout: float) -> None:
         """Accept nothing more, and abort what still runs after `timeout` seconds."""
         self._health.drain()
@@ -139,9 +145,12 @@ class GrpcFace:
 
 
 @asynccontextmanager
-async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[GrpcFace]:
+async def grpc_face(
+    backend: TextBackend, options: ServeOptions, tls: ListenerTls | None = None
+) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
-    server = new_server(options.max_message_bytes, options.max_concurrent_streams)
+    guards = guards_of(tls if options.port is not None else None)
+    server = new_server(options.max_message_bytes, options.max_concurrent_streams, guards)
     servicer = BackendServicer(
         backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
     )
@@ -150,7 +159,7 @@ async def grpc_face(backend: TextBackend, options: ServeOptions) -> AsyncIterato
     health.add_to(server)
     if options.reflection:
         add_reflection(server, SERVICE, HEALTH)
-    with listen(server, options.uds, options.host, options.port) as target:
+    with listen(server, options.uds, options.host, options.port, tls) as target:
         await server.start()
         try:
             yield GrpcFace(server, health, target)
@@ -166,6 +175,15 @@ def invalid(message: str, field: str = "") -> RequestFailed:
         message[:MAX_MESSAGE_CHARACTERS],
         field=field,
     )
+
+
+def guards_of(tls: ListenerTls | None) -> list[grpc.aio.ServerInterceptor]:
+    """What stands before every RPC of a server with that TLS."""
+
+    async def refuse_caller(call: AnyCall, message: str) -> NoReturn:
+        await refuse(call, failed(grpc.StatusCode.PERMISSION_DENIED, pb.ERROR_REASON_AUTH, message))
+
+    return [AllowedClients(tls, refuse_caller)] if tls and tls.asks_for_names else []
 
 
 async def answered(work: Awaitable[T], call: AnyCall) -> T:

@@ -1,4 +1,4 @@
-"""Every option of the engine server: flag, environment variable, config key, default and meaning.
+"""Every option of the engine server: those of the model, where it listens, its limits and its life.
 
 Names follow the flags people know from vLLM; the contract's own names are in the `contract=` notes.
 Knows nothing about engines: an option that only one engine understands says so.
@@ -15,170 +15,36 @@ from typing import Final, Literal
 
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket, wants_tcp
 from enginewire.options import Loaded, OptionError, computed, load, option
-from enginewire.server.config.our_engines import NAMES, OurEngine
+from enginewire.server.config.model import ModelOptions
+from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.config.rules import RULES
-from enginewire.server.handoff.options import Role
+from enginewire.tls.listener_options import (
+    CertReqs,
+    allow_insecure_option,
+    allowed_client_names_option,
+    ca_certs_option,
+    cert_reqs_option,
+    certfile_option,
+    check_exposure,
+    health_host_option,
+    health_port_option,
+    keyfile_option,
+    listener_tls,
+)
 
 DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1
 
-Device = Literal["auto", "cpu", "cuda"]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8"]
-Pooling = Literal["auto", "last", "mean", "cls"]
-GuidedBackend = Literal["auto", "xgrammar", "llguidance"]
 LogFormat = Literal["auto", "pretty", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
+class ServerOptions(ModelOptions):
     """Options of `enginewire-server`. Raises OptionError for combinations that make no sense.
 
     The server listens on TCP when `port` is set, else on the Unix socket `uds`.
     """
-
-    model: str = option(
-        "builtin:demo",
-        "model to serve: a folder, a hub name such as owner/model, or builtin:demo",
-        aliases=("--model-path", "--model-id"),
-        positional=True,
-        heading="model",
-        contract="EngineConfig.model",
-    )
-    served_model_name: tuple[str, ...] = option(
-        (),
-        "name that clients use for the model; the first is shown, the others are aliases",
-        contract="EngineConfig.served_model_name",
-    )
-    engine: str = option(OurEngine.TORCH.value, f"engine to run: {NAMES}, or module:Class of your own")
-    role: Role = option(
-        "aggregated",
-        "part in disaggregated serving: prefill computes prompts and hands them over, decode goes on",
-        contract="EngineConfig.role",
-    )
-    device: Device = option("auto", "where the model runs")
-    dtype: DType = option("auto", "type of the weights and of the KV cache")
-    quantization: Quantization = option(
-        "none", "form of the weights while serving; int8 is faster and changes answers (CPU only)"
-    )
-    compile_kernels: bool = option(
-        True, "run small kernels that the machine's C++ compiler builds once, if it has one (CPU only)"
-    )
-    batch_invariant: bool = option(
-        False,
-        "outputs do not depend on the batch, bit for bit; slower",
-        contract="Capabilities.batch_invariant",
-    )
-    async_scheduling: bool = option(
-        True, "give the GPU its next step before the tokens of this one are read; changes nothing on a CPU"
-    )
-    seed: int | None = option(None, "makes unseeded requests repeatable", at_least=0, at_most=2**64 - 1)
-    thinking_token_ids: tuple[int, ...] = option(
-        (),
-        "the two ids that open and close thinking; <think> and </think> of the tokenizer when not set",
-        at_least=0,
-        contract="Capabilities.max_thinking_tokens",
-    )
-
-    guided_backend: GuidedBackend = option(
-        "auto",
-        "grammar library of requests that name none; auto takes xgrammar, else llguidance",
-        contract="GuidedDecoding.backend",
-    )
-    guided_disable_any_whitespace: bool = option(
-        False,
-        "JSON of a grammar has a blank at most between its tokens, unless a request says otherwise",
-        contract="GuidedDecoding.whitespace_pattern",
-    )
-
-    pooling: Pooling = option(
-        "auto", "what an embedding is made of; auto as the model says, else last, or mean of an encoder"
-    )
-    normalize_embeddings: bool = option(True, "give embeddings the length 1")
-
-    max_model_len: int | None = option(
-        None,
-        "longest prompt and output together; the model's own length when not set",
-        unit="tokens",
-        at_least=2,
-        heading="batching and memory",
-        contract="EngineConfig.context_length",
-    )
-    max_num_seqs: int = option(
-        64,
-        "most sequences that run at the same time",
-        aliases=("--max-batch-size",),
-        at_least=1,
-        contract="EngineConfig.max_num_seqs",
-    )
-    max_num_batched_tokens: int | None = option(
-        None,
-        "most tokens computed in one step; chosen by device when not set",
-        unit="tokens",
-        at_least=1,
-        contract="EngineConfig.max_num_batched_tokens",
-    )
-    block_size: int | None = option(
-        None,
-        "size of a KV block; when not set 16, and 256 in half precision on a GPU, whose kernel needs that",
-        unit="tokens",
-        at_least=1,
-        contract="EngineConfig.kv_cache_block_size",
-    )
-    num_gpu_blocks_override: int | None = option(
-        None,
-        "number of KV blocks, on any device; from the memory when not set",
-        aliases=("--num-kv-blocks",),
-        at_least=1,
-        contract="EngineConfig.total_kv_blocks",
-    )
-    kv_cache_memory_bytes: int | None = option(
-        None, "memory for the KV cache; chosen by device when not set", unit="bytes", at_least=1
-    )
-    enable_prefix_caching: bool = option(
-        True,
-        "reuse the KV blocks of equal prompt beginnings (--engine torch)",
-        contract="Capabilities.prefix_cache",
-    )
-    max_batch_prefill_tokens: int | None = option(
-        None,
-        "most prompt tokens computed in one step; as many as fit when not set (--engine torch)",
-        unit="tokens",
-        at_least=1,
-    )
-    max_mixed_prefill_tokens: int | None = option(
-        None,
-        "most prompt tokens computed in a step in which others decode and wait for it; "
-        "half of --max-num-batched-tokens when not set (--engine torch)",
-        unit="tokens",
-        at_least=1,
-    )
-    max_batch_total_tokens: int | None = option(
-        None,
-        "most tokens that prompts and longest outputs of all running sequences may have (--engine torch)",
-        unit="tokens",
-        at_least=1,
-    )
-    waiting_served_ratio: float = option(
-        0.0,
-        "sequences that must wait, per running one, before any of them joins the batch (--engine torch)",
-        at_least=0,
-    )
-    max_waiting_tokens: int = option(
-        20, "steps after which waiting sequences join whatever the ratio (--engine torch)", at_least=0
-    )
-
-    adapter_folder: Path | None = option(
-        None,
-        "serve LoRA adapters, in the format of peft, from folders below this one",
-        heading="adapters",
-        contract="Capabilities.lora",
-    )
-    max_loras: int = option(
-        8, "most adapters that are loaded at the same time", at_least=1, contract="Limits.max_loras"
-    )
-    max_lora_rank: int = option(64, "largest rank of an adapter (--engine torch)", at_least=1)
 
     uds: Path = option(
         computed(lambda: default_socket("engine"), shown_socket("engine")),
@@ -191,9 +57,7 @@ class ServerOptions:
     port: int | None = option(
         None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
     )
-    allow_insecure: bool = option(
-        False, "allow a --host beyond loopback, where anyone can read prompts and send requests"
-    )
+    allow_insecure: bool = allow_insecure_option()
     instance_id: str = option(
         "",
         "name of this server among others; drawn at start when not set",
@@ -207,6 +71,14 @@ class ServerOptions:
         contract="GetEngineInfoResponse.worker_id",
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
+
+    ssl_certfile: Path | None = certfile_option()
+    ssl_keyfile: Path | None = keyfile_option()
+    ssl_ca_certs: Path | None = ca_certs_option()
+    ssl_cert_reqs: CertReqs | None = cert_reqs_option()
+    ssl_allowed_client_names: tuple[str, ...] = allowed_client_names_option()
+    health_port: int | None = health_port_option()
+    health_host: str = health_host_option()
 
     metrics_port: int | None = option(
         None,
@@ -325,6 +197,8 @@ class ServerOptions:
         for is_wrong, message in RULES.items():
             if is_wrong(self):
                 raise OptionError(message)
+        check_exposure("--host", self.host, self)
+        listener_tls(self)
 
 
 def load_options(argv: Sequence[str] | None = None) -> ServerOptions:

@@ -7,15 +7,11 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from enginewire.addresses import is_on_this_machine, listens_on_loopback
+from enginewire.addresses import is_on_this_machine
 from enginewire.server.config.our_engines import NAMES, OurEngine
 
 if TYPE_CHECKING:
     from enginewire.server.config.options import ServerOptions
-
-
-def _is_open_to_others(options: ServerOptions) -> bool:
-    return not options.allow_insecure and not listens_on_loopback(options.host)
 
 
 def _is_no_engine(options: ServerOptions) -> bool:
@@ -68,8 +64,6 @@ def _upstream_is_open_to_others(options: ServerOptions) -> bool:
 
 
 RULES: Final[Mapping[Callable[[ServerOptions], bool], str]] = {
-    _is_open_to_others: "--host: whoever reaches a host beyond loopback could read prompts and send requests;"
-    " use 127.0.0.1 or --uds, or say --allow-insecure",
     _is_no_engine: f"--engine: must be {NAMES} or module:Class",
     _batches_are_too_small: "--max-num-batched-tokens must not be below --max-num-seqs",
     _sizes_cache_twice: "--num-gpu-blocks-override and --kv-cache-memory-bytes exclude each other",

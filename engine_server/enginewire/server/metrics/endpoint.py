@@ -15,6 +15,7 @@ from typing import Final
 
 from enginewire.allowed_hosts import AllowedHosts
 from enginewire.sockets import AddressError
+from enginewire.tls.listener import ListenerTls
 
 log = logging.getLogger(__name__)
 
@@ -36,19 +37,28 @@ class MetricsEndpoint:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._hosts: AllowedHosts | None = None
+        self._tls: ListenerTls | None = None
         self.url = ""
 
-    async def open(self, host: str, port: int) -> None:
+    async def open(self, host: str, port: int, tls: ListenerTls | None = None) -> None:
         """Listen; port 0 is a free one. Raises AddressError."""
+        self._tls = tls
         shown_host = f"[{host}]" if ":" in host else host
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_HEAD_BYTES)
+            self._server = await asyncio.start_server(
+                self._serve,
+                host,
+                port,
+                limit=MOST_HEAD_BYTES,
+                ssl=tls.ssl_context() if tls else None,
+                ssl_handshake_timeout=ANSWER_SECONDS if tls else None,
+            )
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise AddressError(f"--metrics-port: {shown_host}:{port}: {reason}") from error
         address, bound = self._server.sockets[0].getsockname()[:2]
         self._hosts = AllowedHosts(host, address)
-        self.url = f"http://{shown_host}:{bound}{PATH}"
+        self.url = f"{'https' if tls else 'http'}://{shown_host}:{bound}{PATH}"
 
     def close(self) -> None:
         """Listen no more, and end what is open. Idempotent."""
@@ -66,9 +76,13 @@ class MetricsEndpoint:
         self._open.add(writer)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                writer.write(await self._answer_to(reader))
+                is_allowed = self._allows(writer)
+                writer.write(await self._answer_to(reader) if is_allowed else _response(HTTPStatus.FORBIDDEN))
                 await writer.drain()
-                writer.write_eof()
+                if writer.can_write_eof():
+                    writer.write_eof()
+                else:  # TLS
+                    writer.close()
                 # Cut off before it has sent everything, a caller would not read why it was refused.
                 while await reader.read(MOST_HEAD_BYTES):
                     pass
@@ -77,6 +91,10 @@ class MetricsEndpoint:
         finally:
             self._open.remove(writer)
             writer.transport.abort()
+
+    def _allows(self, writer: asyncio.StreamWriter) -> bool:
+        handshake = writer.get_extra_info("ssl_object")
+        return self._tls is None or self._tls.allows_peer(handshake.getpeercert())
 
     async def _answer_to(self, reader: asyncio.StreamReader) -> bytes:
         if len(self._open) > MOST_CONNECTIONS:

@@ -15,6 +15,8 @@ from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.metrics.endpoint import MetricsEndpoint
 from enginewire.server.metrics.page import EnginePage
 from enginewire.server.metrics.requests import RequestMetrics
+from enginewire.tls.listener import ListenerTls
+from enginewire.tls.metrics import CertificateMetrics
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +40,11 @@ class MetricsExporter:
         """Where; "" before it is open."""
         return self._endpoint.url
 
-    async def open(self, host: str, port: int) -> None:
+    async def open(self, host: str, port: int, tls: ListenerTls | None = None) -> None:
         """Listen. Raises AddressError."""
-        await self._endpoint.open(host, port)
+        if tls is not None:
+            self._registry.register(CertificateMetrics(tls.files))
+        await self._endpoint.open(host, port, tls)
         log.info("metrics at %s", self.url)
 
     def close(self) -> None:

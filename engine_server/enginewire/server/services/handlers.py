@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import message_factory
@@ -18,7 +18,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from enginewire.server import status
-from enginewire.server.failures import InvalidRequest
+from enginewire.server.failures import InvalidRequest, NotAllowed
 
 Call = grpc.aio.ServicerContext[bytes, bytes]
 Unary = Callable[[Message, Call], Awaitable[Message]]
@@ -107,12 +107,17 @@ async def _parsed(frames: AsyncIterator[bytes], parse: Callable[[bytes], Message
         yield parse(frame)
 
 
-async def _fail(call: Call, error: Exception) -> NoReturn:
+async def refuse_caller(call: grpc.aio.ServicerContext[Any, Any], message: str) -> NoReturn:
+    """End the call of somebody who is not allowed here."""
+    await _fail(call, NotAllowed(message))
+
+
+async def _fail(call: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     if isinstance(error, (grpc.aio.AbortError, asyncio.CancelledError)):
         raise error
     if not isinstance(error, grpc.aio.InternalError):
         failure = status.as_failure(error)
-        details = status.code_of(failure.reason), status.message_of(failure), status.trailers(failure)
+        details = status.code_of_failure(failure), status.message_of(failure), status.trailers(failure)
         with contextlib.suppress(grpc.aio.InternalError):
             await call.abort(*details)
     # gRPC could not send: the caller has left, and the cancellation only comes behind that.

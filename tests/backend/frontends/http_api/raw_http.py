@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -68,15 +69,19 @@ class Caller:
 
 
 @asynccontextmanager
-async def caller(address: str, *, receive_buffer: int | None = None) -> AsyncIterator[Caller]:
+async def caller(
+    address: str, *, receive_buffer: int | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Caller]:
     """A connection to a base URL. `receive_buffer` in bytes: what the kernel takes unread."""
-    host, _, port = address.removeprefix("http://").rpartition(":")
+    host, _, port = address.rpartition("/")[2].rpartition(":")
     connection = socket.socket()
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
-    reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
+    reader, writer = await asyncio.open_connection(
+        sock=connection, limit=1024, ssl=tls, server_hostname="localhost" if tls else None
+    )
     try:
         yield Caller(reader, writer)
     finally:

@@ -10,12 +10,14 @@ from openai import AsyncOpenAI
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.server import HttpFace, http_face
 from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.tls.listener_options import listener_tls
 
 
 @asynccontextmanager
 async def serving_http(backend: TextBackend, **given: object) -> AsyncIterator[HttpFace]:
     """A listening face."""
-    async with http_face(backend, ServeOptions(http_port=0, **given)) as face:
+    options = ServeOptions(http_port=0, **given)
+    async with http_face(backend, options, listener_tls(options)) as face:
         yield face
 
 

@@ -18,8 +18,9 @@ from enginewire.backend.decoding.annotated import Annotated, BackendOutput, anno
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.prompts import InvalidPrompt
-from enginewire.channel import check_owner, open_channel
-from enginewire.trusted_paths import UntrustedPath, user_id
+from enginewire.channel import open_channel
+from enginewire.trust import trust_of
+from enginewire.trusted_paths import UntrustedPath
 
 Items = AsyncGenerator[Annotated[BackendOutput], None]
 
@@ -79,11 +80,12 @@ class RunningBackend:
 @asynccontextmanager
 async def running_backend(options: ChatOptions) -> AsyncGenerator[RunningBackend]:
     """A connection to the backend that the options name. Raises NoAnswer when there is none in time."""
+    trust = trust_of(options)
     try:
-        check_owner(options.backend, user_id(options.socket_owner))
+        trust.check(options.backend)
     except UntrustedPath as error:
         raise NoAnswer(f"{options.backend}: {error}; --socket-owner names another user") from error
-    async with open_channel(options.backend) as channel:
+    async with open_channel(options.backend, trust=trust) as channel:
         try:
             async with asyncio.timeout(options.connect_timeout):
                 await channel.channel_ready()

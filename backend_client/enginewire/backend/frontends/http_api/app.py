@@ -41,6 +41,7 @@ from enginewire.backend.frontends.http_api.refusal import (
 from enginewire.backend.frontends.http_api.responses.route import ResponsesRoute
 from enginewire.backend.frontends.http_api.vllm.adapters import LoadAdapterRoute, UnloadAdapterRoute
 from enginewire.backend.frontends.http_api.vllm.tokenization import DetokenizeRoute, TokenizeRoute
+from enginewire.tls.certificate import CertificateFiles
 from enginewire.version import __version__
 
 HEALTH_TIMEOUT_SECONDS = 2.0
@@ -48,9 +49,11 @@ HEALTH_TIMEOUT_SECONDS = 2.0
 METRICS_TIMEOUT_SECONDS = 0.5
 
 
-def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlette:
-    """The ASGI application; every request passes `middleware` first."""
-    facts = Facts(served)
+def make_app(
+    served: ServedBackend, middleware: Sequence[Middleware], certificate: CertificateFiles | None = None
+) -> Starlette:
+    """The ASGI application; every request passes `middleware` first. `certificate` is for its metrics."""
+    facts = Facts(served, certificate)
     return Starlette(
         routes=[
             Route(
@@ -86,9 +89,10 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware]) -> Starlet
 class Facts:
     """What can be asked without generating."""
 
-    def __init__(self, served: ServedBackend) -> None:
+    def __init__(self, served: ServedBackend, certificate: CertificateFiles | None) -> None:
         self._served = served
-        self._metrics = BackendMetrics(served.backend.backend.activity, served.backend.backend.engines.all)
+        backend = served.backend.backend
+        self._metrics = BackendMetrics(backend.activity, backend.engines.all, certificate)
 
     async def models(self, request: Request) -> Response:
         """Every name the engine answers to, those of adapters last. Raises RequestFailed."""

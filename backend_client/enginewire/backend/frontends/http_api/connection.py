@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from enginewire.backend.frontends.http_api.refusal import Refusal, draining, invalid, overloaded
+from enginewire.tls.listener import REFUSAL, ListenerTls
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +53,12 @@ class Limits:
 
 
 class BoundedState(ServerState):
-    """What the connections of one server share: the limits, and the room that large bodies hold."""
+    """What the connections of one server share: limits, who may come, the room that large bodies hold."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, tls: ListenerTls | None = None) -> None:
         super().__init__()
         self.limits = limits
+        self.tls = tls
         self.body_room = MAX_LARGE_BODIES * limits.max_body_bytes
 
 
@@ -102,6 +104,12 @@ class BoundedConnection(HttpToolsProtocol):
             transport.abort()
         elif num_beyond > 0:
             self.refuse(overloaded("too many connections"))
+        elif not self._is_allowed(transport):
+            self.refuse(Refusal(HTTPStatus.FORBIDDEN, REFUSAL, code="forbidden"))
+
+    def _is_allowed(self, transport: asyncio.Transport) -> bool:
+        tls = self.server_state.tls
+        return tls is None or tls.allows_peer(transport.get_extra_info("ssl_object").getpeercert())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -263,7 +271,10 @@ class BoundedConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
         self.transport.write(whole_response(refusal))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:  # TLS says in its own way that nothing more will come
+            self.transport.close()
         self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _can_be_answered(self) -> bool:

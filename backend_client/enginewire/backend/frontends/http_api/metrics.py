@@ -25,6 +25,8 @@ from enginewire.backend.activity import Activity, Totals
 from enginewire.backend.engines.endpoints import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
 from enginewire.metric_labels import reason_name
+from enginewire.tls.certificate import CertificateFiles
+from enginewire.tls.metrics import CertificateMetrics
 
 ENGINE_LABELS: Final = ("model_name", "engine")
 
@@ -32,12 +34,16 @@ ENGINE_LABELS: Final = ("model_name", "engine")
 class BackendMetrics(Collector):
     """What `/metrics` shows, collected when somebody asks. `engine` is the place among the targets."""
 
-    def __init__(self, activity: Activity, engines: Iterable[Endpoint]) -> None:
+    def __init__(
+        self, activity: Activity, engines: Iterable[Endpoint], certificate: CertificateFiles | None = None
+    ) -> None:
         self._activity = activity
         self._engines = list(engines)
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
+        if certificate is not None:
+            self._registry.register(CertificateMetrics(certificate))
         self.model_name = ""
 
     def page(self, accept: str) -> tuple[bytes, str]:

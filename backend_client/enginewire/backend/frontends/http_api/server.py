@@ -26,6 +26,7 @@ from enginewire.backend.frontends.http_api.openai.answers.format import model_fo
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.sockets import AddressError
+from enginewire.tls.listener import ListenerTls
 
 # For what callers are told at the end; who does not read that is cut off.
 LAST_WORDS_SECONDS: Final = 0.5
@@ -38,9 +39,9 @@ class BoundedServer(uvicorn.Server):
 
     server_state: BoundedState
 
-    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+    def __init__(self, config: uvicorn.Config, limits: Limits, tls: ListenerTls | None) -> None:
         super().__init__(config)
-        self.server_state = BoundedState(limits)
+        self.server_state = BoundedState(limits, tls)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,8 +66,10 @@ class BoundedServer(uvicorn.Server):
 class HttpFace:
     """A running server. `address` is the base URL without /v1."""
 
-    def __init__(self, backend: TextBackend, options: ServeOptions, listener: socket.socket) -> None:
-        self.address = url_of(listener)
+    def __init__(
+        self, backend: TextBackend, options: ServeOptions, listener: socket.socket, tls: ListenerTls | None
+    ) -> None:
+        self.address = url_of(listener, "https" if tls else "http")
         formats = model_formats(backend.tokenizer, options.tool_call_parser, options.reasoning_parser)
         self._served = ServedBackend(
             backend,
@@ -77,7 +80,7 @@ class HttpFace:
         )
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
-            make_app(self._served, middleware_of(options, hosts)),
+            make_app(self._served, middleware_of(options, hosts), tls.files if tls else None),
             http=BoundedConnection,
             timeout_keep_alive=options.timeout_keep_alive,
             log_config=None,
@@ -86,7 +89,10 @@ class HttpFace:
             lifespan="off",
             ws="none",
         )
-        self._server = BoundedServer(config, limits_of(options))
+        # Not by uvicorn's own options: it would read the files once.
+        config.load()
+        config.ssl = tls.ssl_context() if tls else None
+        self._server = BoundedServer(config, limits_of(options), tls)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         self._looking = asyncio.create_task(self._server.look_after_connections(), name="http connections")
 
@@ -128,12 +134,14 @@ def limits_of(options: ServeOptions) -> Limits:
 
 
 @contextlib.asynccontextmanager
-async def http_face(backend: TextBackend, options: ServeOptions) -> AsyncIterator[HttpFace]:
+async def http_face(
+    backend: TextBackend, options: ServeOptions, tls: ListenerTls | None = None
+) -> AsyncIterator[HttpFace]:
     """Serve HTTP inside the context. Raises AddressError."""
     assert options.http_port is not None
     allow_files(options.limit_concurrency + SPARE_FILES)
     with listening(options.http_host, options.http_port) as listener:
-        face = HttpFace(backend, options, listener)
+        face = HttpFace(backend, options, listener, tls)
         try:
             yield face
         finally:
@@ -160,7 +168,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str) -> str:
     """Where a listening socket is reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -13,9 +13,10 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.channel import check_owner, open_channel
+from enginewire.channel import open_channel
 from enginewire.server.engines.upstream.failure import shown
 from enginewire.server.engines.upstream.options import UpstreamOptions
+from enginewire.trust import THIS_USER
 from enginewire.trusted_paths import UntrustedPath
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Connection:
         deadline, pause, said = time.monotonic() + self._patience, FIRST_PAUSE, False
         while True:
             try:
-                check_owner(self.target)
+                THIS_USER.check(self.target)
                 return await self.info(min(ANSWER_SECONDS, self._patience))
             except UntrustedPath as error:
                 raise NoUpstream(f"--upstream {self.target}: {error}") from error
