@@ -9,26 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginewire.server.engines.model_options import ModelOptions
+
 
 @dataclass(frozen=True, slots=True)
-class VllmEngineOptions:
-    """`model` is a folder, `builtin:demo` or a hub name; None everywhere means "vLLM chooses".
+class VllmEngineOptions(ModelOptions):
+    """`arguments` are those of `vllm serve`, as a shell would split them; they come last, so they hold."""
 
-    `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the memory for keys
-    and values unless `num_kv_blocks` says how many blocks there are. `arguments` are those of `vllm serve`,
-    as a shell would split them; they come last, so what they say holds.
-    """
-
-    model: str
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    block_size: int | None = None
-    num_kv_blocks: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    seed: int | None = None
-    enable_prefix_caching: bool = True
     arguments: tuple[str, ...] = ()
 
     def command_line(self, folder: Path) -> list[str]:

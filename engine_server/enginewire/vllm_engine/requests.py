@@ -10,7 +10,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import SamplingParams
 
 from enginewire import v1 as pb
-from enginewire.server.engines.answer import room_for
+from enginewire.server.engines.answer import room_for, with_defaults
 from enginewire.server.failures import InvalidRequest, Unsupported
 from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
 from enginewire.vllm_engine.guides import Guides
@@ -80,7 +80,8 @@ class RequestBuilder:
         return made
 
     def _sampling(self, message: pb.PreprocessedRequest, index: int) -> SamplingParams:
-        options, output = _filled(message.sampling_options, self._config), message.output_options
+        options = with_defaults(message.sampling_options, self._config.capabilities.default_sampling)
+        output = message.output_options
         end_of_sequence, stops = endings_of(message, self._config)
         endings, room = end_of_sequence | stops, room_for(message, self._config)
         # The token with that number may be the one that ends a choice; vLLM lets only the next one.
@@ -137,20 +138,6 @@ def _check_something_is_left(options: pb.SamplingOptions) -> None:
     if options.allowed_token_ids and forbidden.issuperset(options.allowed_token_ids):
         field = "sampling_options.allowed_token_ids"
         raise InvalidRequest(f"{field}: the lists of the request leave no token to choose", field=field)
-
-
-def _filled(given: pb.SamplingOptions, config: pb.EngineConfig) -> pb.SamplingOptions:
-    """The options with the engine's defaults for what was left out."""
-    default = config.capabilities.default_sampling
-    filled = pb.SamplingOptions(
-        temperature=default.temperature,
-        top_p=default.top_p,
-        top_k=default.top_k,
-        min_p=default.min_p,
-        repetition_penalty=default.repetition_penalty,
-    )
-    filled.MergeFrom(given)
-    return filled
 
 
 def _seed(options: pb.SamplingOptions, index: int) -> int | None:
