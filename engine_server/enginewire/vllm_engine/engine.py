@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import (
+    AdapterSource,
     GenerateContext,
     Item,
     MetricsBindings,
@@ -44,6 +45,7 @@ from enginewire.vllm_engine.warm_up import warm_up_request
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
 
+    from enginewire.vllm_engine.adapters import Adapters
     from enginewire.vllm_engine.core import Core
     from enginewire.vllm_engine.guides import Guides
     from enginewire.vllm_engine.requests import RequestBuilder
@@ -73,6 +75,7 @@ class VllmEngine:
         self._core: Core | None = None
         self._builder: RequestBuilder | None = None
         self._guides: Guides | None = None
+        self._adapters: Adapters | None = None
         self._config = pb.EngineConfig()
         self._is_closed = False
 
@@ -106,6 +109,7 @@ class VllmEngine:
 
     def _load(self) -> None:
         prepare_environment()
+        from enginewire.vllm_engine.adapters import Adapters
         from enginewire.vllm_engine.core import Core
         from enginewire.vllm_engine.facts import engine_config
         from enginewire.vllm_engine.guides import Guides
@@ -118,10 +122,11 @@ class VllmEngine:
         core = self._core = Core()
         processor, config = core.load(self.options.command_line(folder.path))
         has_tokenizer = self._tokenizer is not None
-        self._config = engine_config(self.options.model, config, has_tokenizer=has_tokenizer)
+        self._config = engine_config(self.options.model, config, folder, has_tokenizer=has_tokenizer)
         self._steps.load.kv_blocks_total = self._config.total_kv_blocks
         self._guides = Guides(processor)
-        self._builder = RequestBuilder(processor, self._config, self._guides)
+        self._adapters = Adapters(core, self.options.max_lora_rank)
+        self._builder = RequestBuilder(processor, self._config, self._guides, self._adapters)
 
     def set_step_listener(self, listener: StepListener) -> None:
         """Register who receives every step's outputs."""
@@ -185,6 +190,18 @@ class VllmEngine:
         core, _ = self._open()
         await core.reset_prefix_cache()
         return 0
+
+    async def load_adapter(self, adapter: AdapterSource) -> int:
+        """To be used from now on; returns its rank. Raises InvalidRequest for one that vLLM does not take."""
+        self._open()
+        assert self._adapters is not None
+        return await self._adapters.load(adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter that was loaded."""
+        self._open()
+        assert self._adapters is not None
+        await self._adapters.unload(name)
 
     async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
         """The engine has no metrics of its own beside `load`."""

@@ -23,7 +23,15 @@ class VllmEngineOptions(ModelOptions):
         caching = "--enable-prefix-caching" if self.enable_prefix_caching else "--no-enable-prefix-caching"
         # Without it nobody's priority would count; among equals the first comes first, as by vLLM's default.
         first = ["--model", str(folder), "--scheduling-policy", "priority", caching]
-        return [*first, *self._numbers(), *self.arguments]
+        return [*first, *self._numbers(), *self._adapters(), *self.arguments]
+
+    def _adapters(self) -> list[str]:
+        if not self.max_loras:
+            return []
+        most = str(self.max_loras)
+        # As many in memory as there may be: the server keeps count.
+        sizes = ["--max-loras", most, "--max-cpu-loras", most, "--max-lora-rank", str(self.max_lora_rank)]
+        return ["--enable-lora", *sizes]
 
     def _numbers(self) -> Iterator[str]:
         given = {

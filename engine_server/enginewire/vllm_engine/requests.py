@@ -12,6 +12,7 @@ from vllm.sampling_params import SamplingParams
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import room_for, with_defaults
 from enginewire.server.failures import InvalidRequest, Unsupported
+from enginewire.vllm_engine.adapters import Adapters
 from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
 from enginewire.vllm_engine.guides import Guides
 from enginewire.vllm_engine.logits import (
@@ -38,8 +39,11 @@ TASKS: Final = ("generate",)
 class RequestBuilder:
     """Turns messages into vLLM's requests; `config` is what the engine said at start."""
 
-    def __init__(self, processor: InputProcessor, config: pb.EngineConfig, guides: Guides) -> None:
+    def __init__(
+        self, processor: InputProcessor, config: pb.EngineConfig, guides: Guides, adapters: Adapters
+    ) -> None:
         self._processor = processor
+        self._adapters = adapters
         self._config = config
         self._guides = guides
         self._has_processors = has_processors(processor.vllm_config)
@@ -72,6 +76,7 @@ class RequestBuilder:
             params,
             TASKS,
             arrival_time=arrival,
+            lora_request=self._adapters.find(message.routing.lora_name),
             priority=message.routing.priority,
         )
         # What it adds of the model's own end of sequence is for requests that do not name theirs.

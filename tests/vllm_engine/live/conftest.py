@@ -18,18 +18,12 @@ from tests.backend.our_processes import load_of, until
 
 START_SECONDS = 900.0
 """vLLM takes half a minute on an idle machine, and minutes on a busy one."""
-VLLM = (
-    "--engine",
-    "vllm",
-    "--dtype",
-    "float32",
-    "--max-num-seqs",
-    "4",
-    "--kv-cache-memory-bytes",
-    "64MiB",
-    "--engine-args=--enforce-eager",
-)
-TORCH = ("--engine", "torch", "--dtype", "float32", "--max-num-seqs", "4")
+DRAIN_SECONDS = 300
+"""Whoever drains on a busy machine has to finish what runs."""
+SAME = ("--dtype", "float32", "--max-num-seqs", "4", "--shutdown-timeout", str(DRAIN_SECONDS))
+VLLM = ("--engine", "vllm", *SAME, "--kv-cache-memory-bytes", "64MiB", "--engine-args=--enforce-eager")
+TORCH = ("--engine", "torch", *SAME)
+ADAPTERS = ("one", "two")
 
 
 class Server:
@@ -95,16 +89,24 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def vllm(start: Start) -> Server:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The options of a server that serves `ADAPTERS` of the demo model, once they are loaded."""
+    folder = tmp_path_factory.mktemp("adapters")
+    subprocess.run([sys.executable, ".ci/make_adapters.py", str(folder), *ADAPTERS], check=True)
+    return "--adapter-folder", str(folder), "--max-loras", str(len(ADAPTERS))
+
+
+@pytest.fixture(scope="session")
+def vllm(start: Start, adapters: tuple[str, ...]) -> Server:
     """The demo model in vLLM. For tests that leave it as it is."""
-    server = start(*VLLM)
+    server = start(*VLLM, *adapters)
     server.wait_ready()
     return server
 
 
 @pytest.fixture(scope="session")
-def torch(start: Start) -> Server:
+def torch(start: Start, adapters: tuple[str, ...]) -> Server:
     """The demo model in the torch engine."""
-    server = start(*TORCH)
+    server = start(*TORCH, *adapters)
     server.wait_ready()
     return server

@@ -1,14 +1,11 @@
-"""How a server with vLLM in it ends: by a drain, and by the death of vLLM's process."""
+"""What the death of vLLM's process does to its server. How servers end beside others: test_replay.py."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 
 import grpc
 import psutil
-import pytest
 
 from enginewire import v1 as pb
 from tests.backend.our_processes import load_of, until
@@ -51,25 +48,9 @@ def core_of(server: Server) -> psutil.Process:
     return max(parents or family, key=lambda each: each.memory_info().rss)
 
 
-@pytest.fixture
-def server(start: Start) -> Server:
-    made = start(*VLLM)
-    made.wait_ready()
-    return made
-
-
-def test_a_signal_lets_what_runs_finish_and_leaves_no_process(server):
-    asked, family = Asked(server), server.family()
-    server.process.send_signal(signal.SIGTERM)
-    asked.wait()
-    assert asked.failure is None
-    assert len(asked.tokens) == 600
-    assert server.process.wait(PATIENCE_SECONDS) == 0, server.log()
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
-    assert alive == []
-
-
-def test_the_death_of_vllm_fails_what_runs_and_ends_the_server(server):
+def test_the_death_of_vllm_fails_what_runs_and_ends_the_server(start: Start) -> None:
+    server = start(*VLLM)
+    server.wait_ready()
     asked, family = Asked(server), server.family()
     core_of(server).kill()
     asked.wait()
@@ -78,18 +59,3 @@ def test_the_death_of_vllm_fails_what_runs_and_ends_the_server(server):
     assert server.process.wait(PATIENCE_SECONDS) == 70, server.log()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert alive == []
-
-
-def test_a_server_that_is_killed_takes_vllm_with_it(server):
-    family = server.family()
-    server.process.kill()
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
-    assert alive == []
-
-
-def test_a_signal_to_the_whole_group_lets_what_runs_finish(server):
-    asked = Asked(server)
-    os.killpg(server.process.pid, signal.SIGTERM)
-    asked.wait()
-    assert asked.failure is None
-    assert server.process.wait(PATIENCE_SECONDS) == 0, server.log()
