@@ -23,7 +23,7 @@ from tests.vllm_engine.live.test_answers import PATIENCE_SECONDS, request
 PLACES = 4
 CROWD = 4 * PLACES
 TOKENS = 200
-LOST = {pb.ERROR_REASON_ENGINE_DEAD, pb.ERROR_REASON_STREAM_INCOMPLETE, pb.ERROR_REASON_UNSPECIFIED}
+LOST = {pb.ERROR_REASON_ENGINE_DEAD, pb.ERROR_REASON_STREAM_INCOMPLETE}
 RECOVERY_SECONDS = 5.0
 """How long an answer waits for an engine that goes on with it."""
 
