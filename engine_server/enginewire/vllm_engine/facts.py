@@ -35,7 +35,7 @@ def check_servable(config: VllmConfig) -> None:
 
 
 def engine_config(
-    model: str, config: VllmConfig, folder: ModelFolder, *, has_tokenizer: bool
+    model: str, config: VllmConfig, folder: ModelFolder, *, has_tokenizer: bool, tells_of_cache: bool
 ) -> pb.EngineConfig:
     """Everything `start` reports; `model` is its name, `config` as it is once vLLM is ready."""
     cache, scheduler = config.cache_config, config.scheduler_config
@@ -53,14 +53,18 @@ def engine_config(
         role=pb.ENGINE_ROLE_AGGREGATED,
     )
     limits = RequestLimits(made.vocab_size, context, total_blocks * cache.block_size)
-    made.capabilities.CopyFrom(_capabilities(config, limits, has_tokenizer=has_tokenizer))
+    made.capabilities.CopyFrom(
+        _capabilities(config, limits, has_tokenizer=has_tokenizer, tells_of_cache=tells_of_cache)
+    )
     defaults = read_generation_defaults(folder, made.vocab_size)
     made.capabilities.default_sampling.CopyFrom(_defaults(config.model_config, defaults))
     made.limits.CopyFrom(_limits(config, limits))
     return made
 
 
-def _capabilities(config: VllmConfig, limits: RequestLimits, *, has_tokenizer: bool) -> pb.Capabilities:
+def _capabilities(
+    config: VllmConfig, limits: RequestLimits, *, has_tokenizer: bool, tells_of_cache: bool
+) -> pb.Capabilities:
     # vLLM refuses these beside a draft model.
     does_all = config.speculative_config is None
     return pb.Capabilities(
@@ -72,9 +76,11 @@ def _capabilities(config: VllmConfig, limits: RequestLimits, *, has_tokenizer: b
         allowed_token_ids=True,
         bad_words=True,
         logprobs=True,
-        prompt_logprobs=limits.max_prompt_logprobs >= 0,
+        # With adapters vLLM computes the logits of prompts as if they were those of outputs, and dies.
+        prompt_logprobs=limits.max_prompt_logprobs >= 0 and config.lora_config is None,
         guided_modes=() if config.model_config.skip_tokenizer_init else GUIDED_MODES,
         prefix_cache=config.cache_config.enable_prefix_caching,
+        kv_events=tells_of_cache,
         priority=config.scheduler_config.policy == "priority",
         lora=config.lora_config is not None,
         tokenizer=has_tokenizer,

@@ -5,7 +5,7 @@ Knows nothing about vLLM's Python. What is not here is said to vLLM itself, in `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,12 @@ class VllmEngineOptions(ModelOptions):
 
     arguments: tuple[str, ...] = ()
 
-    def command_line(self, folder: Path) -> list[str]:
-        """The arguments for vLLM to serve the model in `folder`, those of the caller last."""
+    def command_line(self, folder: Path, more: Iterable[str] = ()) -> list[str]:
+        """The arguments for vLLM to serve the model in `folder`, `more`, and those of the caller last."""
         caching = "--enable-prefix-caching" if self.enable_prefix_caching else "--no-enable-prefix-caching"
         # Without it nobody's priority would count; among equals the first comes first, as by vLLM's default.
         first = ["--model", str(folder), "--scheduling-policy", "priority", caching]
-        return [*first, *self._numbers(), *self._adapters(), *self.arguments]
+        return [*first, *self._numbers(), *self._adapters(), *more, *self.arguments]
 
     def _adapters(self) -> list[str]:
         if not self.max_loras:

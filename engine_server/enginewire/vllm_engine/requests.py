@@ -15,6 +15,7 @@ from enginewire.server.failures import InvalidRequest, Unsupported
 from enginewire.vllm_engine.adapters import Adapters
 from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
 from enginewire.vllm_engine.guides import Guides
+from enginewire.vllm_engine.kv_events.cached_blocks import PRIVATE
 from enginewire.vllm_engine.logits import (
     DIVISOR,
     LATE_IDS,
@@ -54,7 +55,7 @@ class RequestBuilder:
         guide = self._guides.of(message.sampling_options)
         stays_out = message.bypass_prefix_cache or message.is_probe
         # vLLM caches every block: a salt that nobody else has keeps them from being found.
-        salt = secrets.token_hex(16) if stays_out else message.cache_salt
+        salt = PRIVATE + secrets.token_hex(16) if stays_out else message.cache_salt
         prompt = tokens_input(list(message.token_ids), cache_salt=salt or None)
         try:
             return [self._one(message, prompt, choice, guide) for choice in answer.choices]

@@ -23,7 +23,6 @@ DRAIN_SECONDS = 300
 SAME = ("--dtype", "float32", "--max-num-seqs", "4", "--shutdown-timeout", str(DRAIN_SECONDS))
 VLLM = ("--engine", "vllm", *SAME, "--kv-cache-memory-bytes", "64MiB", "--engine-args=--enforce-eager")
 TORCH = ("--engine", "torch", *SAME)
-ADAPTERS = ("one", "two")
 
 
 class Server:
@@ -89,24 +88,16 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The options of a server that serves `ADAPTERS` of the demo model, once they are loaded."""
-    folder = tmp_path_factory.mktemp("adapters")
-    subprocess.run([sys.executable, ".ci/make_adapters.py", str(folder), *ADAPTERS], check=True)
-    return "--adapter-folder", str(folder), "--max-loras", str(len(ADAPTERS))
-
-
-@pytest.fixture(scope="session")
-def vllm(start: Start, adapters: tuple[str, ...]) -> Server:
+def vllm(start: Start) -> Server:
     """The demo model in vLLM. For tests that leave it as it is."""
-    server = start(*VLLM, *adapters)
+    server = start(*VLLM)
     server.wait_ready()
     return server
 
 
 @pytest.fixture(scope="session")
-def torch(start: Start, adapters: tuple[str, ...]) -> Server:
+def torch(start: Start) -> Server:
     """The demo model in the torch engine."""
-    server = start(*TORCH, *adapters)
+    server = start(*TORCH)
     server.wait_ready()
     return server
