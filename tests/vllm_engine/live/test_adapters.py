@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(start: Start, folder: Path) -> tuple[Server, Server]:
+def servers(start: Start, folder: Path) -> Iterator[tuple[Server, Server]]:
     """vLLM and the torch engine, both with the adapters loaded."""
     options = ("--adapter-folder", str(folder), "--max-loras", str(len(ADAPTERS) + 1))
     made = start(*VLLM, *options), start(*TORCH, *options)
@@ -38,7 +38,9 @@ def servers(start: Start, folder: Path) -> tuple[Server, Server]:
         with admin(server) as stub:
             for name in ADAPTERS:
                 stub.LoadAdapter(pb.LoadAdapterRequest(name=name, source=name), timeout=PATIENCE_SECONDS)
-    return made
+    yield made
+    for server in made:
+        server.end()
 
 
 @contextlib.contextmanager
