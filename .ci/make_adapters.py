@@ -34,12 +34,14 @@ def main() -> None:
 def _write(folder: Path, generator: torch.Generator) -> None:
     folder.mkdir()
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    tensors = {}
+    tensors, targets = {}, set[str]()
     for module, (outputs, inputs) in _projections():
         for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
             random = SPREAD * torch.randn(shape, generator=generator)
             tensors[f"base_model.model.{module}.lora_{side}.weight"] = random
+        targets.add(module.rpartition(".")[2])
+    config["target_modules"] = sorted(targets)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
 
 

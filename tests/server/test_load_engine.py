@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from enginewire.server.config.options import ServerOptions
 from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.model_options import ModelOptions
 from enginewire.server.load_engine import OURS, EngineUnavailable, make_engine
 from enginewire.vllm_engine.engine import VllmEngine
 from tests.server.engines.test_iterator_driver import ScriptedEngine, counting
@@ -115,6 +117,34 @@ def test_an_engine_whose_library_is_missing_names_what_to_install(monkeypatch: p
     with pytest.raises(EngineUnavailable) as caught:
         make_engine(named("vllm"))
     assert str(caught.value) == "--engine vllm: no module named vllm: pip install 'enginewire[vllm]'"
+
+
+@pytest.mark.parametrize(
+    ("engine", "extra"), [("torch", "engine"), ("mocker", "server"), ("upstream", "server"), ("vllm", "vllm")]
+)
+def test_every_engine_of_ours_has_an_extra_that_brings_what_it_imports(
+    engine: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(options: ServerOptions) -> None:
+        raise ModuleNotFoundError("no module named lacked", name="lacked")
+
+    monkeypatch.setattr(load_engine, "OURS", {engine: lacks})
+    with pytest.raises(
+        EngineUnavailable, match=rf"no module named lacked: pip install 'enginewire\[{extra}\]'"
+    ):
+        make_engine(named(engine, upstream="unix:/a" if engine == "upstream" else ""))
+
+
+def test_an_engine_that_loads_a_model_gets_its_sizes_from_the_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_engine, "find_spec", lambda name: True)
+    sizes = {"max_model_len": 100, "block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 9, "seed": 2}
+    given = {"model": "m", "max_lora_rank": 8, **sizes}
+    engine = make_engine(named("vllm", num_gpu_blocks_override=50, **given))
+    assert isinstance(engine, VllmEngine)
+    expected = asdict(ModelOptions(num_kv_blocks=50, **given))
+    assert {name: getattr(engine.options, name) for name in expected} == expected
 
 
 def test_vllm_has_no_part_in_disaggregated_serving(monkeypatch: pytest.MonkeyPatch) -> None:

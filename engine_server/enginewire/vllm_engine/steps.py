@@ -5,6 +5,7 @@ Reads vLLM's `EngineCoreOutputs` by the fields named here and imports nothing of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -27,10 +28,14 @@ PREEMPTED: Final = 3
 
 
 class Steps:
-    """The requests that vLLM works for, and what its steps do to them."""
+    """The requests that vLLM works for, and what its steps do to them.
+
+    `counts` are those that vLLM makes of its steps, by the names of its metrics.
+    """
 
     def __init__(self) -> None:
         self.load = pb.Load()
+        self.counts: Counter[str] = Counter()
         self._live: dict[str, Choice] = {}
         self._answers: dict[Answer, None] = {}
 
@@ -47,6 +52,7 @@ class Steps:
     def forget_counts(self) -> None:
         """Begin counting at zero."""
         self.load = pb.Load(kv_blocks_total=self.load.kv_blocks_total)
+        self.counts.clear()
 
     def add(self, answer: Answer) -> None:
         """From now on, outputs of its choices are known."""
@@ -172,6 +178,12 @@ class Steps:
         if stats is not None:
             self.load.running = stats.num_running_reqs
             self.load.kv_blocks_used = round(stats.kv_cache_usage * self.load.kv_blocks_total)
+            self.counts["prefix_cache_queries"] += stats.prefix_cache_stats.queries
+            self.counts["prefix_cache_hits"] += stats.prefix_cache_stats.hits
+            if (drafts := stats.spec_decoding_stats) is not None:
+                self.counts["spec_decode_num_drafts"] += drafts.num_drafts
+                self.counts["spec_decode_num_draft_tokens"] += drafts.num_draft_tokens
+                self.counts["spec_decode_num_accepted_tokens"] += drafts.num_accepted_tokens
 
 
 def _rows(made: LogprobsLists, top_n: int) -> pb.Logprobs:

@@ -253,6 +253,59 @@ async def test_an_engine_of_another_kind_does_not_go_on(socket_folder, vocabular
     assert (len(first.received), len(second.received)) == (2, 0)
 
 
+class OfAnotherKind(Lives):
+    """Serves the same model under another name, and goes on with nothing."""
+
+    def __init__(self, *scripts: object, **capabilities: bool) -> None:
+        super().__init__(*scripts, resume=False, **capabilities)
+        self.info.engine_name = "another"
+
+
+async def test_what_nobody_saw_anything_of_begins_at_an_engine_of_another_kind(
+    socket_folder, vocabulary
+) -> None:
+    handed_back = Failure(14, pb.ERROR_REASON_DRAINING, "going", retryable=True).to_proto()
+    first, second = Lives([handed_back]), OfAnotherKind([terminal(b"pong")], seed=False)
+    async with backend_on(socket_folder, vocabulary, first, second) as backend:
+        heard = await hear(backend, ask(sampling_options=pb.SamplingOptions(temperature=1.0)), timeout=10.0)
+    assert heard.text() == "pong"
+    # The first one can go on with what has a seed; the second one knows none.
+    assert first.parts[0].sampling_options.HasField("seed")
+    assert not second.parts[0].sampling_options.HasField("seed")
+
+
+async def test_prompt_logprobs_that_were_told_are_not_told_by_an_engine_of_another_kind(
+    socket_folder, vocabulary
+) -> None:
+    told = tokens(b"", prompt_logprobs=pb.PromptLogprobs())
+    first, second = Lives([told, LOST], [terminal(b"pong")]), OfAnotherKind()
+    async with backend_on(socket_folder, vocabulary, first, second) as backend:
+        heard = await hear(backend, ask(output_options=pb.OutputOptions(prompt_logprobs=1)), timeout=10.0)
+    assert heard.text() == "pong"
+    assert (len(first.received), len(second.received)) == (2, 0)
+
+
+async def test_a_greedy_answer_goes_on_at_an_engine_of_another_kind_that_can(
+    socket_folder, vocabulary
+) -> None:
+    first, second = OfAnotherKind([tokens(b"pon"), LOST]), Lives([terminal(b"g", 3)])
+    async with backend_on(socket_folder, vocabulary, first, second) as backend:
+        heard = await hear(backend, ask(sampling_options=pb.SamplingOptions(temperature=0.0)), timeout=10.0)
+    assert heard.text() == "pong"
+    assert second.parts[0].resume.choices[0].generated_token_ids == list(b"pon")
+
+
+async def test_where_no_engine_goes_on_with_a_greedy_answer_its_failure_is_told_at_once(
+    socket_folder, vocabulary
+) -> None:
+    first, second = OfAnotherKind([tokens(b"pon"), LOST]), OfAnotherKind()
+    patient = RetryPolicy(recovery=PATIENCE_SECONDS)
+    async with backend_on(socket_folder, vocabulary, first, second, policy=patient) as backend:
+        heard = await hear(backend, ask(sampling_options=pb.SamplingOptions(temperature=0.0)), timeout=10.0)
+    assert (heard.text(), heard.failure.reason) == ("pon", pb.ERROR_REASON_ENGINE_DEAD)
+    assert len(second.received) == 0
+
+
 async def test_the_backend_fixes_a_seed_for_what_could_not_go_on_without(socket_folder, vocabulary) -> None:
     request = ask(sampling_options=pb.SamplingOptions(temperature=1.0))
     engine = Lives([tokens(b"pon"), LOST], [terminal(b"g", 3)])

@@ -9,7 +9,9 @@ from google.protobuf.descriptor import Descriptor
 from enginewire import v1 as pb
 from enginewire.options import OptionError
 from enginewire.options.declaration import options_of
-from enginewire.server.config.options import DEFAULT_PORT, ServerOptions, load_options
+from enginewire.server.config.given import load_options
+from enginewire.server.config.options import DEFAULT_PORT, ServerOptions
+from enginewire.server.config.vllm_rules import NO_EFFECT
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -172,3 +174,20 @@ def test_an_upstream_that_cannot_be_is_refused(
 
 def test_an_upstream_elsewhere_needs_a_word() -> None:
     assert load_options(["--upstream", "10.0.0.1:50050", "--allow-insecure"]).upstream == "10.0.0.1:50050"
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_what_vllm_would_not_hear_of_is_refused_even_as_its_default(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = next(option for option in options_of(ServerOptions) if option.name == name)
+    value = option.shown_default if option.default not in (None, ()) else "1"
+    monkeypatch.setenv(option.variable("ENGINEWIRE_"), value)
+    said = f"{option.flag}: has no effect with --engine vllm; {NO_EFFECT[name]}"
+    assert said in refusal(capsys, "--engine", "vllm")
+    assert load_options(["--engine", "torch"]).engine == "torch"
+
+
+def test_every_other_option_of_the_model_is_passed_on_to_vllm() -> None:
+    argv = ["--engine", "vllm", "--dtype", "float32", "--max-num-seqs", "3", "--seed", "1"]
+    assert load_options([*argv, "--no-enable-prefix-caching"]).max_num_seqs == 3

@@ -18,18 +18,11 @@ from tests.backend.our_processes import load_of, until
 
 START_SECONDS = 900.0
 """vLLM takes half a minute on an idle machine, and minutes on a busy one."""
-VLLM = (
-    "--engine",
-    "vllm",
-    "--dtype",
-    "float32",
-    "--max-num-seqs",
-    "4",
-    "--kv-cache-memory-bytes",
-    "64MiB",
-    "--engine-args=--enforce-eager",
-)
-TORCH = ("--engine", "torch", "--dtype", "float32", "--max-num-seqs", "4")
+DRAIN_SECONDS = 300
+"""Whoever drains on a busy machine has to finish what runs."""
+SAME = ("--dtype", "float32", "--max-num-seqs", "4", "--shutdown-timeout", str(DRAIN_SECONDS))
+VLLM = ("--engine", "vllm", *SAME, "--kv-cache-memory-bytes", "64MiB", "--engine-args=--enforce-eager")
+TORCH = ("--engine", "torch", *SAME)
 
 
 class Server:

@@ -21,10 +21,15 @@ def prompt_of(question: str) -> list[int]:
     return Tokenizer.from_file(str(PATH / "tokenizer.json")).encode(text, add_special_tokens=False).ids
 
 
+def connection(server: Server) -> grpc.Channel:
+    """To be closed."""
+    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(server.target, options=options)
+
+
 def outputs(server: Server, request: pb.PreprocessedRequest) -> list[pb.LLMEngineOutput]:
     """Everything that is answered to a request."""
-    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(server.target, options=options) as channel:
+    with connection(server) as channel:
         asked = pb.GenerateRequest(request_id=uuid.uuid4().hex, request=request)
         stub = pb.EngineServiceStub(channel)
         return [each.output for each in stub.Generate(asked, timeout=PATIENCE_SECONDS)]
@@ -115,3 +120,9 @@ def test_where_nothing_but_stops_may_be_chosen_the_first_that_may_end_the_choice
     assert set(tokens_of(made)) <= {5, 6}
     assert made[-1].completion_usage.completion_tokens == 4
     assert made[-1].stop_match.token_id == tokens_of(made)[-1]
+
+
+def test_without_a_temperature_a_model_that_does_not_sample_is_greedy(vllm):
+    bare = pb.PreprocessedRequest(token_ids=prompt_of("Who are you?"))
+    bare.stop_conditions.max_tokens = TOKENS
+    assert tokens_of(outputs(vllm, bare)) == tokens_of(outputs(vllm, request("Who are you?")))

@@ -1,25 +1,25 @@
-"""How a server with vLLM in it ends: by a drain, and by the death of vLLM's process."""
+"""What the death of vLLM's process does to its server. How servers end beside others: test_replay.py."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 
 import grpc
 import psutil
-import pytest
 
 from enginewire import v1 as pb
 from tests.backend.our_processes import load_of, until
 from tests.vllm_engine.live.conftest import VLLM, Server, Start
-from tests.vllm_engine.live.test_answers import PATIENCE_SECONDS, outputs, request, tokens_of
+from tests.vllm_engine.live.test_answers import PATIENCE_SECONDS, outputs, request
+
+CROWD = 16
+"""Four times as many as run at the same time."""
 
 
 def long_request() -> pb.PreprocessedRequest:
     made = request("Hello")
     made.stop_conditions.ignore_eos = True
-    made.stop_conditions.max_tokens = 600
+    made.stop_conditions.max_tokens = 900
     return made
 
 
@@ -27,15 +27,13 @@ class Asked:
     """A long request under way on a thread of its own, and what came of it."""
 
     def __init__(self, server: Server) -> None:
-        self.tokens: list[int] = []
         self.failure: grpc.RpcError | None = None
         self._thread = threading.Thread(target=self._run, args=(server,), daemon=True)
         self._thread.start()
-        until(lambda: load_of(server.target).running == 1)
 
     def _run(self, server: Server) -> None:
         try:
-            self.tokens = tokens_of(outputs(server, long_request()))
+            outputs(server, long_request())
         except grpc.RpcError as failure:
             self.failure = failure
 
@@ -51,45 +49,18 @@ def core_of(server: Server) -> psutil.Process:
     return max(parents or family, key=lambda each: each.memory_info().rss)
 
 
-@pytest.fixture
-def server(start: Start) -> Server:
-    made = start(*VLLM)
-    made.wait_ready()
-    return made
-
-
-def test_a_signal_lets_what_runs_finish_and_leaves_no_process(server):
-    asked, family = Asked(server), server.family()
-    server.process.send_signal(signal.SIGTERM)
-    asked.wait()
-    assert asked.failure is None
-    assert len(asked.tokens) == 600
-    assert server.process.wait(PATIENCE_SECONDS) == 0, server.log()
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
-    assert alive == []
-
-
-def test_the_death_of_vllm_fails_what_runs_and_ends_the_server(server):
-    asked, family = Asked(server), server.family()
-    core_of(server).kill()
-    asked.wait()
-    assert asked.failure is not None
-    assert asked.failure.code() == grpc.StatusCode.UNAVAILABLE
+def test_the_death_of_vllm_fails_what_runs_and_ends_the_server(start: Start) -> None:
+    server = start(*VLLM)
+    server.wait_ready()
+    core, family = core_of(server), server.family()
+    # On a busy machine one alone may have ended before the signal comes.
+    all_asked = [Asked(server) for _ in range(CROWD)]
+    until(lambda: load_of(server.target).running > 0, PATIENCE_SECONDS)
+    core.kill()
+    for asked in all_asked:
+        asked.wait()
+    failures = [asked.failure for asked in all_asked if asked.failure is not None]
+    assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
     assert server.process.wait(PATIENCE_SECONDS) == 70, server.log()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert alive == []
-
-
-def test_a_server_that_is_killed_takes_vllm_with_it(server):
-    family = server.family()
-    server.process.kill()
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
-    assert alive == []
-
-
-def test_a_signal_to_the_whole_group_lets_what_runs_finish(server):
-    asked = Asked(server)
-    os.killpg(server.process.pid, signal.SIGTERM)
-    asked.wait()
-    assert asked.failure is None
-    assert server.process.wait(PATIENCE_SECONDS) == 0, server.log()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -26,11 +26,13 @@ from enginewire.backend.engines.suspicion import Suspicion
 from enginewire.backend.engines.trace_context import add_link
 from enginewire.backend.prompting.annotations import without
 from enginewire.backend.replay.continuation import (
+    begins_like,
     can_continue,
     cut_to_engine_part,
     goes_on_like,
     needs_seed,
 )
+from enginewire.backend.replay.generate_call import GenerateCall
 from enginewire.backend.replay.interruption import Interruption
 from enginewire.backend.replay.prefill import Prefill, needs_prefill_worker
 from enginewire.backend.replay.retry import DEATHS, RetryBudget, RetryPolicy
@@ -40,21 +42,6 @@ SEED_BITS: Final = 64
 MAX_ID_PREFIX: Final = 96
 # How soon to look again whether another request's trial is over.
 TRIAL_POLL_SECONDS: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """One call of `Backend.generate`. `deadline` is a time of time.monotonic."""
-
-    request: pb.PreprocessedRequest
-    request_id: str = ""
-    deadline: float | None = None
-    metadata: Mapping[str, str] | None = None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Until the deadline; perhaps negative."""
-        return None if self.deadline is None else self.deadline - time.monotonic()
 
 
 class Attempts:
@@ -82,7 +69,6 @@ class Attempts:
         self._policy = policy
         self._budget = budget
         self._part = pb.PreprocessedRequest()
-        self._part.CopyFrom(call.request)
         self._prefix = prefix_chain(call.request) if engines.has_choice else ()
         self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], call.metadata) if prefill else None
         self._hints: Hints | None = None
@@ -118,6 +104,12 @@ class Attempts:
     def num_passed_on(self) -> int:
         """Tokens of all choices, those of a resumed answer included."""
         return 0 if self._decoder is None else self._decoder.num_passed_on
+
+    @property
+    def _has_begun(self) -> bool:
+        """The caller has seen something of the answer."""
+        decoder = self._decoder
+        return decoder is not None and (has_delivered(decoder) or decoder.has_prompt_logprobs)
 
     @property
     def num_withheld(self) -> int:
@@ -159,9 +151,10 @@ class Attempts:
             self._endpoint = None
             endpoint = self._endpoint = await self._pick()
             info = await endpoint.client.info(self._call.seconds_left)
-            if self._origin is None:
+            origin = self._origin
+            if origin is None or (not self._has_begun and begins_like(origin, info)):
                 self._begin(info)
-            elif not goes_on_like(self._origin, info):
+            elif not goes_on_like(origin, info, self._part):
                 self._unfit.add(endpoint)
                 self._suspicion.leave(endpoint)
                 continue
@@ -202,7 +195,7 @@ class Attempts:
         if self._policy is None or endpoint is None or not self._may_repeat(self._policy, failure):
             raise failure
         is_continued = decoder is not None and has_delivered(decoder)
-        if is_continued and not (self._can_continue and self.decoder.take_over()):
+        if is_continued and not (self._can_continue(endpoint) and self.decoder.take_over()):
             raise failure
         if was_accepted and failure.reason in DEATHS:
             self._check_deaths(failure, self._engines, life, is_alone=is_alone)
@@ -241,7 +234,9 @@ class Attempts:
 
     def _begin(self, info: pb.GetEngineInfoResponse) -> None:
         self._origin = info
-        self._decoder = self._suspicion.answer = self._make_decoder(info.config)
+        self._part.CopyFrom(self._call.request)
+        if self._decoder is None:
+            self._decoder = self._suspicion.answer = self._make_decoder(info.config)
         if self._policy is not None and needs_seed(self._part, info.config.capabilities):
             self._part.sampling_options.seed = secrets.randbits(SEED_BITS)
 
@@ -308,10 +303,12 @@ class Attempts:
             return True
         return policy.allows(failure.failure, self._num_failures)
 
-    @property
-    def _can_continue(self) -> bool:
+    def _can_continue(self, lost: Endpoint) -> bool:
         assert self._origin is not None, "something was delivered"
-        return can_continue(self._part, self._origin.config.capabilities)
+        capabilities = self._origin.config.capabilities
+        if not capabilities.resume:
+            self._unfit.add(lost)
+        return (capabilities.resume or self._engines.has_choice) and can_continue(self._part, capabilities)
 
     def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str, *, is_alone: bool) -> None:
         """Raise for a request that engines keep dying of."""

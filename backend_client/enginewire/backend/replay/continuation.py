@@ -45,13 +45,13 @@ def is_drawn(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> 
 
 
 def can_continue(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
-    """Another engine can go on with an answer, token for token.
+    """Another engine can go on with an answer of one that can do this, token for token.
 
     Not with candidates that were never shown, and not with a hand-off, which can be used once.
     """
     options = request.sampling_options
     return (
-        capabilities.resume
+        (capabilities.resume or _is_the_models_own(request))
         and not is_drawn(request, capabilities)
         and not options.use_beam_search
         and options.best_of <= max(1, options.n)
@@ -59,20 +59,38 @@ def can_continue(request: pb.PreprocessedRequest, capabilities: pb.Capabilities)
     )
 
 
-def goes_on_like(origin: pb.GetEngineInfoResponse, info: pb.GetEngineInfoResponse) -> bool:
-    """Both engines give the same answer to the same request, as far as an engine tells."""
+def goes_on_like(
+    origin: pb.GetEngineInfoResponse, info: pb.GetEngineInfoResponse, request: pb.PreprocessedRequest
+) -> bool:
+    """The second engine goes on as the first one would have, as far as engines tell."""
+    if _is_the_models_own(request):
+        return info.config.capabilities.resume and _conditions(origin) == _conditions(info)
     return _character(origin) == _character(info)
 
 
+def begins_like(origin: pb.GetEngineInfoResponse, info: pb.GetEngineInfoResponse) -> bool:
+    """A request of which nobody has seen anything may begin at the second engine instead of the first."""
+    return _model(origin) == _model(info)
+
+
+def _is_the_models_own(request: pb.PreprocessedRequest) -> bool:
+    """The answer depends on the model alone, whatever engine computes it: no random numbers, no grammar."""
+    options = request.sampling_options
+    is_greedy = options.HasField("temperature") and options.temperature == 0
+    return is_greedy and not options.HasField("guided_decoding")
+
+
 def _character(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
+    return info.engine_name, info.config.capabilities.resume, *_conditions(info)
+
+
+def _conditions(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
+    """What decides answers to requests that leave things out, and when they end."""
     config = info.config
-    return (
-        info.engine_name,
-        config.model,
-        config.vocab_size,
-        tuple(config.eos_token_ids),
-        config.context_length,
-        config.role,
-        config.capabilities.resume,
-        config.capabilities.default_sampling.SerializeToString(deterministic=True),
-    )
+    defaults = config.capabilities.default_sampling.SerializeToString(deterministic=True)
+    return config.context_length, defaults, *_model(info)
+
+
+def _model(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
+    config = info.config
+    return config.model, config.vocab_size, tuple(config.eos_token_ids), config.role

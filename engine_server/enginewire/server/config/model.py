@@ -167,4 +167,4 @@ class ModelOptions:
     max_loras: int = option(
         8, "most adapters that are loaded at the same time", at_least=1, contract="Limits.max_loras"
     )
-    max_lora_rank: int = option(64, "largest rank of an adapter (--engine torch)", at_least=1)
+    max_lora_rank: int = option(64, "largest rank of an adapter", at_least=1)

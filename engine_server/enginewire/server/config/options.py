@@ -8,15 +8,13 @@ Knows nothing about engines: an option that only one engine understands says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket, wants_tcp
-from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket
+from enginewire.options import OptionError, computed, option
 from enginewire.server.config.model import ModelOptions
-from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.config.rules import RULES
 from enginewire.tls.listener_options import (
     CertReqs,
@@ -199,26 +197,3 @@ class ServerOptions(ModelOptions):
                 raise OptionError(message)
         check_exposure("--host", self.host, self)
         listener_tls(self)
-
-
-def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
-    """The options of this process; exits with 2 and a message when they are wrong."""
-    description = "Serve a model on the engine contract, enginewire.v1."
-    return load(
-        ServerOptions, argv, prog="enginewire-server", description=description, resolve=complete
-    ).options
-
-
-def complete(loaded: Loaded[ServerOptions]) -> ServerOptions:
-    """A host alone means TCP at the default port, `upstream` alone its engine. Raises OptionError.
-
-    There is one address, and one engine.
-    """
-    options = loaded.options
-    if options.upstream and "engine" not in loaded.sources:
-        options = replace(options, engine=OurEngine.UPSTREAM.value)
-    if options.upstream and options.engine != OurEngine.UPSTREAM:
-        raise OptionError(f"--upstream and --engine {options.engine} exclude each other: there is one engine")
-    if wants_tcp(loaded.sources) and options.port is None:
-        return replace(options, port=DEFAULT_PORT)
-    return options

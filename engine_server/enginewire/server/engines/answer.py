@@ -105,3 +105,16 @@ def ending_ids(
     eos = {*(request.eos_token_ids or config.eos_token_ids), *stop.stop_token_ids_hidden}
     eos = set() if stop.ignore_eos else eos
     return frozenset(eos), frozenset({*stop.stop_token_ids, *stop.stop_token_ids_visible} - eos)
+
+
+def with_defaults(given: pb.SamplingOptions, default: pb.SamplingDefaults) -> pb.SamplingOptions:
+    """A copy of the options with the engine's own for what was left out."""
+    filled = pb.SamplingOptions(
+        temperature=default.temperature,
+        top_p=default.top_p,
+        top_k=default.top_k,
+        min_p=default.min_p,
+        repetition_penalty=default.repetition_penalty,
+    )
+    filled.MergeFrom(given)
+    return filled

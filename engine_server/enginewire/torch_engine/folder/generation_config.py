@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
+from enginewire import v1 as pb
 from enginewire.torch_engine.folder.folder import Json, ModelFolder
 
 
@@ -25,6 +26,16 @@ class GenerationDefaults:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+
+    def sampling(self) -> pb.SamplingDefaults:
+        """Those of sampling, as the contract shows them."""
+        return pb.SamplingDefaults(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+        )
 
 
 def read_generation_defaults(folder: ModelFolder, vocab_size: int) -> GenerationDefaults:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from enginewire import v1 as pb
 from enginewire.server.handoff.requests import ENGINE_ROLES
-from enginewire.torch_engine.folder.generation_config import GenerationDefaults
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.requests.limits import RequestLimits
 
@@ -80,17 +79,7 @@ def _capabilities(loaded: LoadedEngine, limits: RequestLimits) -> pb.Capabilitie
         lora=loaded.adapted is not None,
         embeddings=loaded.embedding is not None,
         tokenizer=loaded.tokenizer is not None,
-        default_sampling=_defaults(loaded.defaults),
-    )
-
-
-def _defaults(defaults: GenerationDefaults) -> pb.SamplingDefaults:
-    return pb.SamplingDefaults(
-        temperature=defaults.temperature,
-        top_p=defaults.top_p,
-        top_k=defaults.top_k,
-        min_p=defaults.min_p,
-        repetition_penalty=defaults.repetition_penalty,
+        default_sampling=loaded.defaults.sampling(),
     )
 
 

@@ -82,7 +82,12 @@ def read_lora_config(data: bytes, max_rank: int) -> LoraConfig:
 
 def read_files(folder: Path, max_weight_bytes: int) -> tuple[bytes, bytes]:
     """Configuration and weights of an adapter; raises InvalidRequest."""
-    return _read(folder / CONFIG_FILE, MAX_CONFIG_BYTES), _read(folder / WEIGHTS_FILE, max_weight_bytes)
+    return read_config_file(folder), _read(folder / WEIGHTS_FILE, max_weight_bytes)
+
+
+def read_config_file(folder: Path) -> bytes:
+    """Configuration of an adapter; raises InvalidRequest."""
+    return _read(folder / CONFIG_FILE, MAX_CONFIG_BYTES)
 
 
 def broken(file: str, reason: str) -> InvalidRequest:

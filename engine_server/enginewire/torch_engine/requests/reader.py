@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from random import Random
 
 from enginewire import v1 as pb
+from enginewire.server.engines.answer import with_defaults
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import KvExhausted, Unsupported
 from enginewire.server.handoff.requests import hands_over, is_handed_over, prompt_digest, prompt_of
@@ -43,7 +44,8 @@ class RequestReader:
 
     def __init__(self, limits: RequestLimits, defaults: GenerationDefaults, seed: int | None) -> None:
         self._limits = limits
-        self._defaults = defaults
+        self._eos_token_ids = defaults.eos_token_ids
+        self._sampling_defaults = defaults.sampling()
         self._random = Random(seed)
         self._serial = 0
 
@@ -115,16 +117,15 @@ class RequestReader:
         return request
 
     def _sampling(self, options: pb.SamplingOptions) -> SamplingParams:
-        default = self._defaults
-        temperature = _value(options, "temperature", default.temperature)
-        repetition = _value(options, "repetition_penalty", default.repetition_penalty)
+        options = with_defaults(options, self._sampling_defaults)
+        temperature = options.temperature
         return SamplingParams(
             seed=options.seed if options.HasField("seed") else self._random.getrandbits(64),
             temperature=max(temperature, MIN_DIVISOR) if temperature and not options.use_beam_search else 0.0,
-            top_k=max(int(_value(options, "top_k", default.top_k)), 0),
-            top_p=_value(options, "top_p", default.top_p),
-            min_p=_value(options, "min_p", default.min_p),
-            repetition_penalty=max(repetition, MIN_DIVISOR),
+            top_k=max(options.top_k, 0),
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=max(options.repetition_penalty, MIN_DIVISOR),
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             logit_bias=tuple((entry.token_id, entry.bias) for entry in options.logit_bias),
@@ -134,7 +135,7 @@ class RequestReader:
 
     def _stop(self, message: pb.PreprocessedRequest, num_prompt: int, *, is_whole: bool) -> StopRules:
         stop, limits = message.stop_conditions, self._limits
-        eos = {*(message.eos_token_ids or self._defaults.eos_token_ids), *stop.stop_token_ids_hidden}
+        eos = {*(message.eos_token_ids or self._eos_token_ids), *stop.stop_token_ids_hidden}
         stops = {*stop.stop_token_ids, *stop.stop_token_ids_visible}
         max_tokens = stop.max_tokens if stop.HasField("max_tokens") else 1 if message.is_probe else None
         return StopRules(
@@ -231,14 +232,6 @@ def read_guide(options: pb.SamplingOptions) -> Guide | None:
         return Guide(kind, "", guided.backend, whitespace)
     text = json.dumps(list(guided.choice.choices)) if kind == "choice" else getattr(guided, kind)
     return Guide(kind, text, guided.backend, whitespace)
-
-
-def _value(options: pb.SamplingOptions, name: str, default: float) -> float:
-    """The sampling option `name`, or `default`."""
-    if not options.HasField(name):  # type: ignore[arg-type]  # a plain str where the stub lists literals
-        return default
-    value: float = getattr(options, name)
-    return value
 
 
 def _cached_tokens_before(message: pb.PreprocessedRequest) -> int:

@@ -11,7 +11,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from enginewire import v1 as pb
 from enginewire.server.failures import InvalidRequest, Unsupported
-from enginewire.vllm_engine.refusals import REFUSALS, first_line
+from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
 
 if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import SamplingParams
 
 from enginewire import v1 as pb
-from enginewire.server.engines.answer import room_for
+from enginewire.server.engines.answer import room_for, with_defaults
 from enginewire.server.failures import InvalidRequest, Unsupported
 from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
-from enginewire.vllm_engine.guides import Guides
+from enginewire.vllm_engine.kv_events.cached_blocks import PRIVATE
 from enginewire.vllm_engine.logits import (
     DIVISOR,
     LATE_IDS,
@@ -22,9 +23,11 @@ from enginewire.vllm_engine.logits import (
     RELUCTANT,
     has_processors,
 )
-from enginewire.vllm_engine.refusals import REFUSALS, first_line
+from enginewire.vllm_engine.requests.guides import Guides
+from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
@@ -36,10 +39,20 @@ TASKS: Final = ("generate",)
 
 
 class RequestBuilder:
-    """Turns messages into vLLM's requests; `config` is what the engine said at start."""
+    """Turns messages into vLLM's requests.
 
-    def __init__(self, processor: InputProcessor, config: pb.EngineConfig, guides: Guides) -> None:
+    `config` is what the engine said at start; `adapter_of` gives the adapter of a name, None for no adapter.
+    """
+
+    def __init__(
+        self,
+        processor: InputProcessor,
+        config: pb.EngineConfig,
+        guides: Guides,
+        adapter_of: Callable[[str], LoRARequest | None],
+    ) -> None:
         self._processor = processor
+        self._adapter_of = adapter_of
         self._config = config
         self._guides = guides
         self._has_processors = has_processors(processor.vllm_config)
@@ -50,7 +63,7 @@ class RequestBuilder:
         guide = self._guides.of(message.sampling_options)
         stays_out = message.bypass_prefix_cache or message.is_probe
         # vLLM caches every block: a salt that nobody else has keeps them from being found.
-        salt = secrets.token_hex(16) if stays_out else message.cache_salt
+        salt = PRIVATE + secrets.token_hex(16) if stays_out else message.cache_salt
         prompt = tokens_input(list(message.token_ids), cache_salt=salt or None)
         try:
             return [self._one(message, prompt, choice, guide) for choice in answer.choices]
@@ -72,6 +85,7 @@ class RequestBuilder:
             params,
             TASKS,
             arrival_time=arrival,
+            lora_request=self._adapter_of(message.routing.lora_name),
             priority=message.routing.priority,
         )
         # What it adds of the model's own end of sequence is for requests that do not name theirs.
@@ -80,7 +94,8 @@ class RequestBuilder:
         return made
 
     def _sampling(self, message: pb.PreprocessedRequest, index: int) -> SamplingParams:
-        options, output = _filled(message.sampling_options, self._config), message.output_options
+        options = with_defaults(message.sampling_options, self._config.capabilities.default_sampling)
+        output = message.output_options
         end_of_sequence, stops = endings_of(message, self._config)
         endings, room = end_of_sequence | stops, room_for(message, self._config)
         # The token with that number may be the one that ends a choice; vLLM lets only the next one.
@@ -137,20 +152,6 @@ def _check_something_is_left(options: pb.SamplingOptions) -> None:
     if options.allowed_token_ids and forbidden.issuperset(options.allowed_token_ids):
         field = "sampling_options.allowed_token_ids"
         raise InvalidRequest(f"{field}: the lists of the request leave no token to choose", field=field)
-
-
-def _filled(given: pb.SamplingOptions, config: pb.EngineConfig) -> pb.SamplingOptions:
-    """The options with the engine's defaults for what was left out."""
-    default = config.capabilities.default_sampling
-    filled = pb.SamplingOptions(
-        temperature=default.temperature,
-        top_p=default.top_p,
-        top_k=default.top_k,
-        min_p=default.min_p,
-        repetition_penalty=default.repetition_penalty,
-    )
-    filled.MergeFrom(given)
-    return filled
 
 
 def _seed(options: pb.SamplingOptions, index: int) -> int | None:

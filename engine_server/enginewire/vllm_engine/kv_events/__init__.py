@@ -1,0 +1,1 @@
+"""What vLLM's prefix cache does, for subscribers. Importing the package imports no vLLM."""
