@@ -99,7 +99,7 @@ async def responses_are_small(ctx: Context) -> None:
         expect(stream.exchange.is_ok or refused, "a large answer fails", seen=stream.exchange.status)
 
 
-@check("MSG-04", needs=SHAPE, alone=True, not_beside=("token_ids",))
+@check("MSG-04", needs=SHAPE, alone=True, counts_prompt=True)
 async def gzip_is_accepted(ctx: Context) -> None:
     """A prompt that is worth being compressed."""
     length = min(GZIP_PROMPT, ctx.context_length() - ROOM)
