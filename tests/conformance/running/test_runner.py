@@ -106,11 +106,12 @@ class GetsBusy(Reference):
         self.settings = replace(self.settings, step_seconds=0.05, first_token_seconds=0.2)
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(("judges_again", "verdict"), [(True, Status.PASS), (False, Status.FAIL)])
 async def test_what_fails_for_want_of_time_is_judged_again_once_the_machine_got_busy(
-    judges_again: bool, verdict: Status
+    judges_again: bool, verdict: Status, alone: bool
 ) -> None:
-    busy, tries, said = GetsBusy(), [], list[str]()
+    busy, tries, said, told = GetsBusy(), [], list[str](), list[tuple[str, Status, int]]()
 
     async def is_impatient(ctx: Context) -> None:
         tries.append(ctx.bounds.reaction)
@@ -119,10 +120,22 @@ async def test_what_fails_for_want_of_time_is_judged_again_once_the_machine_got_
 
     server = await InProcess(busy).start()
     session = Session(connection=Connection(target=server.target))
-    checks = [made_up("STR-01", is_impatient, alone=True)]
-    report = await Runner(session, checks, Selection(judges_again=judges_again), say=said.append).run()
+    checks = [made_up("STR-01", is_impatient, alone=alone), made_up("STR-02", passes, needs=("STR-01",))]
+    report = await Runner(
+        session,
+        checks[: 1 if alone else 2],
+        Selection(judges_again=judges_again),
+        watch=lambda outcome, left: told.append((outcome.key, outcome.status, left)),
+        say=said.append,
+    ).run()
     await server.stop()
     assert statuses(report)["STR-01"] is verdict
+    if alone:
+        assert told == [("STR-01", verdict, 0)]
+    else:
+        # What was not judged because of it is now, and each has one verdict.
+        needing = Status.PASS if judges_again else Status.BLOCKED
+        assert told == [("STR-01", verdict, 1), ("STR-02", needing, 0)]
     assert len(tries) - COMPANIES * judges_again == 1 + judges_again
     assert any(line.startswith("the target is much slower than it was") for line in said) == judges_again
 
@@ -340,7 +353,8 @@ async def test_a_check_that_hangs_fails_in_bounded_time() -> None:
     async def hangs(ctx: Context) -> None:
         await asyncio.Event().wait()
 
-    report = await judged(checks=[made_up("STR-01", hangs)], time_scale=0.005)
+    once = Selection(judges_again=False)
+    report = await judged(checks=[made_up("STR-01", hangs)], selection=once, time_scale=0.005)
     assert [(o.key, o.message) for o in report.unexpected] == [("STR-01", "no verdict within 0 s")]
 
 

@@ -175,8 +175,17 @@ class Session:
         times = await slowdown(self.client(), again, self.bounds)
         if times < MUCH_SLOWER:
             return False
-        self.bounds = replace(self.bounds, scale=self.bounds.scale * min(times, MOST_SLOWER))
+        # Of the speed that was measured, however often it is looked at.
+        scale = max(self.bounds.scale, self.time_scale * min(times, MOST_SLOWER))
+        self.bounds = replace(self.bounds, scale=scale)
+        self._forget_failures()
         return True
+
+    def _forget_failures(self) -> None:
+        """What could not be observed is observed anew by whoever asks next."""
+        failed = [key for key, task in self._observations.items() if task.done() and task.exception()]
+        for key in failed:
+            del self._observations[key]
 
     async def once(self, key: object, observe: Callable[[], Awaitable[T]]) -> T:
         """The result of `observe`, made once per session and key; its failure is shared as well."""
