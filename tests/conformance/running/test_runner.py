@@ -23,6 +23,7 @@ from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.run_options import COMPANIES
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.tasks import stop
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 from tests.conformance.judging import judged, made_up, statuses
 
@@ -97,6 +98,63 @@ async def test_requests_that_somebody_else_sends_meanwhile_are_noticed() -> None
         await session.close()
     await server.stop()
     assert max(others) > 0
+
+
+@pytest.mark.parametrize(
+    ("others", "alone", "verdict", "code"),
+    [
+        (True, True, Status.BLOCKED, ExitCode.DISTURBED),
+        (True, False, Status.FAIL, ExitCode.VIOLATION),
+        (False, True, Status.FAIL, ExitCode.VIOLATION),
+    ],
+)
+async def test_what_has_to_be_alone_and_fails_beside_requests_of_somebody_else_is_not_the_engines_fault(
+    others: bool, alone: bool, verdict: Status, code: ExitCode
+) -> None:
+    """They came after the kit had looked who is there."""
+    server = await InProcess(Reference()).start()
+    other = Session(connection=Connection(target=server.target))
+    asking = list[asyncio.Task[None]]()
+
+    async def ask() -> None:
+        while True:
+            ctx = Context(other, "another-kit")
+            await ctx.generate(ctx.request(max_tokens=1))
+            ctx.forget()
+
+    async def is_disturbed(ctx: Context) -> None:
+        if others and not asking:
+            asking.append(asyncio.create_task(ask()))
+        await fails(ctx)
+
+    session = Session(connection=Connection(target=server.target))
+    checks = [made_up("STR-01", passes), made_up("STR-02", is_disturbed, alone=alone)]
+    report = await Runner(session, checks, Selection()).run()
+    await stop(asking)
+    await other.close()
+    await server.stop()
+    assert (statuses(report)["STR-02"], report.exit_code()) == (verdict, code)
+    assert bool(report.no_verdict) == (code is ExitCode.DISTURBED)
+    assert report.unexpected[0].seen == "2"
+
+
+async def test_what_a_server_holds_too_long_is_nobody_elses() -> None:
+    """It ends some time, which is no request of another caller."""
+    server = await InProcess(Reference()).start()
+    held = Session(connection=Connection(target=server.target))
+    ctx = Context(held, "left-over")
+
+    async def leaves_something(_: Context) -> None:
+        await ctx.start(ctx.request(max_tokens=200)).first_token()
+        await fails(ctx)
+
+    session = Session(connection=Connection(target=server.target))
+    checks = [made_up("STR-01", leaves_something, alone=True)]
+    report = await Runner(session, checks, Selection(), say=print).run()
+    await ctx.close()
+    await held.close()
+    await server.stop()
+    assert statuses(report)["STR-01"] is Status.FAIL
 
 
 class GetsBusy(Reference):

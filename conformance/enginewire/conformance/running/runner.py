@@ -33,7 +33,7 @@ from enginewire.conformance.wire.violation import Violation
 CONCURRENCY: Final = 8
 NOT_ALONE: Final = (
     "the server has {number} requests of somebody else: what reads its load, fills its slots or measures "
-    "time may fail because of them"
+    "time, and fails, counts for nothing"
 )
 
 ENOUGH: Final = 64
@@ -143,7 +143,7 @@ class Runner:
 
     async def _judge_again(self, check: Check, company: Company) -> Outcome:
         self._running.append(check.key)
-        outcome = await self._judge(check, self.session, company)
+        outcome = await self._unless_disturbed(check, await self._judge(check, self.session, company))
         await self._end_with_the_server(outcome)
         self._running.remove(check.key)
         return outcome
@@ -253,7 +253,14 @@ class Runner:
         """A failure of what measures time counts when the target is as fast as when it was measured."""
         outcome = await self._judge(check, self.session)
         failed = [check] if check.alone and outcome.status in JUDGED_AGAIN else []
-        return await self._judge(check, self.session) if await self._may_be_the_machine(failed) else outcome
+        if await self._may_be_the_machine(failed):
+            outcome = await self._judge(check, self.session)
+        return await self._unless_disturbed(check, outcome)
+
+    async def _unless_disturbed(self, check: Check, outcome: Outcome) -> Outcome:
+        """What has to be alone, and fails while somebody else uses the server, says nothing about it."""
+        is_sure = not check.alone or outcome.status not in JUDGED_AGAIN or not self.selection.judges_again
+        return outcome if is_sure or not await self.session.is_found_shared() else verdict.disturbed(outcome)
 
     async def _judge(self, check: Check, session: Session, company: Company = ALONE) -> Outcome:
         context = Context(session, check.key, company)
