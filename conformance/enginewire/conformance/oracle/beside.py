@@ -108,8 +108,10 @@ async def _mixed(ctx: Context) -> list[Finding]:
     mixes = list(enumerate(drawn(seed, wanted, target.runs, target.offer, ctx.config)))
     found: list[Finding] = []
     failed: list[tuple[int, Mix, Fault, Answer]] = []
+    judged = 0
     for some in in_time(ctx, parts(mixes)):
         answers = await everything.ask([mix for _, mix in some])
+        judged += sum(not answer.is_busy for answer in answers)
         for (number, mix), answer in zip(some, answers, strict=True):
             # What found no room says nothing, nor does an abort that came before its request.
             if not answer.is_busy and not (mix.is_aborted and answer.status.startswith("CANCELLED")):
@@ -118,6 +120,9 @@ async def _mixed(ctx: Context) -> list[Finding]:
         found += [each async for each in _after(ctx, target)]
         if found:
             break
+    if judged < wanted and not found:
+        fewer = f"mixes: {judged} of {wanted}, for want of time or room"
+        ctx.session.drawn = "; ".join(filter(None, (ctx.session.drawn, fewer)))
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
     for wrong in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
         answers = await target.ask([each.case for each in wrong], [each.changes for each in wrong])
