@@ -108,7 +108,7 @@ async def filters_come_in_their_order(ctx: Context) -> None:
 @check("SAM-16", gate="logprobs", costly=True, needs=(*ROWS, "SAM-07"))
 async def draws_follow_the_temperature(ctx: Context) -> None:
     """How probable the tokens of unfiltered answers are on average, within what is known of each row."""
-    seen = [await _follows(ctx, temperature) for temperature in COLD_AND_HOT]
+    seen = await asyncio.gather(*(_follows(ctx, temperature) for temperature in COLD_AND_HOT))
     if not any(seen):
         raise NotApplicable(_too_few(ctx, "one temperature looks like another"))
 

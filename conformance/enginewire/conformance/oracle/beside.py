@@ -11,7 +11,16 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.ask import Answer, Target
-from enginewire.conformance.oracle.findings import EFFORTS, LATE, TOGETHER, Finding, in_time, parts, target_of
+from enginewire.conformance.oracle.findings import (
+    EFFORTS,
+    LATE,
+    TOGETHER,
+    TOKENS,
+    Finding,
+    in_time,
+    parts,
+    target_of,
+)
 from enginewire.conformance.oracle.judge import Fault, judge
 from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
 from enginewire.conformance.oracle.mixes import Mix, drawn, options_of, smaller
@@ -115,7 +124,9 @@ async def _mixed(ctx: Context) -> list[Finding]:
     failed: list[tuple[int, Mix, Fault, Answer]] = []
     judged, groups = 0, list(parts(mixes))
     for some in in_time(ctx, iter(groups)):
-        async with _full(ctx, some is groups[-1]):
+        # A slow engine is asked for less.
+        is_fast = ctx.bounds.tokens_with_patience >= TOKENS
+        async with _full(ctx, is_fast and some is groups[-1]):
             answers = await everything.ask([mix for _, mix in some])
         judged += sum(not answer.is_busy for answer in answers)
         for (number, mix), answer in zip(some, answers, strict=True):
