@@ -77,6 +77,11 @@ async def test_more_companies_than_there_are_make_no_sense() -> None:
         await judge("unix:/nowhere.sock", companies=9)
 
 
+async def test_an_option_that_there_is_not_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match="there is no option levle"):
+        await judge("unix:/nowhere.sock", levle=1)  # type: ignore[call-arg]  # mypy knows it too
+
+
 @pytest.mark.usefixtures("drains")
 async def test_each_check_that_ends_a_server_gets_its_own_from_the_factory() -> None:
     alive = []

@@ -112,6 +112,14 @@ PATIENCE = RunOptions(patience=1e-6, companies=0)
 """Every engine is slow for whoever has no patience: the fewest tokens and repetitions there are."""
 
 
+async def test_a_slow_engine_is_not_asked_for_tokens_that_will_never_be_enough() -> None:
+    report = await judged(selection=Selection(run=["SAM-16", *SHAPE, "SAM-07"]), options=PATIENCE)
+    [outcome] = [each for each in report.outcomes if each.key == "SAM-16"]
+    assert outcome.status is Status.NOT_APPLICABLE
+    # Not all four turns at both temperatures.
+    assert 4 <= len(outcome.exchanges) < 8
+
+
 async def test_a_slow_engine_is_asked_for_little_and_the_results_say_so() -> None:
     areas = ["STR-*", "LIM-*", "STP-*", "LOG-*", "RES-*", "SEQ-*", "MUX-*", "INF-09/together", "SAM-0*"]
     report = await judged(selection=Selection(run=areas, skip=["*/drawn", "SAM-07/*"]), options=PATIENCE)

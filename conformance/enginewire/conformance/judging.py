@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from enginewire.conformance import options as command_line
 from enginewire.conformance.checks import all_checks
@@ -31,76 +32,52 @@ ServerFactory = Callable[[], AbstractAsyncContextManager[str]]
 """Starts a fresh server, yields its address as gRPC names it, ends the server."""
 
 
+class Asked(TypedDict, total=False):
+    """Options of the command line, by their names there, for whoever calls from Python."""
+
+    profiles: Sequence[str]
+    level: int
+    run: Sequence[str]
+    skip: Sequence[str]
+    repeat: int
+    strict: bool
+    time_scale: float
+    seed: int
+    cases: int
+    companies: int
+    baseline: Path | None
+    declare: Collection[str]
+
+
 async def judge(
     target: str,
     *,
-    profiles: Sequence[str] = (),
-    level: int = NO_LEVEL,
-    run: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    repeat: int = 1,
-    strict: bool = False,
-    time_scale: float = 1.0,
-    seed: int = SEED,
-    cases: int = CASES,
-    companies: int = COMPANIES,
-    baseline: Path | None = None,
     allow_destructive: bool = False,
-    declare: Collection[str] = (),
     tls: Tls | None = None,
     metadata: Metadata = (),
+    **asked: Unpack[Asked],
 ) -> Report:
-    """The kit against a server that runs; the arguments are the options of the command line.
+    """The kit against a server that runs.
 
     Raises Unreachable when nothing listens there, ValueError for a baseline that says nonsense and for more
     `companies` than there are.
     """
-    connection = Connection(target=target, tls=tls, metadata=metadata)
     phases = {Phase.SAFE, Phase.LOAD} | ({Phase.DESTRUCTIVE} if allow_destructive else set())
-    selection = Selection(
-        profiles=profiles, level=level, run=run, skip=skip, repeat=repeat, phases=frozenset(phases)
-    )
-    drawn = RunOptions(seed=seed, cases=cases, companies=companies)
-    session = Session(
-        connection=connection, time_scale=time_scale, declared=_gates(declare, connection), options=drawn
-    )
-    return await _report(session, selection, strict, baseline)
+    connection = Connection(target=target, tls=tls, metadata=metadata)
+    return await _report(_session(connection, asked), frozenset(phases), asked)
 
 
-async def engine_conformance(
-    server_factory: ServerFactory,
-    *,
-    profiles: Sequence[str] = (),
-    level: int = NO_LEVEL,
-    run: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    repeat: int = 1,
-    strict: bool = False,
-    time_scale: float = 1.0,
-    seed: int = SEED,
-    cases: int = CASES,
-    companies: int = COMPANIES,
-    baseline: Path | None = None,
-    declare: Collection[str] = (),
-) -> Report:
+async def engine_conformance(server_factory: ServerFactory, **asked: Unpack[Asked]) -> Report:
     """The kit against servers that `server_factory` starts: each check that ends one gets its own.
 
     What needs a process to signal is left to `--launch`. Raises like `judge`.
     """
     launcher = FactoryLauncher(server_factory)
     phases = frozenset({Phase.SAFE, Phase.LOAD, Phase.DESTRUCTIVE})
-    selection = Selection(profiles=profiles, level=level, run=run, skip=skip, repeat=repeat, phases=phases)
     async with server_factory() as target:
-        connection = Connection(target=target)
-        session = Session(
-            connection=connection,
-            time_scale=time_scale,
-            declared=_gates(declare, connection),
-            launcher=launcher,
-            options=RunOptions(seed=seed, cases=cases, companies=companies),
-        )
+        session = _session(Connection(target=target), asked, launcher)
         try:
-            return await _report(session, selection, strict, baseline)
+            return await _report(session, phases, asked)
         finally:
             await launcher.close()
 
@@ -161,10 +138,35 @@ def _gates(declare: Collection[str], connection: Connection) -> frozenset[str]:
     return frozenset(declare) | ({"keepalive"} if connection.is_tcp else set())
 
 
-async def _report(session: Session, selection: Selection, strict: bool, baseline: Path | None) -> Report:
+def _session(connection: Connection, asked: Asked, launcher: Launcher | None = None) -> Session:
+    if unknown := asked.keys() - Asked.__annotations__.keys():
+        raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
+    return Session(
+        connection=connection,
+        time_scale=asked.get("time_scale", 1.0),
+        declared=_gates(asked.get("declare", ()), connection),
+        launcher=launcher,
+        options=RunOptions(
+            seed=asked.get("seed", SEED),
+            cases=asked.get("cases", CASES),
+            companies=asked.get("companies", COMPANIES),
+        ),
+    )
+
+
+async def _report(session: Session, phases: frozenset[Phase], asked: Asked) -> Report:
+    baseline = asked.get("baseline")
     entries = known_failures.read(baseline) if baseline else ()
+    selection = Selection(
+        profiles=asked.get("profiles", ()),
+        level=asked.get("level", NO_LEVEL),
+        run=asked.get("run", ()),
+        skip=asked.get("skip", ()),
+        repeat=asked.get("repeat", 1),
+        phases=phases,
+    )
     report = await Runner(session, all_checks(), selection).run()
-    return known_failures.applied(entries, replace(report, strict=strict))
+    return known_failures.applied(entries, replace(report, strict=asked.get("strict", False)))
 
 
 @dataclass(slots=True)

@@ -108,7 +108,8 @@ class Item(pytest.Item):
         outcomes = requirements.outcomes(self.name)
         assert requirements.report is not None
         for outcome in outcomes:
-            if requirements.report.fails(outcome):
+            # Of what somebody else disturbed there is no verdict, and a run without one is no success.
+            if requirements.report.fails(outcome) or outcome.is_disturbed:
                 raise Broken(_explained(requirements.report, outcome))
         self._show_gentler(outcomes)
 

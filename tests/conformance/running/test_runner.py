@@ -23,6 +23,7 @@ from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.run_options import COMPANIES
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.tasks import stop
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 from tests.conformance.judging import judged, made_up, statuses
 
@@ -99,6 +100,63 @@ async def test_requests_that_somebody_else_sends_meanwhile_are_noticed() -> None
     assert max(others) > 0
 
 
+@pytest.mark.parametrize(
+    ("others", "alone", "verdict", "code"),
+    [
+        (True, True, Status.BLOCKED, ExitCode.DISTURBED),
+        (True, False, Status.FAIL, ExitCode.VIOLATION),
+        (False, True, Status.FAIL, ExitCode.VIOLATION),
+    ],
+)
+async def test_what_has_to_be_alone_and_fails_beside_requests_of_somebody_else_is_not_the_engines_fault(
+    others: bool, alone: bool, verdict: Status, code: ExitCode
+) -> None:
+    """They came after the kit had looked who is there."""
+    server = await InProcess(Reference()).start()
+    other = Session(connection=Connection(target=server.target))
+    asking = list[asyncio.Task[None]]()
+
+    async def ask() -> None:
+        while True:
+            ctx = Context(other, "another-kit")
+            await ctx.generate(ctx.request(max_tokens=1))
+            ctx.forget()
+
+    async def is_disturbed(ctx: Context) -> None:
+        if others and not asking:
+            asking.append(asyncio.create_task(ask()))
+        await fails(ctx)
+
+    session = Session(connection=Connection(target=server.target))
+    checks = [made_up("STR-01", passes), made_up("STR-02", is_disturbed, alone=alone)]
+    report = await Runner(session, checks, Selection()).run()
+    await stop(asking)
+    await other.close()
+    await server.stop()
+    assert (statuses(report)["STR-02"], report.exit_code()) == (verdict, code)
+    assert bool(report.no_verdict) == (code is ExitCode.DISTURBED)
+    assert report.unexpected[0].seen == "2"
+
+
+async def test_what_a_server_holds_too_long_is_nobody_elses() -> None:
+    """It ends some time, which is no request of another caller."""
+    server = await InProcess(Reference()).start()
+    held = Session(connection=Connection(target=server.target))
+    ctx = Context(held, "left-over")
+
+    async def leaves_something(_: Context) -> None:
+        await ctx.start(ctx.request(max_tokens=200)).first_token()
+        await fails(ctx)
+
+    session = Session(connection=Connection(target=server.target))
+    checks = [made_up("STR-01", leaves_something, alone=True)]
+    report = await Runner(session, checks, Selection(), say=print).run()
+    await ctx.close()
+    await held.close()
+    await server.stop()
+    assert statuses(report)["STR-01"] is Status.FAIL
+
+
 class GetsBusy(Reference):
     """As fast as any other one, until its machine has something else to do."""
 
@@ -106,11 +164,12 @@ class GetsBusy(Reference):
         self.settings = replace(self.settings, step_seconds=0.05, first_token_seconds=0.2)
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(("judges_again", "verdict"), [(True, Status.PASS), (False, Status.FAIL)])
 async def test_what_fails_for_want_of_time_is_judged_again_once_the_machine_got_busy(
-    judges_again: bool, verdict: Status
+    judges_again: bool, verdict: Status, alone: bool
 ) -> None:
-    busy, tries, said = GetsBusy(), [], list[str]()
+    busy, tries, said, told = GetsBusy(), [], list[str](), list[tuple[str, Status, int]]()
 
     async def is_impatient(ctx: Context) -> None:
         tries.append(ctx.bounds.reaction)
@@ -119,10 +178,22 @@ async def test_what_fails_for_want_of_time_is_judged_again_once_the_machine_got_
 
     server = await InProcess(busy).start()
     session = Session(connection=Connection(target=server.target))
-    checks = [made_up("STR-01", is_impatient, alone=True)]
-    report = await Runner(session, checks, Selection(judges_again=judges_again), say=said.append).run()
+    checks = [made_up("STR-01", is_impatient, alone=alone), made_up("STR-02", passes, needs=("STR-01",))]
+    report = await Runner(
+        session,
+        checks[: 1 if alone else 2],
+        Selection(judges_again=judges_again),
+        watch=lambda outcome, left: told.append((outcome.key, outcome.status, left)),
+        say=said.append,
+    ).run()
     await server.stop()
     assert statuses(report)["STR-01"] is verdict
+    if alone:
+        assert told == [("STR-01", verdict, 0)]
+    else:
+        # What was not judged because of it is now, and each has one verdict.
+        needing = Status.PASS if judges_again else Status.BLOCKED
+        assert told == [("STR-01", verdict, 1), ("STR-02", needing, 0)]
     assert len(tries) - COMPANIES * judges_again == 1 + judges_again
     assert any(line.startswith("the target is much slower than it was") for line in said) == judges_again
 
@@ -340,7 +411,8 @@ async def test_a_check_that_hangs_fails_in_bounded_time() -> None:
     async def hangs(ctx: Context) -> None:
         await asyncio.Event().wait()
 
-    report = await judged(checks=[made_up("STR-01", hangs)], time_scale=0.005)
+    once = Selection(judges_again=False)
+    report = await judged(checks=[made_up("STR-01", hangs)], selection=once, time_scale=0.005)
     assert [(o.key, o.message) for o in report.unexpected] == [("STR-01", "no verdict within 0 s")]
 
 

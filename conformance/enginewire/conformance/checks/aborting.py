@@ -102,6 +102,25 @@ async def live_ids_are_taken(ctx: Context) -> None:
     raise NotApplicable("a request ends before its id can be used again")
 
 
+@check(
+    "ABO-06", variant="aborted", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01", "ABO-04", "ABO-06")
+)
+async def aborted_ids_are_free(ctx: Context) -> None:
+    """The id of a request that was aborted: one more is served in full, and another one aborted."""
+    first = await ctx.start(ctx.long_request()).first_token()
+    name = first.request.request_id
+    await _abort(ctx, first)
+    await _ends_as_cancelled(first, 1)
+    await _ends_as_it_should(ctx.start(ctx.request(request_id=name)))
+    again = await ctx.start(ctx.long_request(request_id=name)).first_token()
+    (result,) = _complete(await ctx.client.abort([name]), [name])
+    if result.outcome == pb.ABORT_OUTCOME_FINISHED and not (await ctx.client.load()).running:
+        raise NotApplicable("the longest request ends before it can be aborted")
+    message = "a request was not aborted whose id had been used before"
+    expect_equal(_name(result), "ABORT_OUTCOME_ABORTED", message)
+    await _ends_as_cancelled(again, 1)
+
+
 @check("ABO-07", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "USE-01", "USE-05"))
 async def nothing_follows_the_end(ctx: Context) -> None:
     """The tokens before it are those of the usage."""

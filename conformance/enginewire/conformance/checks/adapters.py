@@ -119,7 +119,7 @@ async def the_limit_holds(ctx: Context) -> None:
     needs=(*SHAPE, "LOR-01", "USE-06"),
     alone=True,
     gate="prefix_cache",
-    not_beside=("token_ids",),
+    counts_prompt=True,
 )
 async def blocks_are_not_shared(ctx: Context) -> None:
     """One prompt with an adapter, then with another and with the model."""

@@ -178,7 +178,7 @@ async def old_handoffs_are_freed(ctx: Context) -> None:
     await _is_freed(ctx, base, _patience(handed) + ctx.bounds.reaction)
 
 
-@check("DIS-08", needs=("DIS-03",), not_beside=("token_ids",))
+@check("DIS-08", needs=("DIS-03",), counts_prompt=True)
 async def prompts_are_counted_once(ctx: Context) -> None:
     """By the decode engine, with the details it was given."""
     request = ctx.request(max_tokens=TOKENS)

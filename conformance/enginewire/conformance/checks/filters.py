@@ -40,6 +40,12 @@ COLD_AND_HOT: Final = (0.5, 2.0)
 DEVIATIONS: Final = 6.0
 """Standard deviations that a correct server stays within, but for two runs in a billion."""
 
+TOLD: Final = 1.5
+"""Bounds that a server without temperature has to be away from what is right."""
+
+HOPELESS: Final = 0.5
+"""Of that: what all turns together would not reach is not waited for."""
+
 Options = dict[str, float]
 Setting = tuple[Options, float]
 """Options of a request, and the temperature they are tried at."""
@@ -102,7 +108,7 @@ async def filters_come_in_their_order(ctx: Context) -> None:
 @check("SAM-16", gate="logprobs", costly=True, needs=(*ROWS, "SAM-07"))
 async def draws_follow_the_temperature(ctx: Context) -> None:
     """How probable the tokens of unfiltered answers are on average, within what is known of each row."""
-    seen = [await _follows(ctx, temperature) for temperature in COLD_AND_HOT]
+    seen = await asyncio.gather(*(_follows(ctx, temperature) for temperature in COLD_AND_HOT))
     if not any(seen):
         raise NotApplicable(_too_few(ctx, "one temperature looks like another"))
 
@@ -217,10 +223,8 @@ def _in_order(options: Options, temperature: float) -> Filter:
 async def _follows(ctx: Context, temperature: float) -> bool:
     """False when even a server that ignores the temperature would have been believed."""
     drift = variance = expected = 0.0
-    deadline, count = time.monotonic() + ctx.bounds.effort, ctx.tokens(MANY)
+    started, count = time.monotonic(), ctx.tokens(MANY)
     for turn in range(MOST_MANY):
-        if time.monotonic() > deadline:
-            break
         changes: dict[str, Value] = {"token_ids": ctx.prompt(salt=400 + turn), "max_tokens": count}
         answer = await drawn(ctx, **changes, temperature=temperature)
         for position in (position for positions in answer for position in positions if position.is_told):
@@ -232,6 +236,11 @@ async def _follows(ctx: Context, temperature: float) -> bool:
         told = f"{drift:+.1f}, and {bound / DEVIATIONS:.1f} is the standard deviation"
         mean_of_all = "log-probabilities that add up to what it gives on average, 0.0 more or less"
         expect(abs(drift) <= bound, message, expected=mean_of_all, seen=told)
-        if abs(expected) > 1.5 * bound:
+        if abs(expected) > TOLD * bound:
             return True
+        # What there is to see grows with the tokens, what chance may hide with their root.
+        taken = (time.monotonic() - started) / ctx.bounds.effort
+        more = min(MOST_MANY / (turn + 1), 1 / taken)
+        if more < 1 or (turn and math.sqrt(more) * abs(expected) < HOPELESS * TOLD * bound):
+            break
     return False

@@ -124,7 +124,7 @@ async def slow_subscribers_slow_nobody(ctx: Context) -> None:
     slow.close()
 
 
-@check("KVE-08", needs=("KVE-03", "KVE-04"), alone=True, not_beside=("token_ids",))
+@check("KVE-08", needs=("KVE-03", "KVE-04"), alone=True, counts_prompt=True)
 async def hashes_name_prefixes(ctx: Context) -> None:
     """One prompt, again, with another end, and under a salt."""
     size, subscription = ctx.block_size, await _watching(ctx)

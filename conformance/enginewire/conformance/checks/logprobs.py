@@ -110,7 +110,7 @@ async def probabilities_are_shares(ctx: Context) -> None:
         expect(total <= 1 + ABOVE_ZERO, message, expected="at most 1", seen=f"{total:.4f}")
 
 
-@check_in("LOG-07", PLAIN, CHOICES, MULTIPLEXED, needs=NEEDS, not_beside=("token_ids",))
+@check_in("LOG-07", PLAIN, CHOICES, MULTIPLEXED, needs=NEEDS, counts_prompt=True)
 async def prompt_rows_are_aligned(ctx: Context, shape: Shape) -> None:
     """A prompt that ends with what the model said to it: there its tokens are the best alternatives."""
     greedy = await ctx.greedy()

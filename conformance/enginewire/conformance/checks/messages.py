@@ -90,8 +90,8 @@ async def what_is_too_large_is_refused(ctx: Context) -> None:
 async def responses_are_small(ctx: Context) -> None:
     """The largest answers that may be asked for, in as few messages as the server likes."""
     any_size = ctx.connect(None, ("grpc.max_receive_message_length", -1))
-    for request in _largest(ctx):
-        stream = await ctx.start(request, client=any_size).end()
+    streams = [ctx.start(request, client=any_size) for request in _largest(ctx)]
+    for stream in await asyncio.gather(*map(Stream.end, streams)):
         largest = max((arrived.size for arrived in stream.exchange.arrived), default=0)
         limit = f"under {CLIENT_LIMIT} bytes"
         expect(largest < CLIENT_LIMIT, "a message is too large for a client", expected=limit, seen=largest)
@@ -99,7 +99,7 @@ async def responses_are_small(ctx: Context) -> None:
         expect(stream.exchange.is_ok or refused, "a large answer fails", seen=stream.exchange.status)
 
 
-@check("MSG-04", needs=SHAPE, alone=True, not_beside=("token_ids",))
+@check("MSG-04", needs=SHAPE, alone=True, counts_prompt=True)
 async def gzip_is_accepted(ctx: Context) -> None:
     """A prompt that is worth being compressed."""
     length = min(GZIP_PROMPT, ctx.context_length() - ROOM)

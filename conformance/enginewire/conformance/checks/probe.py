@@ -54,7 +54,7 @@ async def a_failed_probe_says_so(ctx: Context) -> None:
     expect(failed, message, expected="a status or FINISH_REASON_ERROR", seen=stream.choice.reason_name)
 
 
-@check("PRB-04", alone=True, needs=("PRB-01", "PRB-02"), not_beside=("token_ids",))
+@check("PRB-04", alone=True, needs=("PRB-01", "PRB-02"), counts_prompt=True)
 async def nothing_is_left(ctx: Context) -> None:
     """No block of a prompt that was never seen before, neither held nor cached."""
     before = await ctx.idle()

@@ -30,6 +30,10 @@ MOST_DETAIL_BYTES: Final = 4096
 REPEATS: Final = 10
 MOST_QUEUED: Final = 2048
 BURST: Final = 32
+READ_SECONDS: Final = 0.1
+"""Between two messages of one of so many streams."""
+BURST_SECONDS: Final = 0.02
+"""Between two bursts, unless one is refused before."""
 BEYOND: Final = 32
 FEW: Final = 2
 """Requests sent beyond all room, so that a few that end early leave the queue full."""
@@ -209,15 +213,16 @@ def _require_details(refused: Refused) -> None:
 async def _flood(ctx: Context, count: int) -> tuple[list[Stream], int]:
     """So many long requests at once: those that failed, and how many waited at most."""
     observer, streams, most_waiting = ctx.connect(), list[Stream](), 0
-    # All are read, or their data would fill the connection; in bursts that an HTTP/2 stack takes, each on a
-    # connection of its own, for many servers take a hundred calls from one and let the others wait unseen.
+    # All are read, or their data would fill the connection; but seldom, or that would take the machine from
+    # the server. In bursts that an HTTP/2 stack takes, each on a connection of its own, for many servers take
+    # a hundred calls from one and let the others wait unseen.
     readers = []
     while len(streams) < count and not _failed(streams):
         client = ctx.connect()
         burst = [ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.check) for _ in range(BURST)]
-        readers += [asyncio.ensure_future(stream.end()) for stream in burst]
+        readers += [asyncio.ensure_future(_read_seldom(stream)) for stream in burst]
         streams += burst
-        await asyncio.wait(readers, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(readers, timeout=BURST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         most_waiting = max(most_waiting, _in_the_queue(ctx, await observer.load()))
     most_waiting = max(most_waiting, await _settled(ctx, observer, streams))
     failed = _failed(streams)
@@ -228,6 +233,12 @@ async def _flood(ctx: Context, count: int) -> tuple[list[Stream], int]:
     with suppress(Violation):
         await until(ctx, is_idle, "", within=ctx.bounds.check / 2)
     return failed, most_waiting
+
+
+async def _read_seldom(stream: Stream) -> None:
+    """To the end; a server gathers what waits for a reader."""
+    async for _ in stream.call:
+        await pause(READ_SECONDS)
 
 
 async def _settled(ctx: Context, observer: Client, streams: list[Stream]) -> int:

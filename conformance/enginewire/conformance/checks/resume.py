@@ -47,7 +47,7 @@ async def penalties_go_on(ctx: Context, shape: Shape) -> None:
         await _goes_on(ctx, "penalised", shape, max_tokens=ctx.tokens(TOKENS), **{name: value})
 
 
-@check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"), not_beside=("token_ids",))
+@check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"), counts_prompt=True)
 async def limits_count_what_was_delivered(ctx: Context) -> None:
     """max_tokens, min_tokens, usage, and a stop id that comes after the cut."""
     greedy = await ctx.greedy(TOKENS, least=FEWEST)

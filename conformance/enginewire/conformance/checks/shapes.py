@@ -77,7 +77,7 @@ def check_in(
     needs: tuple[str, ...] = (),
     gate: str = "",
     alone: bool = False,
-    not_beside: tuple[str, ...] = (),
+    counts_prompt: bool = False,
 ) -> Callable[[Shaped], Shaped]:
     """Register one function as a check of each shape. Those but PLAIN rely on the plain one, where it is."""
 
@@ -91,7 +91,7 @@ def check_in(
                 needs=relied,
                 gate=gate or shape.gate,
                 alone=alone or shape.is_multiplexed,
-                not_beside=not_beside,
+                counts_prompt=counts_prompt,
             )
             add(_bound(function, shape))
         return function

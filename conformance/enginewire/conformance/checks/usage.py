@@ -24,7 +24,7 @@ async def completion_tokens_are_counted(ctx: Context) -> None:
         expect_equal(seen, len(stream.tokens), "completion_tokens is not the number of ids sent")
 
 
-@check("USE-02", needs=(*SHAPE, "USE-04"), not_beside=("token_ids",))
+@check("USE-02", needs=(*SHAPE, "USE-04"), counts_prompt=True)
 async def prompt_tokens_are_counted(ctx: Context) -> None:
     """As many as the request had."""
     for length in (1, 11):
@@ -90,9 +90,7 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
     require_refusal(await ctx.client.ask("AdminService.ResetPrefixCache", request), LEFT_OUT)
 
 
-@check_in(
-    "USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, not_beside=("token_ids",)
-)
+@check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, counts_prompt=True)
 async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     """A prompt of some blocks, again, and once more past the cache."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
@@ -103,7 +101,7 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
     expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
 
 
-@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, not_beside=("token_ids",))
+@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)
 async def salts_part_the_cache(ctx: Context) -> None:
     """A prompt under one salt, under another one, and under none; then under the first again."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)

@@ -134,6 +134,32 @@ class IdUsedUp(Reference):
         super().admit(job)
 
 
+class _KnowsWhatWasAborted(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = set[str]()
+
+    def abort(self, job: Job) -> None:
+        self.aborted.add(job.request_id)
+        super().abort(job)
+
+
+@mutant("aborted_ids_stay_aborted", kills="ABO-06/aborted")
+class AbortedIdsStayAborted(_KnowsWhatWasAborted):
+    def admit(self, job: Job) -> None:
+        super().admit(job)
+        if job.request_id in self.aborted:
+            self.abort(job)
+
+
+@mutant("an_id_is_aborted_once", kills="ABO-06/aborted")
+class AnIdIsAbortedOnce(_KnowsWhatWasAborted):
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        if request_id in self.aborted and request_id in self.live:
+            return pb.ABORT_OUTCOME_FINISHED
+        return super().abort_id(request_id)
+
+
 @mutant("tokens_after_cancel", kills="ABO-07", also="STR-03/seen")
 class TokensAfterCancel(Reference):
     async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.ask import Answer, Target
-from enginewire.conformance.oracle.findings import EFFORTS, TOGETHER, Finding, in_time, parts, target_of
+from enginewire.conformance.oracle.findings import (
+    EFFORTS,
+    LATE,
+    TOGETHER,
+    TOKENS,
+    Finding,
+    in_time,
+    parts,
+    target_of,
+)
 from enginewire.conformance.oracle.judge import Fault, judge
 from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
 from enginewire.conformance.oracle.mixes import Mix, drawn, options_of, smaller
@@ -18,6 +28,7 @@ from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.shrink import Patience, shrink
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, Greedy
+from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 SERVED: Final = "INF-09"
@@ -25,6 +36,9 @@ IDLE: Final = "CON-07"
 FACTS: Final = "INF-03"
 VALUES: Final = "LOG-11"
 NAMES: Final = "ERR-12"
+
+FREE: Final = 8
+"""Slots that a full engine has left for mixes: half of a group waits for the other half."""
 
 STEPS: Final = 60
 MOST: Final = 3
@@ -108,8 +122,13 @@ async def _mixed(ctx: Context) -> list[Finding]:
     mixes = list(enumerate(drawn(seed, wanted, target.runs, target.offer, ctx.config)))
     found: list[Finding] = []
     failed: list[tuple[int, Mix, Fault, Answer]] = []
-    for some in in_time(ctx, parts(mixes)):
-        answers = await everything.ask([mix for _, mix in some])
+    judged, groups = 0, list(parts(mixes))
+    for some in in_time(ctx, iter(groups)):
+        # A slow engine is asked for less.
+        is_fast = ctx.bounds.tokens_with_patience >= TOKENS
+        async with _full(ctx, is_fast and some is groups[-1]):
+            answers = await everything.ask([mix for _, mix in some])
+        judged += sum(not answer.is_busy for answer in answers)
         for (number, mix), answer in zip(some, answers, strict=True):
             # What found no room says nothing, nor does an abort that came before its request.
             if not answer.is_busy and not (mix.is_aborted and answer.status.startswith("CANCELLED")):
@@ -118,12 +137,30 @@ async def _mixed(ctx: Context) -> list[Finding]:
         found += [each async for each in _after(ctx, target)]
         if found:
             break
+    if judged < wanted and not found:
+        fewer = f"mixes: {judged} of {wanted}, for want of time or room"
+        ctx.session.drawn = "; ".join(filter(None, (ctx.session.drawn, fewer)))
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
     for wrong in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
         answers = await target.ask([each.case for each in wrong], [each.changes for each in wrong])
         found += [one for each, answer in zip(wrong, answers, strict=True) for one in _misnamed(each, answer)]
     explained = [await _explained(everything, *each, deadline, seed) for each in failed[:MOST]]
-    return [*found, *explained]
+    return [*found, *filter(None, explained)]
+
+
+@asynccontextmanager
+async def _full(ctx: Context, is_due: bool) -> AsyncIterator[None]:
+    """Long requests in all slots but a few, so that mixes meet a full engine; nothing where it is not due."""
+    slots = ctx.config.max_num_seqs - FREE
+    if is_due and 0 < slots <= MOST_SLOTS - FREE:
+        async with saturated(ctx, slots) as running:
+            if (await ctx.client.load()).waiting:
+                # The slots are not all there is to run out of, and mixes would have to wait for these.
+                for stream in running:
+                    stream.cancel()
+            yield
+    else:
+        yield
 
 
 async def _values(target: Target, run: Greedy) -> list[float]:
@@ -166,8 +203,8 @@ def _misnamed(mistake: Mistaken, answer: Answer) -> Iterator[Finding]:
 
 async def _explained(
     mixed: Mixed, number: int, mix: Mix, fault: Fault, answer: Answer, deadline: float, seed: int
-) -> Finding:
-    """In its smallest form, if it comes again alone."""
+) -> Finding | None:
+    """In its smallest form, if it comes again alone; what came too late and comes in time alone is none."""
 
     async def fails(other: Mix) -> tuple[Fault, Answer] | None:
         [again] = await mixed.ask([other])
@@ -179,6 +216,8 @@ async def _explained(
         return is_possible(other.case, run.tokens, mixed.target.offer.eos_token_ids)
 
     small = await shrink(mix, smaller, possible, fails, Patience(STEPS, deadline))
+    if not small.fault and fault.rule in LATE:
+        return None
     fault, answer = small.fault or (fault, answer)
     again = "" if small.fault else f", only beside {TOGETHER - 1} others"
     message = f"{fault.message} ({small.case.described}; mix {number} of seed {seed}{again})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from enginewire.conformance.running.outcome import ExitCode, Outcome, Report, Status
+from enginewire.conformance.running.outcome import NO_VERDICT, ExitCode, Outcome, Report, Status
 
 VERDICTS: Final = {
     ExitCode.CONFORMANT: "conformant as far as it was judged",
@@ -13,6 +13,7 @@ VERDICTS: Final = {
     ExitCode.UNREACHABLE: "the target cannot be reached: no verdict",
     ExitCode.KIT_FAULT: "the kit failed: no verdict",
     ExitCode.NOTHING_RAN: "nothing ran: no verdict",
+    ExitCode.DISTURBED: f"{NO_VERDICT[ExitCode.DISTURBED]}: no verdict",
     ExitCode.INTERRUPTED: "interrupted: no verdict",
     ExitCode.TERMINATED: "interrupted: no verdict",
 }

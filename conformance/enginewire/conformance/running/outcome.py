@@ -44,6 +44,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3
     KIT_FAULT = 4
     NOTHING_RAN = 5
+    DISTURBED = 6
     INTERRUPTED = 130
     """By SIGINT, as from Ctrl-C."""
     TERMINATED = 143
@@ -55,6 +56,12 @@ NEEDS_LAUNCH = "needs --launch"
 
 IN_PART = "for want of time"
 """How the message of a PASS begins that rests on less than usual."""
+
+NO_VERDICT = {
+    ExitCode.NOTHING_RAN: "nothing ran",
+    ExitCode.DISTURBED: "somebody else used the server, and some checks failed meanwhile",
+}
+"""Why outcomes come to no verdict."""
 
 FAILED = frozenset({Status.FAIL, Status.XPASS, Status.FLAKY})
 RAN = frozenset({Status.PASS, Status.FAIL, Status.WARN, Status.XFAIL, Status.XPASS, Status.FLAKY})
@@ -78,6 +85,8 @@ class Outcome:
     """Why it is known to fail, from the baseline."""
     traffic: str = ""
     """The check whose calls showed it, for what the monitor saw in passing."""
+    is_disturbed: bool = False
+    """It failed while somebody else used the server."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
 
 
@@ -132,10 +141,10 @@ class Report:
 
     @property
     def no_verdict(self) -> str:
-        """Why there is no verdict about the target although nothing of it failed; empty when there is one."""
+        """Why there is no verdict about the target; empty when there is one."""
         if self.unreachable or self.cut_short:
             return self.unreachable or str(self.cut_short)
-        return "nothing ran" if self.exit_code() is ExitCode.NOTHING_RAN else ""
+        return NO_VERDICT.get(self.exit_code(), "")
 
     @property
     def is_conformant(self) -> bool:
@@ -158,4 +167,6 @@ class Report:
             return ExitCode.KIT_FAULT
         if statuses & FAILED or ((strict or self.strict) and Status.WARN in statuses):
             return ExitCode.VIOLATION
+        if any(outcome.is_disturbed for outcome in self.outcomes):
+            return ExitCode.DISTURBED
         return ExitCode.CONFORMANT if statuses & RAN else ExitCode.NOTHING_RAN

@@ -27,6 +27,10 @@ REFUSED = "ERR-17"
 """The requirement behind every negative check."""
 
 
+PROMPT = "token_ids"
+"""The field of a prompt, to which company adds a beginning."""
+
+
 class Phase(IntEnum):
     """What a check does to the target; phases run one after the other."""
 
@@ -80,6 +84,7 @@ def check(
     costly: bool = False,
     in_company: bool = True,
     not_beside: tuple[str, ...] = (),
+    counts_prompt: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register the check of one requirement.
 
@@ -88,8 +93,9 @@ def check(
     `variant`: tells several checks of one id apart. `gate`: what must be declared beside the
     requirement's own gate. `costly`: it takes seconds, so self-test spares it the mutants of others.
     `in_company=False`: it looks at what options change that it does not set itself. `not_beside`: at what
-    these fields change alone.
+    these fields change alone. `counts_prompt`: at tokens or cached blocks of a prompt, which stays as it is.
     """
+    apart = (*not_beside, PROMPT) if counts_prompt else not_beside
 
     def register(function: CheckFunction) -> CheckFunction:
         added = Check(
@@ -102,7 +108,7 @@ def check(
             gate,
             is_costly=costly,
             in_company=in_company,
-            not_beside=not_beside,
+            not_beside=apart,
         )
         CHECKS.add(added.key, added)
         return function

@@ -20,6 +20,7 @@ from enginewire.conformance.running.accompanied import Accompanied
 from enginewire.conformance.running.gates import why_closed
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life, died
 from enginewire.conformance.running.monitor.watch import SHARED, Monitor
+from enginewire.conformance.running.order import ROOT, beside_each_other, needs_first, needs_of
 from enginewire.conformance.running.outcome import IN_PART, NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
 from enginewire.conformance.running.selection import Selection
@@ -29,11 +30,10 @@ from enginewire.conformance.session.session import Launcher, Session, Unreachabl
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation
 
-ROOT: Final = "INF-01"
 CONCURRENCY: Final = 8
 NOT_ALONE: Final = (
     "the server has {number} requests of somebody else: what reads its load, fills its slots or measures "
-    "time may fail because of them"
+    "time, and fails, counts for nothing"
 )
 
 ENOUGH: Final = 64
@@ -43,9 +43,11 @@ SLOW: Final = (
     "the report says where, and --patience gives more time"
 )
 SLOWER: Final = (
-    "the target is much slower than it was, as when a machine gets busy: {key} is judged again ({bounds})"
+    "the target is much slower than it was, as when a machine gets busy; judged again: {keys} ({bounds})"
 )
 JUDGED_AGAIN: Final = frozenset({Status.FAIL, Status.WARN})
+OPEN: Final = JUDGED_AGAIN | {Status.BLOCKED}
+"""What may become another verdict when checks are judged again."""
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Runner:
         for check in self.checks:
             if check.key == ROOT:
                 outcome = await self._run(check)
+                self._tell(outcome)
                 reason = self.selection.why_not(outcome.requirement, check)
                 if reason and outcome.status is Status.PASS:
                     # Otherwise a selection that matches nothing would look like a success.
@@ -127,7 +130,8 @@ class Runner:
                 due.append(check)
         await self._run_together([check for check in due if not self._runs_alone(check)])
         for check in needs_first(check for check in due if self._runs_alone(check)):
-            self._outcomes[check.key] = await self._run(check)
+            await self._run_and_keep(check)
+            self._tell(self._outcomes[check.key])
 
     async def _run_in_company(self) -> None:
         passed = [
@@ -139,7 +143,7 @@ class Runner:
 
     async def _judge_again(self, check: Check, company: Company) -> Outcome:
         self._running.append(check.key)
-        outcome = await self._judge(check, self.session, company)
+        outcome = await self._unless_disturbed(check, await self._judge(check, self.session, company))
         await self._end_with_the_server(outcome)
         self._running.remove(check.key)
         return outcome
@@ -148,17 +152,32 @@ class Runner:
         return check.alone or check.phase >= Phase.DESTRUCTIVE or self.selection.one_by_one
 
     async def _run_together(self, checks: list[Check]) -> None:
-        slots = asyncio.Semaphore(CONCURRENCY)
-        tasks: dict[str, asyncio.Task[None]] = {}
+        """All of them; what fails while the target got slower once more, one by one, with what needs it."""
+        await beside_each_other(checks, CONCURRENCY, self._run_beside_others)
+        left = [check for check in checks if self._outcomes[check.key].status in OPEN]
+        if await self._may_be_the_machine([check for check in left if self._has_failed(check)]):
+            await beside_each_other(left, 1, self._run_and_keep)
+        for check in left:
+            self._tell(self._outcomes[check.key])
 
-        async def run(check: Check) -> None:
-            await asyncio.gather(*(tasks[need] for need in _needs(check) if need in tasks))
-            async with slots:
-                self._outcomes[check.key] = await self._run(check)
+    async def _run_beside_others(self, check: Check) -> None:
+        await self._run_and_keep(check)
+        if self._outcomes[check.key].status not in OPEN:
+            self._tell(self._outcomes[check.key])
 
-        async with asyncio.TaskGroup() as group:
-            for check in checks:
-                tasks[check.key] = group.create_task(run(check))
+    async def _run_and_keep(self, check: Check) -> None:
+        self._outcomes[check.key] = await self._run(check)
+
+    def _has_failed(self, check: Check) -> bool:
+        return self._outcomes[check.key].status in JUDGED_AGAIN
+
+    async def _may_be_the_machine(self, failed: Sequence[Check]) -> bool:
+        """True when they failed at a target that got slower; from now on it has more time."""
+        if not (failed and self.selection.judges_again and await self.session.is_slower()):
+            return False
+        keys = ", ".join(check.key for check in failed)
+        self.say(SLOWER.format(keys=keys, bounds=self.session.bounds.describe()))
+        return True
 
     def _decided(self, check: Check) -> Outcome | None:
         """The outcome of a check that does not run, None for one that does."""
@@ -180,9 +199,11 @@ class Runner:
         if check.phase < Phase.DESTRUCTIVE:
             await self._end_with_the_server(outcome)
         self._running.remove(check.key)
-        self._left -= check.key != ROOT
-        self.watch(outcome, self._left)
         return outcome
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._left -= outcome.key != ROOT
+        self.watch(outcome, self._left)
 
     async def _end_with_the_server(self, outcome: Outcome) -> None:
         """What fails because nobody is there any more, now and later, says nothing about a requirement."""
@@ -197,7 +218,7 @@ class Runner:
         return verdict.of_repetitions([await self._run_once(check) for _ in range(self.selection.repeat)])
 
     def _blocker(self, check: Check) -> str:
-        for need in _needs(check):
+        for need in needs_of(check):
             if need in self._outcomes and self._outcomes[need].status in verdict.BROKEN:
                 return need
         return ""
@@ -231,11 +252,15 @@ class Runner:
     async def _judge_at_its_speed(self, check: Check) -> Outcome:
         """A failure of what measures time counts when the target is as fast as when it was measured."""
         outcome = await self._judge(check, self.session)
-        may_be_the_machine = self.selection.judges_again and check.alone and outcome.status in JUDGED_AGAIN
-        if may_be_the_machine and await self.session.is_slower():
-            self.say(SLOWER.format(key=check.key, bounds=self.session.bounds.describe()))
-            return await self._judge(check, self.session)
-        return outcome
+        failed = [check] if check.alone and outcome.status in JUDGED_AGAIN else []
+        if await self._may_be_the_machine(failed):
+            outcome = await self._judge(check, self.session)
+        return await self._unless_disturbed(check, outcome)
+
+    async def _unless_disturbed(self, check: Check, outcome: Outcome) -> Outcome:
+        """What has to be alone, and fails while somebody else uses the server, says nothing about it."""
+        is_sure = not check.alone or outcome.status not in JUDGED_AGAIN or not self.selection.judges_again
+        return outcome if is_sure or not await self.session.is_found_shared() else verdict.disturbed(outcome)
 
     async def _judge(self, check: Check, session: Session, company: Company = ALONE) -> Outcome:
         context = Context(session, check.key, company)
@@ -302,21 +327,6 @@ class Runner:
         return replace(outcome, status=Status.NEG_PASS, message=f"{outcome.message}; its use is refused")
 
 
-def needs_first(checks: Iterable[Check]) -> list[Check]:
-    """The same checks in the same order, but none before one that it needs."""
-    due, placed = {check.key: check for check in checks}, dict[str, Check]()
-
-    def place(check: Check) -> None:
-        for need in check.needs:
-            if need in due and need not in placed:
-                place(due[need])
-        placed[check.key] = check
-
-    for check in due.values():
-        place(check)
-    return list(placed.values())
-
-
 def replace_target(session: Session, target: str) -> Session:
     """A session of the same run with another server."""
     return Session(
@@ -326,7 +336,3 @@ def replace_target(session: Session, target: str) -> Session:
         launcher=session.launcher,
         options=session.options,
     )
-
-
-def _needs(check: Check) -> tuple[str, ...]:
-    return check.needs if check.key == ROOT else (ROOT, *check.needs)

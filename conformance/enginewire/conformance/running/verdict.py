@@ -97,6 +97,12 @@ def failure(check: Check, violation: Violation) -> Outcome:
     return replace(failed, expected=violation.expected, seen=violation.seen)
 
 
+def disturbed(failed: Outcome) -> Outcome:
+    """A failure for which somebody else may be the reason: no verdict, but all the evidence."""
+    message = f"somebody else used the server when it failed: {failed.message}"
+    return replace(failed, status=Status.BLOCKED, message=message, is_disturbed=True)
+
+
 def seen_in_passing(identifier: str) -> Check:
     """Stands for what the monitor saw of a requirement, in the traffic of whichever check."""
 

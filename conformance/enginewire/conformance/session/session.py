@@ -41,6 +41,11 @@ MOST_SLOWER: Final = 10.0
 """Times. Whoever is slower than that is waited for no longer."""
 
 
+LOOKS: Final = 5
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at how many requests have ended."""
+
+
 class Server(Protocol):
     """A server that the kit started."""
 
@@ -104,6 +109,8 @@ class Session:
     bounds: Bounds = field(default_factory=Bounds)
     others: int = 0
     """Requests that ran, waited or ended while the kit measured, and are not its own."""
+    is_shared: bool = False
+    """Requests of somebody else were seen to end."""
     drawn: str = ""
     """Which cases were drawn, for the head of the report."""
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
@@ -156,6 +163,7 @@ class Session:
             before = await self._load()
             self.bounds = await self._measure()
             ended = (await self._load()).requests_finished - before.requests_finished
+            self.is_shared = ended > MEASURED_REQUESTS
             self.others = before.running + before.waiting or max(ended - MEASURED_REQUESTS, 0)
 
     async def close(self) -> None:
@@ -175,8 +183,31 @@ class Session:
         times = await slowdown(self.client(), again, self.bounds)
         if times < MUCH_SLOWER:
             return False
-        self.bounds = replace(self.bounds, scale=self.bounds.scale * min(times, MOST_SLOWER))
+        # Of the speed that was measured, however often it is looked at.
+        scale = max(self.bounds.scale, self.time_scale * min(times, MOST_SLOWER))
+        self.bounds = replace(self.bounds, scale=scale)
+        self._forget_failures()
         return True
+
+    async def is_found_shared(self) -> bool:
+        """Whether requests end again and again while nothing of ours runs; remembered.
+
+        One look is not enough: what a server holds too long ends some time too.
+        """
+        ended, count = list[int](), (await self._load()).requests_finished
+        while not self.is_shared and len(ended) < LOOKS:
+            await asyncio.sleep(LOOK_SECONDS)
+            before, count = count, (await self._load()).requests_finished
+            ended.append(count - before)
+            # What was ours when the first look began does not count.
+            self.is_shared = sum(number > 0 for number in ended[1:]) > 1
+        return self.is_shared
+
+    def _forget_failures(self) -> None:
+        """What could not be observed is observed anew by whoever asks next."""
+        failed = [key for key, task in self._observations.items() if task.done() and task.exception()]
+        for key in failed:
+            del self._observations[key]
 
     async def once(self, key: object, observe: Callable[[], Awaitable[T]]) -> T:
         """The result of `observe`, made once per session and key; its failure is shared as well."""

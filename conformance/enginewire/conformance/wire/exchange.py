@@ -58,11 +58,15 @@ class Exchange:
     text: str = ""
     target: str = ""
     is_compressed: bool = False
+    _messages: list[Message] = field(default_factory=list, repr=False)
 
     @property
     def messages(self) -> list[Message]:
-        """The messages, in order."""
-        return [arrived.message for arrived in self.arrived]
+        """The messages, in order. The list is the same each time and grows: it is for reading."""
+        # Asked for at every message of a long answer, so it is not made anew.
+        if len(self._messages) < len(self.arrived):
+            self._messages += [arrived.message for arrived in self.arrived[len(self._messages) :]]
+        return self._messages
 
     @property
     def is_ok(self) -> bool:

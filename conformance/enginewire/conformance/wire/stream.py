@@ -125,9 +125,13 @@ class Stream:
 
     async def more(self, count: int) -> Stream:
         """Read until choice 0 has at least `count` tokens; an end before that is a Violation."""
-        while len(self.tokens) < count:
-            if await anext(self.call, None) is None:
-                raise Violation(f"the stream ended before token {count}", seen=self.exchange.status)
+        while (missing := count - len(self.tokens)) > 0:
+            # All choices together have at least as many: only then is it worth a look.
+            while missing > 0:
+                message = await anext(self.call, None)
+                if message is None:
+                    raise Violation(f"the stream ended before token {count}", seen=self.exchange.status)
+                missing -= len(cast(pb.GenerateResponse, message).output.token_ids)
         return self
 
     async def end(self) -> Stream:

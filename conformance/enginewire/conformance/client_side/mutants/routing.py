@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import CONTEXT, ReferenceBackend, Request
+from enginewire.conformance.client_side.stage.turn import TWINS
 
 
 @client_mutant("events_are_dropped", kills="EVT-05")
@@ -65,10 +66,9 @@ class OpaqueTextsOfAnyLength(ReferenceBackend):
 
 @client_mutant("passes_on_any_key", kills="CLI-42")
 class PassesOnAnyKey(ReferenceBackend):
-    def metadata(self, context: CONTEXT) -> tuple[tuple[str, str], ...]:
-        given = context.invocation_metadata() or ()
-        keys = ((str(key), str(value)) for key, value in given if str(key).startswith("enginewire-"))
-        return (*super().metadata(context), *keys)
+    def metadata(self, generate: pb.GenerateRequest, context: CONTEXT) -> tuple[tuple[str, str], ...]:
+        given = {str(key): str(value) for key, value in context.invocation_metadata() or () if key in TWINS}
+        return tuple({**dict(super().metadata(generate, context)), **given}.items())
 
 
 @client_mutant("attempts_are_not_linked", kills="RTG-02")

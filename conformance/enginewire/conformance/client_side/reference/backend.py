@@ -17,6 +17,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed, violation
 from enginewire.conformance.client_side.reference.checks import Checks
 from enginewire.conformance.client_side.reference.text import ReferenceChoice, Vocabulary
+from enginewire.conformance.client_side.stage.turn import TWINS
 from enginewire.conformance.wire.exchange import DETAILS_KEY
 from enginewire.grpc_server import bare_server
 
@@ -179,14 +180,16 @@ class ReferenceBackend(Checks):
         if request.attempt > 1 and trace:
             generate.request.migration_link.CopyFrom(self.link(trace))
         call: EngineCall = self._engine.Generate(
-            generate, timeout=self.seconds_left(context), metadata=self.metadata(context)
+            generate, timeout=self.seconds_left(context), metadata=self.metadata(generate, context)
         )
         return call
 
-    def metadata(self, context: CONTEXT) -> tuple[tuple[str, str], ...]:
-        """What the engine gets of the caller's metadata."""
-        trace = self.trace(context)
-        return ((TRACEPARENT, trace),) if trace else ()
+    def metadata(self, generate: pb.GenerateRequest, context: CONTEXT) -> tuple[tuple[str, str], ...]:
+        """The caller's trace, and what fields say once more for those who read headers only."""
+        trace, routing = self.trace(context), generate.request.routing
+        told = {field.name: value for field, value in routing.ListFields()}
+        repeated = ((key, str(told[name])) for key, name in TWINS.items() if name in told)
+        return (*(((TRACEPARENT, trace),) if trace else ()), *repeated)
 
     def trace(self, context: CONTEXT) -> str:
         """The caller's traceparent, "" without."""

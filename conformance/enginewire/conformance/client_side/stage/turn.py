@@ -21,6 +21,13 @@ from enginewire.conformance.wire.exchange import Arrived, Exchange
 LIFE: Final = "life-%d"
 """Each attempt of a request meets another life of the engine."""
 
+TWINS: Final[Mapping[str, str]] = {
+    "enginewire-dp-rank": "dp_rank",
+    "enginewire-priority": "priority",
+    "enginewire-routing-key": "routing_key",
+}
+"""The keys of metadata that repeat a field of `routing`."""
+
 M = TypeVar("M", bound=Message)
 
 

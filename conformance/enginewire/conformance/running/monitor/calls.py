@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final, TypeVar
-
-from google.protobuf.message import Message
+from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.monitor.facts import Seen, loads_of
+from enginewire.conformance.running.monitor.facts import Seen, loads_of, messages_of
 from enginewire.conformance.running.monitor.invariant import of_calls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -18,7 +16,6 @@ from enginewire.conformance.wire.violation import expect, expect_equal
 CLIENT_LIMIT: Final = 4 * 1024 * 1024
 MOST_METADATA: Final = 8 * 1024
 ENTRY_OVERHEAD: Final = 32
-M = TypeVar("M", bound=Message)
 
 ENDS: Final = (pb.DRAIN_STATE_DRAINED, pb.DRAIN_STATE_TIMED_OUT)
 
@@ -44,7 +41,7 @@ def metadata_is_small(seen: Seen) -> None:
 @of_calls("INF-03")
 def facts_stay_the_same(seen: Seen) -> None:
     """As they were at the start of the run."""
-    for info in _messages(seen, pb.GetEngineInfoResponse):
+    for info in messages_of(seen.exchange, pb.GetEngineInfoResponse):
         if seen.info.ByteSize():
             expect_equal(info, seen.info, "GetEngineInfo answers differ")
 
@@ -61,7 +58,7 @@ def the_server_lives_on(seen: Seen) -> None:
 def aborts_have_an_outcome_per_id(seen: Seen) -> None:
     """In the order of the ids; one that is named twice may have one or two."""
     request = seen.exchange.request
-    for response in _messages(seen, pb.AbortResponse):
+    for response in messages_of(seen.exchange, pb.AbortResponse):
         told = [result.request_id for result in response.results]
         if isinstance(request, pb.AbortRequest) and not request.all:
             named = list(request.request_ids)
@@ -74,7 +71,7 @@ def aborts_have_an_outcome_per_id(seen: Seen) -> None:
 @of_calls("DRN-05")
 def drains_have_an_end(seen: Seen) -> None:
     """A final state as the last message of a Drain that ended with OK, and as no other."""
-    states = [response.state for response in _messages(seen, pb.DrainResponse)]
+    states = [response.state for response in messages_of(seen.exchange, pb.DrainResponse)]
     for earlier, later in pairwise(states):
         expect(earlier not in ENDS, "a Drain goes on after its final state")
         names = f"{pb.DrainState.Name(earlier)} to {pb.DrainState.Name(later)}"
@@ -87,7 +84,7 @@ def drains_have_an_end(seen: Seen) -> None:
 def each_input_has_a_vector(seen: Seen) -> None:
     """In as many embeddings."""
     request = seen.exchange.request
-    for response in _messages(seen, pb.EmbedResponse):
+    for response in messages_of(seen.exchange, pb.EmbedResponse):
         if isinstance(request, pb.EmbedRequest):
             inputs, vectors = len(request.request.token_ids), len(response.output.embeddings)
             expect_equal(vectors, inputs, "Embed has not one vector per input")
@@ -97,7 +94,7 @@ def each_input_has_a_vector(seen: Seen) -> None:
 def vectors_are_numbers(seen: Seen) -> None:
     """Of as many dimensions as the others, or as were asked for."""
     request = seen.exchange.request
-    for response in _messages(seen, pb.EmbedResponse):
+    for response in messages_of(seen.exchange, pb.EmbedResponse):
         sizes = {len(vector.values) for vector in response.output.embeddings}
         expect(len(sizes) <= 1, "vectors of one request have different dimensions", seen=sorted(sizes))
         if isinstance(request, pb.EmbedRequest) and request.request.dimensions and sizes:
@@ -111,7 +108,7 @@ def vectors_are_numbers(seen: Seen) -> None:
 def inputs_are_counted(seen: Seen) -> None:
     """All their tokens."""
     request = seen.exchange.request
-    for response in _messages(seen, pb.EmbedResponse):
+    for response in messages_of(seen.exchange, pb.EmbedResponse):
         if isinstance(request, pb.EmbedRequest):
             tokens = sum(len(entry.token_ids) for entry in request.request.token_ids)
             expect_equal(response.output.prompt_tokens, tokens, "prompt_tokens is not that of all inputs")
@@ -121,7 +118,7 @@ def inputs_are_counted(seen: Seen) -> None:
 def embeddings_name_their_request(seen: Seen) -> None:
     """Byte for byte."""
     request = seen.exchange.request
-    for response in _messages(seen, pb.EmbedResponse):
+    for response in messages_of(seen.exchange, pb.EmbedResponse):
         if isinstance(request, pb.EmbedRequest):
             expect_equal(response.request_id, request.request_id, "EmbedResponse carries another request_id")
 
@@ -129,14 +126,10 @@ def embeddings_name_their_request(seen: Seen) -> None:
 def _lives(seen: Seen) -> Iterator[str]:
     """What is named; a message that names none says nothing."""
     named = [load.engine_lifetime_id for load in loads_of(seen.exchange)]
-    named += [answer.engine_lifetime_id for answer in _messages(seen, pb.GenerateResponse)]
-    for frame in _messages(seen, pb.GenerateMultiplexedResponse):
+    named += [answer.engine_lifetime_id for answer in messages_of(seen.exchange, pb.GenerateResponse)]
+    for frame in messages_of(seen.exchange, pb.GenerateMultiplexedResponse):
         named += [event.accepted.engine_lifetime_id for event in frame.events]
     return filter(None, named)
-
-
-def _messages(seen: Seen, kind: type[M]) -> list[M]:
-    return [message for message in seen.exchange.messages if isinstance(message, kind)]
 
 
 def _metadata_bytes(entries: Metadata) -> int:

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.methods import GENERATE
 from enginewire.conformance.wire.stream import Choice, choices_of
 
+M = TypeVar("M", bound=Message)
 Part = pb.LLMEngineOutput | pb.EngineEvent
 
 CUT: Final = frozenset({pb.FINISH_REASON_CANCELLED, pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CONTENT_FILTER})
@@ -90,6 +92,11 @@ class Answer:
     def outputs(self) -> list[pb.LLMEngineOutput]:
         """All outputs, in order."""
         return [part for part in self.parts if isinstance(part, pb.LLMEngineOutput)]
+
+    @cached_property
+    def scored(self) -> list[pb.LLMEngineOutput]:
+        """Outputs with log-probabilities of their tokens."""
+        return [output for output in self.outputs if output.HasField("logprobs")]
 
     @cached_property
     def choices(self) -> dict[int, Choice]:
@@ -190,8 +197,13 @@ def failure_of(exchange: Exchange, *, is_known: bool) -> Failure | None:
     return Failure(exchange, exchange.code, exchange.text, exchange.status_details, is_known=is_known)
 
 
+def messages_of(exchange: Exchange, kind: type[M]) -> list[M]:
+    """All messages of an RPC that answers with this kind; of any other one none."""
+    messages = exchange.messages
+    return cast(list[M], messages) if messages and isinstance(messages[0], kind) else []
+
+
 def loads_of(exchange: Exchange) -> Iterator[pb.Load]:
     """Every load that an RPC told."""
-    for message in exchange.messages:
-        if isinstance(message, pb.GetLoadResponse | pb.WatchLoadResponse):
-            yield message.load
+    yield from (answer.load for answer in messages_of(exchange, pb.GetLoadResponse))
+    yield from (answer.load for answer in messages_of(exchange, pb.WatchLoadResponse))

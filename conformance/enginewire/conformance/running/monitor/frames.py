@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.monitor.facts import Answer, Seen
+from enginewire.conformance.running.monitor.facts import Answer, Seen, messages_of
 from enginewire.conformance.running.monitor.handles import handles_of, is_multiplexed
 from enginewire.conformance.running.monitor.invariant import of_answers, of_calls
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -25,8 +25,7 @@ def frames_can_be_read(seen: Seen) -> None:
 @of_calls("MUX-10")
 def steps_do_not_go_back(seen: Seen) -> None:
     """From frame to frame."""
-    frames = seen.exchange.messages
-    steps = [frame.step for frame in frames if isinstance(frame, pb.GenerateMultiplexedResponse)]
+    steps = [frame.step for frame in messages_of(seen.exchange, pb.GenerateMultiplexedResponse)]
     for earlier, later in pairwise(steps):
         expect(later >= earlier, "the step of a frame went back", expected=f"at least {earlier}", seen=later)
 

@@ -41,8 +41,8 @@ def nobody_gets_rows_unasked(answer: Answer) -> None:
     options = answer.body.output_options
     if options.HasField("logprobs") or options.logprob_token_ids:
         return
+    expect(not answer.scored, "log-probabilities come that nobody asked for")
     for output in answer.outputs:
-        expect(not output.HasField("logprobs"), "log-probabilities come that nobody asked for")
         expect(not output.HasField("cum_log_probs"), "cum_log_probs comes, and nobody asked for it")
 
 
@@ -67,10 +67,9 @@ def _are_logarithms(values: Sequence[float]) -> None:
 def alternatives_are_a_ranking(answer: Answer) -> None:
     """As many as the table says and none beyond what was asked for, each once, best first."""
     options = answer.body.output_options
-    for output in answer.outputs:
-        if output.HasField("logprobs"):
-            _has_columns(output.logprobs, len(output.token_ids), options.logprobs)
-            _has_selected(output.logprobs, len(output.token_ids), len(options.logprob_token_ids))
+    for output in answer.scored:
+        _has_columns(output.logprobs, len(output.token_ids), options.logprobs)
+        _has_selected(output.logprobs, len(output.token_ids), len(options.logprob_token_ids))
         for _, _, ids, values in _rows(output):
             expect_equal(len(set(ids)), len(ids), "an alternative is listed twice in a row")
             falling = all(first >= second - SAME for first, second in pairwise(values))
@@ -94,7 +93,7 @@ def _has_selected(table: pb.Logprobs, rows: int, asked: int) -> None:
 def values_are_those_of_the_tokens(answer: Answer) -> None:
     """The same as among the alternatives and among the selected ids."""
     selected = list(answer.body.output_options.logprob_token_ids)
-    for output in answer.outputs:
+    for output in answer.scored:
         for number, (token, value, ids, values) in enumerate(_rows(output)):
             columns = output.logprobs.selected_logprobs[number * len(selected) : (number + 1) * len(selected)]
             for where, theirs in ((ids, values), (selected, columns)):
@@ -108,7 +107,7 @@ def values_are_those_of_the_tokens(answer: Answer) -> None:
 @of_answers("LOG-02", needs=ROWS)
 def ranks_are_those_of_the_values(answer: Answer) -> None:
     """A rank is 1 or more, and no better than what the alternatives show."""
-    for output in answer.outputs:
+    for output in answer.scored:
         for rank, (_, value, _, values) in zip(output.logprobs.token_ranks, _rows(output), strict=False):
             better = sum(other > value + SAME for other in values)
             expect(rank > better, "a token's rank is better than its value", expected=better + 1, seen=rank)
@@ -119,7 +118,7 @@ def greedy_tokens_are_the_first(answer: Answer) -> None:
     """Or as probable as the first, where nothing but the model decides."""
     if not _is_plainly_greedy(answer):
         return
-    for output in answer.outputs:
+    for output in answer.scored:
         for token, value, ids, values in _rows(output):
             best = not ids or value >= values[0] - SAME * max(1.0, abs(values[0]))
             expect(best, "a greedy token is no first alternative", expected=ids[:1], seen=token)
@@ -128,7 +127,7 @@ def greedy_tokens_are_the_first(answer: Answer) -> None:
 @of_answers("LOG-06", needs=ROWS)
 def probabilities_are_shares(answer: Answer) -> None:
     """Of each row."""
-    for output in answer.outputs:
+    for output in answer.scored:
         for _, _, _, values in _rows(output):
             total = sum(map(math.exp, values))
             message = "the probabilities of a row add up to more than 1"
@@ -183,9 +182,8 @@ def _sums_run(answer: Answer) -> None:
 
 
 def _tables(answer: Answer) -> Iterator[pb.Logprobs]:
+    yield from (output.logprobs for output in answer.scored)
     for output in answer.outputs:
-        if output.HasField("logprobs"):
-            yield output.logprobs
         if output.HasField("prompt_logprobs"):
             yield output.prompt_logprobs.logprobs
 
@@ -193,7 +191,7 @@ def _tables(answer: Answer) -> Iterator[pb.Logprobs]:
 def _rows(output: pb.LLMEngineOutput) -> Iterator[tuple[int, float, list[int], list[float]]]:
     """Token, value, alternatives and their values; LOG-01 and LOG-04 say that there are as many."""
     table = output.logprobs
-    if not output.HasField("logprobs") or len(table.token_logprobs) != len(output.token_ids):
+    if len(table.token_logprobs) != len(output.token_ids):
         return
     ids, values, top = list(table.top_token_ids), list(table.top_logprobs), table.top_n
     for number, (token, value) in enumerate(zip(output.token_ids, table.token_logprobs, strict=True)):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.monitor.facts import Seen
+from enginewire.conformance.running.monitor.facts import Seen, messages_of
 from enginewire.conformance.running.monitor.invariant import of_calls
 from enginewire.conformance.wire.violation import expect, expect_equal
 
@@ -94,11 +94,10 @@ def stored_blocks_have_their_tokens(seen: Seen) -> None:
 
 
 def _pieces(seen: Seen) -> list[pb.GetTokenizerResponse]:
-    return [message for message in seen.exchange.messages if isinstance(message, pb.GetTokenizerResponse)]
+    return messages_of(seen.exchange, pb.GetTokenizerResponse)
 
 
 def _events(seen: Seen) -> list[pb.KvEvent]:
     """All events of a subscription, in order."""
-    messages = seen.exchange.messages
-    answers = [message for message in messages if isinstance(message, pb.SubscribeKvEventsResponse)]
+    answers = messages_of(seen.exchange, pb.SubscribeKvEventsResponse)
     return [event for answer in answers for event in answer.events]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from enginewire import v1 as pb
+from enginewire.conformance.oracle import findings
+from enginewire.conformance.oracle.beside import mixed
+from enginewire.conformance.oracle.findings import Finding
+from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.run_options import RunOptions
+from enginewire.conformance.session.session import Session
+from enginewire.conformance.wire.connection import Connection
+
+
+class Large(Reference):
+    """Whose slots one group of mixes does not fill."""
+
+    settings = replace(Settings(), max_num_seqs=32, total_blocks=32 * 256)
+
+
+class WrongWhenFull(Large):
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        is_full = sum(len(other.choices) for other in self.running) > 24
+        usage.total_tokens += is_full
+        return usage
+
+
+async def findings_of(server: Reference, cases: int) -> tuple[list[Finding], str]:
+    running = await InProcess(server).start()
+    session = Session(connection=Connection(target=running.target), options=RunOptions(cases=cases))
+    await session.open()
+    try:
+        return await mixed(Context(session, "mixed")), session.drawn
+    finally:
+        await session.close()
+        await running.stop()
+
+
+async def test_fewer_mixes_than_were_asked_for_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await findings_of(Reference(), 8) == ([], "")
+    monkeypatch.setattr(findings, "EFFORTS", -1)
+    assert await findings_of(Reference(), 8) == ([], "mixes: 0 of 8, for want of time or room")
+
+
+async def test_what_is_wrong_in_a_full_engine_alone_is_found() -> None:
+    assert await findings_of(Large(), 16) == ([], "")
+    found, _ = await findings_of(WrongWhenFull(), 16)
+    assert {finding.id for finding in found} == {"INF-09"}
+    assert "total_tokens" in str(found[0].violation)
+    assert "only beside 15 others" in str(found[0].violation)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.session.session import MOST_SLOWER, Session
+from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.violation import Violation
+
+
+@pytest.fixture
+async def slowed_down() -> AsyncIterator[Session]:
+    """Of a target that was as fast as any when it was measured, and is not any more."""
+    engine = Reference()
+    server = await InProcess(engine).start()
+    session = Session(connection=Connection(target=server.target))
+    await session.open()
+    engine.settings = replace(engine.settings, step_seconds=0.1, first_token_seconds=0.5)
+    yield session
+    await session.close()
+    await server.stop()
+
+
+async def test_bounds_get_wider_once_however_often_a_slow_target_is_looked_at(slowed_down: Session) -> None:
+    assert await slowed_down.is_slower()
+    assert await slowed_down.is_slower()
+    assert 1.0 < slowed_down.bounds.scale <= MOST_SLOWER
+
+
+async def test_what_a_slow_target_did_not_show_is_observed_anew(slowed_down: Session) -> None:
+    tries = []
+
+    async def observe() -> int:
+        tries.append("again")
+        if len(tries) == 1:
+            raise Violation("too late")
+        return len(tries)
+
+    for _ in range(2):
+        with pytest.raises(Violation):
+            await slowed_down.once("it", observe)
+    assert await slowed_down.is_slower()
+    assert [await slowed_down.once("it", observe) for _ in range(2)] == [2, 2]
