@@ -1,6 +1,6 @@
 """The API of Anthropic, in the shapes that its SDK reads.
 
-The SDK itself is tried by hand (docs/http.md): it is no dependency of the tests.
+What the SDK makes of them is in test_messages_sdk.py.
 """
 
 from __future__ import annotations

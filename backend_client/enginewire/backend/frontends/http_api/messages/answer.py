@@ -86,9 +86,8 @@ class MessageAnswer(TypedAnswer[Fields]):
         return [{"type": "message_start", "message": self._message([], usage)}]
 
     def _news(self) -> Iterator[Fields]:
-        last = self._blocks[-1].call if self._blocks else None
         delta, _ = self._choice.take_delta()
-        for piece in delta.in_order(None if last is None else last.index):
+        for piece in delta.in_order():
             match piece:
                 case Thinking(text):
                     yield from self._grow("thinking", text)

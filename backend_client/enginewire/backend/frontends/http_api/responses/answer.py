@@ -80,8 +80,7 @@ class ResponseAnswer(TypedAnswer[Event]):
         delta, columns = self._choice.take_delta()
         if columns is not None:
             self._logprobs += cast(list[object], columns["content"])
-        last = self._last
-        for piece in delta.in_order(last.index if isinstance(last, CallItem) else None):
+        for piece in delta.in_order():
             match piece:
                 case Thinking(text):
                     yield from self._grow(THINKING, text, [])
