@@ -40,7 +40,7 @@ def page_routes(served: ServedBackend) -> list[Route | Mount]:
     files, page = Files(), Page(served)
     return [
         Route("/", files.index),
-        Route("/page/{name}", files.file),
+        Route("/page/{name:path}", files.file),
         Mount(
             "/enginewire",
             routes=[
