@@ -47,7 +47,7 @@ def test_events_that_come_late_do_not_make_the_engine_fast(serve: Serve, open_pa
     page = open_page(serve())
     shown = page.evaluate(
         """async () => {
-          const { LoadCharts } = await import("/page/load_charts.js");
+          const { LoadCharts } = await import("/page/load/charts.js");
           const charts = new LoadCharts();
           const none = { sum: 0, count: 0 };
           for (const [at, tokens] of [[50, 0], [50.2, 200], [50.4, 400], [7, 0]]) {
@@ -63,7 +63,7 @@ def test_a_chart_keeps_a_minute_and_shows_when_nobody_looked(serve: Serve, open_
     page = open_page(serve())
     kept, lines = page.evaluate(
         """async () => {
-          const { Chart } = await import("/page/chart.js");
+          const { Chart } = await import("/page/load/chart.js");
           const chart = new Chart(document.querySelector("#charts"), "x", { least: 1, label: String });
           await new Promise((done) => new ResizeObserver(done).observe(chart.svg));
           for (const at of [10, 10.2, 40, 40.2, 72, 72.2]) chart.add(at, [at], [""]);

@@ -7,14 +7,14 @@ import pytest
 from tests.browser.conftest import OpenPage, Serve
 
 RENDER = """async (text) => {
-  const { blocksOf, elementOf } = await import("/page/markdown.js");
+  const { blocksOf, elementOf } = await import("/page/conversation/markdown.js");
   const root = document.createElement("div");
   root.append(...blocksOf(text).map(elementOf));
   return root.innerHTML.replaceAll(' tabindex="0"', "");
 }"""
 # An answer that comes character by character, and is shown after each.
 GROW = """async (text) => {
-  const { Answer } = await import("/page/answer.js");
+  const { Answer } = await import("/page/conversation/answer.js");
   const pane = document.createElement("div");
   const answer = new Answer({ isMarkdown: true, pane, onSelect: () => {}, onRegenerate: () => {} });
   for (const character of text) {
@@ -26,7 +26,7 @@ GROW = """async (text) => {
   return answer.selected.root.innerHTML.replaceAll(' tabindex="0"', "");
 }"""
 TIME = """async (text) => {
-  const { blocksOf, elementOf } = await import("/page/markdown.js");
+  const { blocksOf, elementOf } = await import("/page/conversation/markdown.js");
   const began = performance.now();
   blocksOf(text).map(elementOf);
   return performance.now() - began;

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from enginewire import cli
+from tests.docs import ways_to_type
+from tests.docs.shown_commands import Command, commands
 from tests.docs.test_links import PAGES
 from tests.repository import ROOT
 
@@ -22,16 +24,14 @@ SHORT["enginewire-conformance"] = ["conformance"]
 SUBCOMMANDS = {"backend": ("generate", "jsonl", "serve"), "conformance": ("client", "self-test")}
 PASSED_ON = {"serve": "engine"}
 """A program that gives the options it does not know to another one."""
-CODE = re.compile(r"^(?:```|~~~)(\w*)\n(.*?)^(?:```|~~~)$|(?<!`)`([^`\n]+)`(?!`)", re.MULTILINE | re.DOTALL)
 
 
-def commands(page: str) -> Iterator[list[str]]:
-    """The words of each command of ours on a page, in blocks for a shell and in sentences."""
-    for language, block, quoted in CODE.findall(page):
-        lines = [quoted] if quoted else re.sub(r"\\\n", " ", block).splitlines()
-        for line in lines if quoted or language in ("console", "sh") else ():
+def words_of(page: str) -> Iterator[list[str]]:
+    """The words of each command of ours on a page, in blocks for a terminal and in sentences."""
+    for command in commands(page):
+        if not command.program:
             with contextlib.suppress(ValueError):  # half a quotation is no command
-                yield from ours(shlex.split(line.removeprefix("$ "), comments=True))
+                yield from ours(shlex.split(re.sub(r"\\\n", " ", command.text), comments=True))
 
 
 def ours(words: list[str]) -> Iterator[list[str]]:
@@ -66,7 +66,7 @@ def options_of(program: tuple[str, ...]) -> frozenset[str]:
     return found | options_of((other,)) if other else found
 
 
-SHOWN = [(page, words) for page in PAGES for words in commands(page.read_text())]
+SHOWN = [(page, words) for page in PAGES for words in words_of(page.read_text())]
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,30 @@ def test_the_commands_exist(page: Path) -> None:
 
 def test_the_pages_show_commands_of_every_program() -> None:
     assert {program_of(words)[0] for _, words in SHOWN} >= cli.COMMANDS.keys()
+
+
+def test_every_command_is_typed_in_ci_or_it_is_said_why_not() -> None:
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+    with_commands = {
+        name
+        for name, text in texts.items()
+        if any(not command.is_quoted for command in commands(text)) and "node_modules" not in name
+    }
+    assert with_commands == ways_to_type.PAGES.keys()
+    assert ways_to_type.missing_ways({name: texts[name] for name in with_commands}) == []
+
+
+def test_a_new_command_and_one_that_is_gone_are_told() -> None:
+    page = "docs/metrics.md"
+    text = (ROOT / page).read_text()
+    assert ways_to_type.missing_ways({page: text.replace("curl -s", "curl")}) == [
+        f"{page}: no way to type 'curl http://127.0.0.1:9090/metrics'",
+        f"{page} does not have 'curl -s http://127.0.0.1:9090/metrics'",
+    ]
+
+
+def test_output_that_a_page_leaves_out_may_be_anything() -> None:
+    command = Command("x", "...\nlevel: 1, …\nend\n")
+    assert command.is_shown_by("first\nlevel: 1, and more\nend\n")
+    assert not command.is_shown_by("first\nlevel: 2, and more\nend\n")
+    assert not command.is_shown_by("first\nlevel: 1, and more\n")

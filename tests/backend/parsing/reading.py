@@ -44,8 +44,8 @@ def add(result: Read, reader: AnswerReader) -> None:
     delta = reader.take()
     result.thinking += delta.thinking
     result.text += delta.text
-    for place, call in delta.calls.items():
-        assert bool(call.id) == bool(call.name) == (place == len(result.calls))
+    for call in delta.calls:
+        assert bool(call.id) == bool(call.name) == (call.index == len(result.calls))
         name, arguments = (call.name, "") if call.id else result.calls.pop()
         result.calls.append((name, arguments + call.arguments))
 

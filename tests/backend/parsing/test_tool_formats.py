@@ -139,7 +139,7 @@ def test_text_and_arguments_do_not_wait_for_their_end(name: str) -> None:
     }.get(name, '{"name": "f", "parameters": {"s": "abc", "a')
     one = reader(name)
     one.feed(text)
-    [call] = one.take().calls.values()
+    [call] = one.take().calls
     assert call.name == "f"
     assert call.arguments.startswith('{"s": "abc"')
     one = reader(name)

@@ -29,7 +29,7 @@ async def test_the_demo_model_follows_a_schema_with_characters_of_several_tokens
         request = pb.PreprocessedRequest(
             token_ids=tokenizer.encode("Hello").ids,
             sampling_options=sampling,
-            stop_conditions=pb.StopConditions(max_tokens=200),
+            stop_conditions=pb.StopConditions(max_tokens=40),
         )
         outputs = [output async for output in engine.generate(request, GenerateContext("r"))]
         answer = json.loads(tokenizer.decode([token for output in outputs for token in output.token_ids]))

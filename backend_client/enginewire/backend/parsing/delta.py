@@ -6,13 +6,15 @@ Knows nothing about JSON.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 
 from enginewire.backend.parsing.pieces import CallArguments, CallBegin, Piece, PieceParser, Text, Thinking
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CallDelta:
     """What is new in one call. `id` and `name` are "" unless it is the first of it."""
 
@@ -22,26 +24,53 @@ class CallDelta:
     arguments: str = ""
 
 
+News = Thinking | Text | CallDelta
+
+
 @dataclass(slots=True)
 class Delta:
-    """What is new in an answer; `calls` by their place in it."""
+    """What is new in an answer, piece by piece as it was said."""
 
-    thinking: str = ""
-    text: str = ""
-    calls: dict[int, CallDelta] = field(default_factory=dict)
+    pieces: list[News] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.thinking or self.text or self.calls)
+        return bool(self.pieces)
 
-    def in_order(self, open_call: int | None) -> Iterator[Thinking | Text | CallDelta]:
-        """What is new, as it was said: `open_call` is the place of the call that goes on, if one does."""
-        if open_call in self.calls:
-            yield self.calls[open_call]
-        if self.thinking:
-            yield Thinking(self.thinking)
-        if self.text:
-            yield Text(self.text)
-        yield from (call for index, call in self.calls.items() if index != open_call)
+    @property
+    def thinking(self) -> str:
+        """All of it."""
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Thinking))
+
+    @property
+    def text(self) -> str:
+        """All of it, what stands between calls too."""
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Text))
+
+    @property
+    def calls(self) -> Sequence[CallDelta]:
+        """What is new in each call."""
+        calls = [piece for piece in self.pieces if isinstance(piece, CallDelta)]
+        return [joined_calls(group) for _, group in groupby(calls, attrgetter("index"))]
+
+    def in_order(self) -> Iterator[News]:
+        """What is new, what belongs together in one piece."""
+        for kind, group in groupby(self.pieces, _kind):
+            if kind is Thinking:
+                yield Thinking("".join(piece.text for piece in group if isinstance(piece, Thinking)))
+            elif kind is Text:
+                yield Text("".join(piece.text for piece in group if isinstance(piece, Text)))
+            else:
+                yield joined_calls(piece for piece in group if isinstance(piece, CallDelta))
+
+
+def _kind(piece: News) -> object:
+    return piece.index if isinstance(piece, CallDelta) else type(piece)
+
+
+def joined_calls(pieces: Iterable[CallDelta]) -> CallDelta:
+    """Pieces of the same call."""
+    first, *more = pieces
+    return replace(first, arguments="".join(piece.arguments for piece in (first, *more)))
 
 
 class AnswerReader:
@@ -102,21 +131,21 @@ class AnswerReader:
         for piece in pieces:
             match piece:
                 case Thinking(text):
-                    self._delta.thinking += text if self._shows_thinking else ""
+                    self._tell(piece if text and self._shows_thinking else None)
                 case Text(text):
-                    self._delta.text += text
+                    self._tell(piece if text else None)
                 case CallBegin(name):
                     self._num_calls += 1
-                    self._change_call(CallDelta(self._num_calls - 1, self._new_id(), name))
+                    self._tell(CallDelta(self._num_calls - 1, self._new_id(), name))
                 case CallArguments(text):
-                    self._change_call(CallDelta(self._num_calls - 1, arguments=text))
+                    self._tell(CallDelta(self._num_calls - 1, arguments=text) if text else None)
 
-    def _change_call(self, change: CallDelta) -> None:
-        if self._max_calls is not None and change.index >= self._max_calls:
-            return
-        call = self._delta.calls.setdefault(change.index, change)
-        if call is not change:
-            call.arguments += change.arguments
+    def _tell(self, piece: News | None) -> None:
+        is_left_out = (
+            isinstance(piece, CallDelta) and self._max_calls is not None and piece.index >= self._max_calls
+        )
+        if piece is not None and not is_left_out:
+            self._delta.pieces.append(piece)
 
 
 def call_id() -> str:

@@ -87,8 +87,8 @@ class Library(Protocol):
         ...
 
 
-MAX_WHITESPACE = 20
-"""Characters in a row between JSON tokens: without a bound weak models never leave them."""
+MAX_WHITESPACE = 1
+"""Characters in a row between JSON tokens: whatever is allowed, weak models fill."""
 NO_ANY_WHITESPACE = " ?"
 """What `disable_any_whitespace` of vLLM leaves: a blank at most."""
 KINDS = {

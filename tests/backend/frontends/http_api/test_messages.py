@@ -1,6 +1,6 @@
 """The API of Anthropic, in the shapes that its SDK reads.
 
-The SDK itself is tried by hand (docs/http.md): it is no dependency of the tests.
+What the SDK makes of them is in test_messages_sdk.py.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TIME = {"type": "custom", "name": "get_time", "input_schema": {"type": "object"}
 
 
 @asynccontextmanager
-async def client_of(backend: TextBackend) -> AsyncIterator[httpx2.AsyncClient]:
+async def client_of(backend: TextBackend, **given: object) -> AsyncIterator[httpx2.AsyncClient]:
     async with (
-        serving_http(backend) as face,
+        serving_http(backend, **given) as face,
         httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
     ):
         yield client
@@ -245,3 +245,32 @@ async def test_an_unknown_model_and_a_failure_in_mid_stream_have_their_types(
         events = await events_of(client, saying("abcdef"))
     assert events[-1]["type"] == "error"
     assert events[-1]["error"]["type"] == "api_error"
+
+
+FOREIGN = {"headers": {"origin": "http://a.example"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more", "status", "kind"),
+    [
+        ("POST", "/v1/messages", {"headers": {"host": "example.org"}}, 403, "permission_error"),
+        ("POST", "/v1/messages?beta=true", FOREIGN, 403, "permission_error"),
+        ("GET", "/v1/messages", {}, 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", {"json": {}}, 404, "not_found_error"),
+        ("POST", "/v1/messages", {"content": b"{}"}, 415, "invalid_request_error"),
+        ("POST", "/v1/messages?beta=true", {"json": "x" * 70_000}, 413, "request_too_large"),
+        ("POST", "/llm/v1/messages", {"json": "x" * 70_000}, 413, "request_too_large"),
+        ("POST", f"/v1/messages?{'x' * 40_000}", {"json": {}}, 414, "invalid_request_error"),
+    ],
+)
+async def test_what_is_refused_before_a_route_has_read_it_has_that_shape_too(
+    text_backend: TextBackend, method: str, path: str, more: dict[str, object], status: int, kind: str
+) -> None:
+    async with client_of(text_backend, root_path="/llm", max_message_bytes=65_536) as client:
+        answer = await client.request(method, path, **more)
+        other = await client.request(method, path.replace("messages", "responses"), **more)
+    assert answer.status_code == other.status_code == status
+    told = answer.json()
+    assert (told["type"], told["error"]["type"]) == ("error", kind)
+    assert sorted(told["error"]) == ["message", "type"]
+    assert sorted(other.json()["error"]) == ["code", "message", "param", "type"]

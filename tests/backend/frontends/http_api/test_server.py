@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from posixpath import dirname, normpath
 
 import httpx2
 import pytest
@@ -178,8 +179,9 @@ async def scripts(client: httpx2.AsyncClient, page: httpx2.Response, linked: lis
     while missing := [each for each, text in found.items() if not text]:
         for each in missing:
             found[each] = (await client.get(page.url.join(each))).text
-            found |= {f"page/{name}": "" for name in re.findall(r'from "\./([^"]+)"', found[each])} | found
-    assert len(found) > 5
+            imported = re.findall(r'from "(\.[^"]+)"', found[each])
+            found |= {normpath(f"{dirname(each)}/{name}"): "" for name in imported} | found
+    assert len(found) > 10
     return list(found.values())
 
 

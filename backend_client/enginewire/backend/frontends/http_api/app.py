@@ -21,8 +21,8 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import InvalidBody
+from enginewire.backend.frontends.http_api.calls.incoming import CallerLeft
 from enginewire.backend.frontends.http_api.embeddings.route import EmbeddingsRoute
-from enginewire.backend.frontends.http_api.incoming import CallerLeft
 from enginewire.backend.frontends.http_api.json_response import as_json, refused
 from enginewire.backend.frontends.http_api.messages.route import CountTokensRoute, MessagesRoute
 from enginewire.backend.frontends.http_api.metrics import BackendMetrics

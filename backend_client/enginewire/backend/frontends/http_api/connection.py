@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from enginewire.backend.frontends.http_api.refusal import Refusal, draining, invalid, overloaded
+from enginewire.backend.frontends.http_api.refusal import Refusal, draining, error_body, invalid, overloaded
 from enginewire.tls.listener import REFUSAL, ListenerTls
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class BoundedConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = server_state.limits
+        # uvicorn has none before the first request.
+        self.url = b""
         self._refusal: Refusal | None = None
         self._is_refused = False
         # When what the caller has begun must be complete; None while it owes nothing.
@@ -171,8 +173,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """See httptools."""
-        self._take_head(len(url), Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, "the path is too long"))
         super().on_url(url)
+        self._take_head(len(url), Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, "the path is too long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """See httptools; fields behind a body come here too."""
@@ -270,7 +272,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
-        self.transport.write(whole_response(refusal))
+        self.transport.write(whole_response(refusal, self.url.decode("latin-1")))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:  # TLS says in its own way that nothing more will come
@@ -286,16 +288,17 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
 
-def whole_response(refusal: Refusal) -> bytes:
-    """Status line, headers and body."""
+def whole_response(refusal: Refusal, path: str) -> bytes:
+    """Status line, headers and body, for whoever asked for `path`."""
+    body = error_body(refusal, path)
     headers = {
         "content-type": "application/json",
-        "content-length": str(len(refusal.body)),
+        "content-length": str(len(body)),
         "connection": "close",
         **refusal.headers,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return b"%b%b\r\n%b" % (STATUS_LINE[refusal.status], lines.encode(), refusal.body)
+    return b"%b%b\r\n%b" % (STATUS_LINE[refusal.status], lines.encode(), body)
 
 
 def too_large_head() -> Refusal:

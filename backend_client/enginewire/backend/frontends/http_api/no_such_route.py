@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from enginewire.backend.frontends.http_api.json_response import as_json
-from enginewire.backend.frontends.http_api.refusal import Refusal
+from enginewire.backend.frontends.http_api.refusal import Refusal, error_fields
 
 
 async def no_such_route(request: Request, error: Exception) -> Response:
@@ -22,10 +22,11 @@ async def no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
         refusal = Refusal(error.status_code, "no such route; see routes", code="route_not_found")
-        return as_json({"error": refusal.error, "routes": sorted(shown(request.app.routes))}, refusal.status)
+        routes = sorted(shown(request.app.routes))
+        return as_json({**error_fields(refusal, request.url.path), "routes": routes}, refusal.status)
     allowed = (error.headers or {}).get("Allow", "")
     refusal = Refusal(error.status_code, f"not with this method, only with {allowed}", code="wrong_method")
-    answer = as_json({"error": refusal.error}, refusal.status)
+    answer = as_json(error_fields(refusal, request.url.path), refusal.status)
     answer.headers.update(error.headers or {})
     return answer
 

@@ -1,6 +1,7 @@
 """Failures as HTTP: one table from the contract's reasons to status codes, and the error object.
 
-Sans-IO. The object is the one the OpenAI SDK takes apart: message, type, param, code.
+Sans-IO. The object is the one the OpenAI SDK takes apart: message, type, param, code. Below the
+routes of Anthropic's API it is theirs, whether the route was found or not.
 """
 
 from __future__ import annotations
@@ -57,6 +58,16 @@ OPENAI_CODES: Final[Mapping[pb.ErrorReason.ValueType, str]] = {
     pb.ERROR_REASON_CONTEXT_EXCEEDED: "context_length_exceeded",
     pb.ERROR_REASON_QUEUE_FULL: "rate_limit_exceeded",
 }
+MESSAGES: Final = "/v1/messages"
+# All that clients of Anthropic tell apart; what is left is a matter of the server or of the request.
+ERROR_TYPES: Final[Mapping[int, str]] = {
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ class Refusal:
     @property
     def body(self) -> bytes:
         """The error object in its place, as JSON."""
-        return orjson.dumps({"error": self.error})
+        return error_body(self)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -142,3 +153,17 @@ def overloaded(message: str) -> Refusal:
     return Refusal(
         HTTPStatus.SERVICE_UNAVAILABLE, message, code="overloaded", retry_after=DEFAULT_RETRY_AFTER_SECONDS
     )
+
+
+def error_body(refusal: Refusal, path: str = "") -> bytes:
+    """An error as JSON, for whoever asked for `path`."""
+    return orjson.dumps(error_fields(refusal, path))
+
+
+def error_fields(refusal: Refusal, path: str = "") -> Mapping[str, object]:
+    """The same as fields. `path` may be below one of a proxy, and is "" where it is not known."""
+    if f"{MESSAGES}/" not in f"{path.partition('?')[0]}/":
+        return {"error": refusal.error}
+    other = "api_error" if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    kind = ERROR_TYPES.get(refusal.status, other)
+    return {"type": "error", "error": {"type": kind, "message": refusal.error["message"]}}

@@ -12,10 +12,10 @@ from enginewire import v1 as pb
 from enginewire.backend.embedding import Embeddings
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import Body
+from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
+from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.embeddings.fields import AskedVectors, answer_of, read_asked
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
-from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
-from enginewire.backend.frontends.http_api.openai.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
 from enginewire.backend.prompting.prompts import InvalidPrompt
 

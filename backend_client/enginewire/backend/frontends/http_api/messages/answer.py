@@ -5,9 +5,8 @@ Sans-IO. Knows nothing about sending.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final
 
 import orjson
@@ -16,27 +15,19 @@ from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.openai.answer import Head
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed, PromptStreams
-from enginewire.backend.frontends.http_api.refusal import Refusal
+from enginewire.backend.frontends.http_api.openai.prompts.streams import PromptStreams
+from enginewire.backend.frontends.http_api.openai.typed_answer import TypedAnswer
+from enginewire.backend.frontends.http_api.refusal import MESSAGES, Refusal, error_fields
 from enginewire.backend.parsing.delta import CallDelta
 from enginewire.backend.parsing.pieces import Text, Thinking
 
-Fields = dict[str, object]
+Fields = Mapping[str, object]
 
 STOP_REASONS: Final = {
     "content_filter": "refusal",
     "length": "max_tokens",
     "stop": "end_turn",
     "tool_calls": "tool_use",
-}
-# All that clients tell apart; what is left is a matter of the server or of the request.
-ERROR_TYPES: Final[dict[int, str]] = {
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
-    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 
 
@@ -66,55 +57,37 @@ class Block:
         return {"type": f"{self.kind}_delta", self.kind: text}
 
 
-class MessageAnswer:
+class MessageAnswer(TypedAnswer[Fields]):
     """Outputs in, JSON out: `events` for a stream, `add` and `whole` for an answer in one piece."""
 
     def __init__(self, asked: GenerationRequest, head: Head, streams: PromptStreams) -> None:
-        self._streams = streams
         prompt = streams.prompt_texts.get(0, "")
-        self._choice = Choice(0, None, None if asked.format is None else asked.format.reader(prompt))
-        self._usage = pb.CompletionUsage()
+        super().__init__(Choice(0, None, None if asked.format is None else asked.format.reader(prompt)))
+        self._streams = streams
         self._blocks: list[Block] = []
-        self._is_begun = False
         self._head: Fields = {"id": head.id, "type": "message", "role": "assistant", "model": head.model}
-
-    def add(self, batch: Sequence[Placed]) -> list[Fields]:
-        """Take outputs; the events they make."""
-        events: list[Fields] = []
-        for _, output in batch:
-            self._choice.add(output)
-            events += self._news()
-            if output.completion_usage is not None:
-                self._usage = output.completion_usage
-        return events
-
-    def events(self, batch: Sequence[Placed]) -> bytes:
-        """Take outputs; the events they make."""
-        begin: list[Fields] = []
-        if not self._is_begun:
-            self._is_begun = True
-            usage: Fields = {"input_tokens": len(self._streams.prompt_ids.get(0, ())), "output_tokens": 0}
-            begin = [{"type": "message_start", "message": self._message([], usage)}]
-        return written([*begin, *self.add(batch)])
 
     def last_events(self) -> bytes:
         """What comes after the last output."""
         end: Fields = {"type": "message_delta", "delta": self._end(), "usage": usage_fields(self._usage)}
-        return written([*self._closed(), end, {"type": "message_stop"}])
+        return self._written([*self._closed(), end, {"type": "message_stop"}])
 
     def whole(self) -> bytes:
         """Everything that was added."""
         content = [block.fields() for block in self._blocks]
-        return orjson.dumps(self._message(content, usage_fields(self._usage)) | self._end())
+        return orjson.dumps({**self._message(content, usage_fields(self._usage)), **self._end()})
 
     def failed(self, refusal: Refusal) -> bytes:
         """The end of a stream that cannot go on."""
-        return b"event: error\ndata: %b\n\n" % error_body(refusal)
+        return self._written([error_fields(refusal, MESSAGES)])
+
+    def _first(self) -> Sequence[Fields]:
+        usage: Fields = {"input_tokens": len(self._streams.prompt_ids.get(0, ())), "output_tokens": 0}
+        return [{"type": "message_start", "message": self._message([], usage)}]
 
     def _news(self) -> Iterator[Fields]:
-        last = self._blocks[-1].call if self._blocks else None
         delta, _ = self._choice.take_delta()
-        for piece in delta.in_order(None if last is None else last.index):
+        for piece in delta.in_order():
             match piece:
                 case Thinking(text):
                     yield from self._grow("thinking", text)
@@ -136,6 +109,11 @@ class MessageAnswer:
     def _closed(self) -> Iterator[Fields]:
         if self._blocks:
             yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+
+    def _written(self, events: Iterable[Fields]) -> bytes:
+        return b"".join(
+            b"event: %b\ndata: %b\n\n" % (str(each["type"]).encode(), orjson.dumps(each)) for each in events
+        )
 
     def _message(self, content: Sequence[Fields], usage: Fields) -> Fields:
         return {**self._head, "content": content, "stop_reason": None, "stop_sequence": None, "usage": usage}
@@ -165,17 +143,3 @@ def usage_fields(usage: pb.CompletionUsage) -> Fields:
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def written(events: Iterable[Fields]) -> bytes:
-    """Server-sent events."""
-    return b"".join(
-        b"event: %b\ndata: %b\n\n" % (str(each["type"]).encode(), orjson.dumps(each)) for each in events
-    )
-
-
-def error_body(refusal: Refusal) -> bytes:
-    """The error object of this API."""
-    other = "api_error" if refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    kind = ERROR_TYPES.get(refusal.status, other)
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.error["message"]}})

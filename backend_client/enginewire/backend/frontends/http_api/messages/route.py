@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import orjson
-from starlette.types import Send
 
 from enginewire.backend.frontends.http_api.body import Body
-from enginewire.backend.frontends.http_api.messages.answer import MessageAnswer, error_body
+from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
+from enginewire.backend.frontends.http_api.calls.reply import Reply
+from enginewire.backend.frontends.http_api.messages.answer import MessageAnswer
 from enginewire.backend.frontends.http_api.messages.fields import read_prompt, read_request
 from enginewire.backend.frontends.http_api.openai.answer import Head
 from enginewire.backend.frontends.http_api.openai.generate_route import AnswerRoute, ServedBackend
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
 from enginewire.backend.frontends.http_api.openai.prompts.streams import PromptStreams
-from enginewire.backend.frontends.http_api.openai.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refused, invalid
 from enginewire.backend.prompting.prompts import InvalidPrompt
 
@@ -24,10 +23,6 @@ class MessagesRoute(AnswerRoute[GenerationRequest]):
     """The ASGI application."""
 
     id_prefix = "msg"
-
-    def reply_to(self, send: Send) -> Reply:
-        """See PostRoute."""
-        return Reply(send, error_body)
 
     def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
@@ -43,10 +38,6 @@ class CountTokensRoute(PostRoute):
 
     def __init__(self, served: ServedBackend) -> None:
         self._served = served
-
-    def reply_to(self, send: Send) -> Reply:
-        """See PostRoute."""
-        return Reply(send, error_body)
 
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""

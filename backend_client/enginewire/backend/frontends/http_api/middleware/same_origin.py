@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginewire.allowed_hosts import ANY, AllowedHosts
-from enginewire.backend.frontends.http_api.openai.reply import Reply
+from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal
 
 OWN_SITES: Final = frozenset({"same-origin", "none"})
@@ -43,12 +43,11 @@ class SameOrigin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         headers = Headers(scope=scope)
+        reply = Reply(send, scope["path"])
         if not self._hosts.allows(headers.get("host")):
-            await Reply(send).refuse(forbidden("the Host header names another server; see --allowed-hosts"))
+            await reply.refuse(forbidden("the Host header names another server; see --allowed-hosts"))
         elif not (is_own(headers) or is_visit(scope["method"], headers) or self._may(headers.get("origin"))):
-            await Reply(send).refuse(
-                forbidden("a page of another origin may not do that; see --allowed-origins")
-            )
+            await reply.refuse(forbidden("a page of another origin may not do that; see --allowed-origins"))
         else:
             await self._app(scope, receive, send)
 

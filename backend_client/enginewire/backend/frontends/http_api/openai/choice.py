@@ -13,6 +13,7 @@ from enginewire.backend.decoding.finish_reason import openai_finish_reason
 from enginewire.backend.frontends.http_api.openai.logprobs import LogprobRows, PromptScore
 from enginewire.backend.frontends.http_api.openai.prompts.shown import ShownPrompt
 from enginewire.backend.parsing.delta import AnswerReader, Delta
+from enginewire.backend.parsing.pieces import Text
 
 
 class Choice:
@@ -85,7 +86,7 @@ class Choice:
     def take_delta(self) -> tuple[Delta, dict[str, object] | None]:
         """What the text means and log-probabilities that were added since the last time."""
         text, logprobs = self.take()
-        return Delta(text=text) if self._reader is None else self._reader.take(), logprobs
+        return Delta([Text(text)] if text else []) if self._reader is None else self._reader.take(), logprobs
 
     def take(self) -> tuple[str, dict[str, object] | None]:
         """Text and log-probabilities that were added since the last time."""

@@ -17,14 +17,14 @@ from typing import Final, Generic, Protocol, TypeVar
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body
+from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
+from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
 from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.fields.tokenizer import carry_out
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
 from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed, PromptStreams
-from enginewire.backend.frontends.http_api.openai.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, draining, no_such_model
 from enginewire.backend.frontends.text_backend import TextBackend
 

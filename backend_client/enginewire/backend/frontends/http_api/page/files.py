@@ -49,8 +49,8 @@ class Files:
 
     def __init__(self) -> None:
         self._files = {
-            path.name: (path.read_bytes(), MEDIA_TYPES[path.suffix])
-            for path in FOLDER.iterdir()
+            path.relative_to(FOLDER).as_posix(): (path.read_bytes(), MEDIA_TYPES[path.suffix])
+            for path in FOLDER.rglob("*")
             if path.suffix in MEDIA_TYPES
         }
 
@@ -59,7 +59,7 @@ class Files:
         return self._answer(INDEX)
 
     async def file(self, request: Request) -> Response:
-        """Another file, by its name. Raises HTTPException."""
+        """Another file, by its place below that of the page. Raises HTTPException."""
         return self._answer(request.path_params["name"])
 
     def _answer(self, name: str) -> Response:

@@ -17,11 +17,11 @@ from starlette.routing import Mount, Route
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
-from enginewire.backend.frontends.http_api.incoming import read_body
+from enginewire.backend.frontends.http_api.calls.incoming import read_body
+from enginewire.backend.frontends.http_api.calls.reply import EVENT_TYPE
 from enginewire.backend.frontends.http_api.json_response import as_json, refused
 from enginewire.backend.frontends.http_api.openai.answer import event
 from enginewire.backend.frontends.http_api.openai.generate_route import GenerateRoute, ServedBackend
-from enginewire.backend.frontends.http_api.openai.reply import EVENT_TYPE
 from enginewire.backend.frontends.http_api.page.engine_loads import EngineLoads
 from enginewire.backend.frontends.http_api.page.files import Files
 from enginewire.backend.frontends.http_api.page.snapshot import snapshot
@@ -40,7 +40,7 @@ def page_routes(served: ServedBackend) -> list[Route | Mount]:
     files, page = Files(), Page(served)
     return [
         Route("/", files.index),
-        Route("/page/{name}", files.file),
+        Route("/page/{name:path}", files.file),
         Mount(
             "/enginewire",
             routes=[

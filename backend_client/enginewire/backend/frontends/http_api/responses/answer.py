@@ -16,7 +16,7 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.openai.answer import Head
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.logprobs import ChatRows
-from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
+from enginewire.backend.frontends.http_api.openai.typed_answer import TypedAnswer
 from enginewire.backend.frontends.http_api.refusal import Refusal
 from enginewire.backend.frontends.http_api.responses.fields import ResponseRequest
 from enginewire.backend.frontends.http_api.responses.items import (
@@ -36,18 +36,14 @@ from enginewire.backend.parsing.pieces import Text, Thinking
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-class ResponseAnswer:
+class ResponseAnswer(TypedAnswer[Event]):
     """Outputs in, JSON out: `events` for a stream, `add` and `whole` for an answer in one piece."""
 
     def __init__(self, asked: ResponseRequest, head: Head, vocabulary: Vocabulary, prompt: str) -> None:
         """`prompt` is the text whose end may have opened the thinking, "" where nobody asked for it."""
+        rows = ChatRows(vocabulary, asked.row_form) if asked.with_logprobs else None
+        super().__init__(Choice(0, rows, None if asked.format is None else asked.format.reader(prompt)))
         self._has_logprobs = asked.with_logprobs
-        self._choice = Choice(
-            0,
-            ChatRows(vocabulary, asked.row_form) if asked.with_logprobs else None,
-            None if asked.format is None else asked.format.reader(prompt),
-        )
-        self._usage = pb.CompletionUsage()
         self._items: list[Item] = []
         # Those of tokens that are no text, which the next text brings along.
         self._logprobs: list[object] = []
@@ -60,25 +56,6 @@ class ResponseAnswer:
             "model": head.model,
             **asked.told,
         }
-
-    def add(self, batch: Sequence[Placed]) -> list[Event]:
-        """Take outputs; the events they make."""
-        events: list[Event] = []
-        for _, output in batch:
-            self._choice.add(output)
-            # One after the other, so that the items do not depend on what comes together.
-            events += self._news()
-            if output.completion_usage is not None:
-                self._usage = output.completion_usage
-        return events
-
-    def events(self, batch: Sequence[Placed]) -> bytes:
-        """Take outputs; the events they make."""
-        begin: list[Event] = []
-        if not self._num_events:
-            response = {"response": self._response("in_progress")}
-            begin = [("response.created", response), ("response.in_progress", response)]
-        return self._written([*begin, *self.add(batch)])
 
     def last_events(self) -> bytes:
         """What comes after the last output."""
@@ -95,12 +72,15 @@ class ResponseAnswer:
         error = {"code": refusal.code or refusal.type, "message": refusal.error["message"]}
         return self._written([("response.failed", {"response": self._response("failed", error=error)})])
 
+    def _first(self) -> Sequence[Event]:
+        response = {"response": self._response("in_progress")}
+        return [("response.created", response), ("response.in_progress", response)]
+
     def _news(self) -> Iterator[Event]:
         delta, columns = self._choice.take_delta()
         if columns is not None:
             self._logprobs += cast(list[object], columns["content"])
-        last = self._last
-        for piece in delta.in_order(last.index if isinstance(last, CallItem) else None):
+        for piece in delta.in_order():
             match piece:
                 case Thinking(text):
                     yield from self._grow(THINKING, text, [])

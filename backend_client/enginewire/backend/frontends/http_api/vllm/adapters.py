@@ -17,9 +17,9 @@ import grpc
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
+from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
+from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
-from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
-from enginewire.backend.frontends.http_api.openai.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, refusal_of
 
 # Reading a large adapter from a slow disk is a matter of minutes.

@@ -15,10 +15,10 @@ import orjson
 
 from enginewire.backend.decoding.detokenizer import DecodeError
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
+from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
+from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
-from enginewire.backend.frontends.http_api.openai.post_route import PostRoute
-from enginewire.backend.frontends.http_api.openai.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refused, invalid
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.backend.prompting.tokenizer import BackendTokenizer

@@ -15,7 +15,7 @@ def whole_message(delta: Delta, *, with_thinking: bool) -> dict[str, object]:
     message: dict[str, object] = {"role": "assistant", "content": delta.text, "refusal": None}
     if delta.calls:
         message["content"] = delta.text or None
-        message["tool_calls"] = [whole_call(call) for call in delta.calls.values()]
+        message["tool_calls"] = [whole_call(call) for call in delta.calls]
     return message | thinking_fields(delta.thinking or None) if with_thinking else message
 
 
@@ -29,7 +29,7 @@ def message_piece(delta: Delta, *, is_first: bool) -> dict[str, object]:
     if delta.thinking:
         piece |= thinking_fields(delta.thinking)
     if delta.calls:
-        piece["tool_calls"] = list(call_pieces(delta.calls.values()))
+        piece["tool_calls"] = list(call_pieces(delta.calls))
     return piece
 
 

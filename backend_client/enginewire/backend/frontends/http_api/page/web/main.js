@@ -1,14 +1,14 @@
 // The page: it connects what is typed, what is shown and what the server tells.
 
-import { Conversation } from "./conversation.js";
+import { Conversation } from "./conversation/conversation.js";
 import { byId, make, say } from "./dom.js";
-import { showEngines } from "./engines.js";
+import { showEngines } from "./load/engines.js";
 import { counted } from "./figures.js";
-import { LoadCharts } from "./load_charts.js";
-import { Parameters } from "./parameters.js";
+import { LoadCharts } from "./load/charts.js";
+import { Parameters } from "./conversation/parameters.js";
 import { showRequests } from "./requests.js";
 import { about, watch } from "./server.js";
-import { tellFactsIn } from "./tokens.js";
+import { tellFactsIn } from "./conversation/tokens.js";
 
 const charts = new LoadCharts();
 const parameters = new Parameters();

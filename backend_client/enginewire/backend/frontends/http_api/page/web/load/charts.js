@@ -1,8 +1,8 @@
 // What the engines bear and how quickly answers come, over time.
 
 import { Chart } from "./chart.js";
-import { byId } from "./dom.js";
-import { duration, number } from "./figures.js";
+import { byId } from "../dom.js";
+import { duration, number } from "../figures.js";
 
 const part = (value) => {
   if (value > 0 && value < 0.001) return "<0.1 %";

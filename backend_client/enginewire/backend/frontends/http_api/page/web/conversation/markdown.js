@@ -1,7 +1,7 @@
 // Markdown as models write it: paragraphs, headings, lists, bold, italic, code. Everything else, HTML and
 // links too, is shown as it was written. Builds elements and text nodes only.
 
-import { make } from "./dom.js";
+import { make } from "../dom.js";
 
 const HEADING = /^(#{1,6})[ \t]+(.*)$/;
 const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+(.*)$/;

@@ -1,7 +1,7 @@
 // The engines: their state, their requests, and their KV blocks as squares.
 
-import { byId, make, say } from "./dom.js";
-import { counted, number } from "./figures.js";
+import { byId, make, say } from "../dom.js";
+import { counted, number } from "../figures.js";
 
 const MAX_CELLS = 288;
 

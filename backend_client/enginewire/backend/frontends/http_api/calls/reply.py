@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.types import Send
 
-from enginewire.backend.frontends.http_api.refusal import Refusal
+from enginewire.backend.frontends.http_api.refusal import Refusal, error_body
 
 JSON_TYPE: Final = "application/json"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
@@ -21,12 +21,10 @@ EVENT_TYPE: Final = "text/event-stream; charset=utf-8"
 class Reply:
     """One answer on its way out."""
 
-    def __init__(
-        self, send: Send, error_body: Callable[[Refusal], bytes] = lambda refusal: refusal.body
-    ) -> None:
-        """`error_body` writes an error answer."""
+    def __init__(self, send: Send, path: str) -> None:
+        """`path` is what was asked for, see error_form."""
         self._send = send
-        self._error_body = error_body
+        self._path = path
         self._is_begun = False
         self._failed: Callable[[Refusal], bytes] | None = None
 
@@ -60,7 +58,7 @@ class Reply:
         if self._is_begun:
             await self.last_events(self._failed(refusal) if self._failed else b"")
         else:
-            await self._json(refusal.status, self._error_body(refusal), refusal.headers)
+            await self._json(refusal.status, error_body(refusal, self._path), refusal.headers)
 
     async def _json(self, status: int, data: bytes, headers: Mapping[str, str]) -> None:
         await self._begin(status, {"content-type": JSON_TYPE, "content-length": str(len(data)), **headers})

@@ -1,7 +1,7 @@
 // The engine's tokens as chips, and what is known of the one that is pointed at, tapped or reached by key.
 
-import { byId, make } from "./dom.js";
-import { percent } from "./figures.js";
+import { byId, make } from "../dom.js";
+import { percent } from "../figures.js";
 
 const facts = new WeakMap();
 const isPart = (token) => token.text.includes("\uFFFD");

@@ -1,9 +1,9 @@
 // What was asked and answered, in turns, and the one answer that is on its way.
 
 import { Answer } from "./answer.js";
-import { byId, follow, make } from "./dom.js";
-import { counted } from "./figures.js";
-import { eventsOf, post } from "./server.js";
+import { byId, follow, make } from "../dom.js";
+import { counted } from "../figures.js";
+import { eventsOf, post } from "../server.js";
 
 export class Conversation {
   // `onBusy(isBusy)` is called when an answer begins and when it has ended.

@@ -1,6 +1,6 @@
 // The form: what is asked for beside the prompt, as fields of a request.
 
-import { byId } from "./dom.js";
+import { byId } from "../dom.js";
 
 const ESCAPES = { "\\n": "\n", "\\t": "\t", "\\\\": "\\" };
 const NUMBERS = {

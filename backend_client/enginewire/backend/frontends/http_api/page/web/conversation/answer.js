@@ -1,7 +1,7 @@
 // One answer of the model: its choices, each as text and as tokens, and how quickly they came.
 
-import { follow, make, makeButton, say } from "./dom.js";
-import { counted, duration } from "./figures.js";
+import { follow, make, makeButton, say } from "../dom.js";
+import { counted, duration } from "../figures.js";
 import { blocksOf, elementOf } from "./markdown.js";
 import { TokenList } from "./tokens.js";
 

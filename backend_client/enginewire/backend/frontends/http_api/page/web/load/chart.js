@@ -1,6 +1,6 @@
 // A small chart of the last minute, with axes and figures. Knows nothing about what is drawn.
 
-import { make, makeSvg, say } from "./dom.js";
+import { make, makeSvg, say } from "../dom.js";
 
 const SECONDS = 60, HEIGHT = 84, LEFT = 46, RIGHT = 4, TOP = 6, BOTTOM = 16;
 // Nobody looked for longer than this: nothing is known of that time.

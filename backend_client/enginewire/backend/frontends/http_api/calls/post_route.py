@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from enginewire.backend.engines.failure import RequestFailed, internal_failure
 from enginewire.backend.engines.trace_context import passed_on
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
-from enginewire.backend.frontends.http_api.incoming import CallerLeft, read_body, until_left
-from enginewire.backend.frontends.http_api.openai.reply import Reply
+from enginewire.backend.frontends.http_api.calls.incoming import CallerLeft, read_body, until_left
+from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,9 @@ class PostRoute(ABC):
         May raise InvalidBody, Refused and RequestFailed, as long as it can be said.
         """
 
-    def reply_to(self, send: Send) -> Reply:
-        """The way back to a caller."""
-        return Reply(send)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a caller who leaves aborts it."""
-        reply = self.reply_to(send)
+        reply = Reply(send, scope["path"])
         try:
             body = Body.parse(await read_body(scope, receive))
             await until_left(receive, self.answer(body, reply, passed_on(Headers(scope=scope))))
