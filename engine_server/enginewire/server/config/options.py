@@ -80,7 +80,6 @@ class ServerOptions:
         at_least=0,
         contract="Capabilities.max_thinking_tokens",
     )
-
     guided_backend: GuidedBackend = option(
         "auto",
         "grammar library of requests that name none; auto takes xgrammar, else llguidance",
@@ -91,7 +90,9 @@ class ServerOptions:
         "JSON of a grammar has a blank at most between its tokens, unless a request says otherwise",
         contract="GuidedDecoding.whitespace_pattern",
     )
-
+    speculative_config: str = option(
+        "", 'drafts tokens: {"method": "ngram", "num_speculative_tokens": 5} (JSON; --engine torch)'
+    )
     pooling: Pooling = option(
         "auto", "what an embedding is made of; auto as the model says, else last, or mean of an encoder"
     )
@@ -330,9 +331,8 @@ class ServerOptions:
 def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
     """The options of this process; exits with 2 and a message when they are wrong."""
     description = "Serve a model on the engine contract, enginewire.v1."
-    return load(
-        ServerOptions, argv, prog="enginewire-server", description=description, resolve=complete
-    ).options
+    found = load(ServerOptions, argv, prog="enginewire-server", description=description, resolve=complete)
+    return found.options
 
 
 def complete(loaded: Loaded[ServerOptions]) -> ServerOptions:
