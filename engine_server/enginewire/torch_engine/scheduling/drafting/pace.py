@@ -9,7 +9,7 @@ FADING = 0.85
 """What is left of an experience after the next one: the last ten or so drafts count."""
 SHARE_OF_HOPELESS = 0.75
 FIRST_REST, LONGEST_REST = 16, 1024
-"""Drafts that are left out before another one is tried; twice as many after each that fails."""
+"""Drafts that are left out before another one is tried; twice as many after each try that fails."""
 
 
 class Pace:
@@ -23,6 +23,7 @@ class Pace:
         # Tokens that were right, and drafts that went wrong; it begins in good hope.
         self._right, self._wrong = 2.0, 1.0
         self._rest, self._rested = FIRST_REST, 0
+        self._is_trying = False
 
     def length(self, most: int, num_sampled: int) -> int:
         """Up to `most` tokens, in a step in which `num_sampled` choices get a token; 0 for no draft.
@@ -41,15 +42,16 @@ class Pace:
 
     def note(self, num_drafted: int, num_right: int) -> None:
         """A draft of `num_drafted` tokens turned out to begin with `num_right` right ones."""
-        is_wrong = num_right < num_drafted
         self._right = self._right * FADING + num_right
-        self._wrong = self._wrong * FADING + is_wrong
-        self._rest = min(2 * self._rest, LONGEST_REST) if is_wrong and not num_right else FIRST_REST
+        self._wrong = self._wrong * FADING + (num_right < num_drafted)
+        if self._is_trying:
+            self._rest = FIRST_REST if num_right else min(2 * self._rest, LONGEST_REST)
+        self._is_trying = False
 
     def _retry(self, most: int, share: float) -> int:
         """Now and then one token, although it does not seem to pay: the text may have changed."""
         self._rested += 1
         if share > SHARE_OF_HOPELESS or self._rested < self._rest:
             return 0
-        self._rested = 0
+        self._rested, self._is_trying = 0, True
         return min(most, 1)
