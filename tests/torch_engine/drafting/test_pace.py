@@ -66,5 +66,5 @@ def test_the_next_token_pays_by_the_chance_that_all_before_it_are_right(chance):
 
 def test_what_a_row_costs_is_the_slope_beside_the_rest_of_the_step():
     assert row_cost(11.0, 19.0, 8) == pytest.approx(0.1)
-    assert row_cost(10.0, 9.0, 8) == pytest.approx(0.001)  # a slower first one says nothing
-    assert row_cost(1.0, 100.0, 3) > 100
+    assert row_cost(10.0, 9.0, 8) == 0.0  # a slower first one says nothing
+    assert row_cost(1.0, 100.0, 3) >= 1000  # the rest of the step takes no time at all

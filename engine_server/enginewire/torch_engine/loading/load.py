@@ -96,7 +96,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     warm_up_tokens = scheduler.max_num_batched_tokens if is_far(device) else WARM_UP_TOKENS
     slowest_step = warm_up(core, context_length, warm_up_tokens)
     if options.speculative_config:
-        start_drafting(core, runner, options.speculative_config)
+        start_drafting(core, runner, options.speculative_config, device)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
     tokenizer = folder.tokenizer()
