@@ -7,10 +7,18 @@ from random import Random
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.server.failures import StepFailed
 from enginewire.torch_engine.options import SpeculativeConfig
 from enginewire.torch_engine.scheduling.drafting.drafter import Drafting
 from tests.torch_engine.drafting.drafters import KINDS, draft_with
-from tests.torch_engine.drafting.requests import draw, follow_guides, parts, prompt_of
+from tests.torch_engine.drafting.requests import (
+    GUIDE,
+    Alternating,
+    draw,
+    follow_guides,
+    parts,
+    prompt_of,
+)
 from tests.torch_engine.tiny import CoreUnderTest, greedy
 
 SMALL = {"num_kv_blocks": 24, "block_size": 4, "max_num_batched_tokens": 24, "max_model_len": 80}
@@ -188,3 +196,38 @@ def test_only_what_was_accepted_is_found_in_the_prefix_cache(load, plain):
     # All but the last token of the output are computed, in whole blocks.
     cached = again.terminals[0].completion_usage.prompt_tokens_details.cached_tokens
     assert cached == (len(text) - 1) // 4 * 4
+
+
+class Refusing(Alternating):
+    """The grammar of a choice that leaves it with its third token."""
+
+    def accept(self, token_id: int) -> bool:
+        return self.count < 2 and super().accept(token_id)
+
+
+class FirstRefuses(Alternating):
+    """Of a request with two choices only the first one leaves its grammar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_started = 0
+
+    def start(self, ending_ids: list[int]) -> Alternating:
+        self.num_started += 1
+        return Refusing() if self.num_started == 1 else Alternating()
+
+
+def test_a_choice_that_fails_takes_its_sibling_along_amid_their_drafts(load):
+    request = greedy(PROMPT, 9, n=2)
+    request.sampling_options.guided_decoding.CopyFrom(GUIDE)
+    plain = load("llama")
+    follow_guides(plain)
+    tokens = plain.answer(request).tokens
+    engine = load("llama", block_size=1)
+    follow_guides(engine, FirstRefuses())
+    draft_with(engine, "right", {(tuple(PROMPT), index): tokens[index] for index in (0, 1)})
+    context, other = engine.add(request), engine.add(greedy([8, 8, 9], 12))
+    engine.run()
+    assert isinstance(engine.answers[context].error, StepFailed)
+    assert engine.core.statistics.drafts.num_drafts > 0
+    assert engine.answers[other].tokens == plain.answer(greedy([8, 8, 9], 12)).tokens
