@@ -20,8 +20,8 @@ class Pace:
 
     def __init__(self, row_cost: float) -> None:
         self._row_cost = row_cost
-        # Tokens that were right, and drafts that went wrong; it begins in good hope.
-        self._right, self._wrong = 2.0, 1.0
+        # Tokens that were right, and drafts that went wrong: it begins with one of each.
+        self._right, self._wrong = 1.0, 1.0
         self._rest, self._rested = FIRST_REST, 0
         self._is_trying = False
 
