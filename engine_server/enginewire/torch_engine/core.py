@@ -13,11 +13,13 @@ from enginewire.server.failures import DeadlineExceeded, EngineError, StepFailed
 from enginewire.torch_engine.requests.scheduled import Scheduled
 from enginewire.torch_engine.requests.sequence import Request, Sequence
 from enginewire.torch_engine.runner.batch import LaunchedBatch, Runner, launch
+from enginewire.torch_engine.runner.drafted_rows import ChosenRow, DraftedRows
 from enginewire.torch_engine.runner.statistics import BatchStatistics, Counters
 from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
 from enginewire.torch_engine.sampling.logits_rules import nothing_left
 from enginewire.torch_engine.sampling.logprobs import is_prompt_usable
 from enginewire.torch_engine.sampling.sampler import Row
+from enginewire.torch_engine.scheduling.drafting.drafter import settle
 from enginewire.torch_engine.scheduling.scheduler import Scheduler
 from enginewire.torch_engine.work.kinds import work_of
 from enginewire.torch_engine.work.live import LiveRequests
@@ -143,11 +145,33 @@ class EngineCore:
             return
         launched.stopwatch.sampled()
         advanced = {grant.sequence for grant in launched.batch}
+        self._take_all(rows, advanced)
+        if results.drafted:
+            self._verify(launched, results.drafted, rows, advanced)
+        launched.stopwatch.succeeded()
+
+    def _verify(
+        self, launched: LaunchedBatch, drafted: DraftedRows, rows: list[ChosenRow], advanced: set[Sequence]
+    ) -> None:
+        """Go on behind every draft as long as it says what is chosen: each choice is made as it always is."""
+        while confirmed := drafted.confirmed(rows):
+            for grant in confirmed:
+                self.scheduler.accept(grant.sequence)
+            try:
+                rows = drafted.read(confirmed)
+            except Exception as error:  # noqa: BLE001  # as for the rows before
+                self._fail_step(launched, error)
+                return
+            self._take_all(rows, advanced)
+        for grant, num_right in drafted.judged():
+            settle(grant, num_right, self.scheduler.pool)
+            self.statistics.note_draft(len(grant.draft), num_right)
+
+    def _take_all(self, rows: list[ChosenRow], advanced: set[Sequence]) -> None:
         for grant, row in rows:
             # Others have ended before, or a sibling failed in this very step.
             if grant.sequence in advanced and not grant.sequence.is_finished:
                 self._take(grant, row, advanced)
-        launched.stopwatch.succeeded()
 
     def _take(self, grant: Scheduled, row: Row, advanced: set[Sequence]) -> None:
         """Let a request go by a row of one of its sequences, which have `advanced` in this step."""

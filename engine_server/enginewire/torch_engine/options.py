@@ -5,7 +5,8 @@ Knows nothing about torch; impossible combinations are refused here, before anyt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
 
 from enginewire.server.engines.model_options import ModelOptions
 from enginewire.server.handoff.options import Role, TransferOptions
@@ -15,6 +16,65 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("auto", "last", "mean", "cls")
 QUANTIZATIONS = ("none", "int8")
 GUIDED_BACKENDS = ("auto", "xgrammar", "llguidance")
+MOST_SPECULATIVE_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Drafts by prompt lookup, in vLLM's words: `num_speculative_tokens` per draft at most.
+
+    The last `prompt_lookup_max` tokens are looked up, or fewer down to `prompt_lookup_min`. One of the two
+    stands for both, and neither for 5, as in vLLM.
+    """
+
+    num_speculative_tokens: int
+    method: str = "ngram"
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method != "ngram":
+            raise ValueError(f"speculative_config: method must be ngram, not {self.method!r}")
+        _check_count("num_speculative_tokens", self.num_speculative_tokens)
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        shortest, longest = self.lookup
+        if shortest > longest:
+            raise ValueError(
+                f"speculative_config: prompt_lookup_min must not be above prompt_lookup_max, {longest}"
+            )
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """The fewest and the most tokens that are looked up."""
+        longest = self.prompt_lookup_max or self.prompt_lookup_min or 5
+        return self.prompt_lookup_min or longest, longest
+
+    @staticmethod
+    def from_json(text: str) -> SpeculativeConfig:
+        """What the option says; raises ValueError that names the key and what is allowed."""
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"speculative_config: not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise ValueError("speculative_config: must be a JSON object")
+        known = [field.name for field in fields(SpeculativeConfig)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"speculative_config: no key {name!r}; there are {', '.join(known)}")
+        for name in ("method", "num_speculative_tokens"):
+            if name not in given:
+                raise ValueError(f"speculative_config: {name} is missing")
+        return SpeculativeConfig(**given)
+
+
+def _check_count(name: str, value: object) -> None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number or value not in range(1, MOST_SPECULATIVE_TOKENS + 1):
+        allowed = f"a number from 1 to {MOST_SPECULATIVE_TOKENS}"
+        raise ValueError(f"speculative_config: {name} must be {allowed}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +86,7 @@ class TorchEngineOptions(ModelOptions):
     `thinking_token_ids` open and close thinking, where the tokenizer does not say it. `guided_backend` is
     the grammar library of requests that name none, auto the first that is installed;
     `guided_disable_any_whitespace` is for JSON of requests that do not say which white space they bear.
+    With a `speculative_config` tokens are drafted, and `async_scheduling` is off.
     """
 
     served_model_name: str = ""
@@ -47,6 +108,7 @@ class TorchEngineOptions(ModelOptions):
     thinking_token_ids: tuple[int, ...] = ()
     guided_backend: str = "auto"
     guided_disable_any_whitespace: bool = False
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -10,7 +10,7 @@ from enginewire.server.engines.interface import MetricsContext
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.frontend.metrics import register
 from enginewire.torch_engine.options import TorchEngineOptions
-from enginewire.torch_engine.runner.statistics import BatchStatistics
+from enginewire.torch_engine.runner.statistics import BatchStatistics, DraftStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot
 from tests.server.metrics.scraping import Scrape, documented
 from tests.server.step_recorder import Recorder
@@ -54,6 +54,19 @@ def test_every_number_is_shown_under_its_own_name():
     parts = ("inference", "forward", "decode", "filter")
     sums = [found(f"tgi_batch_{part}_duration_sum", method="decode") for part in parts]
     assert sums == [20, 21, 22, 23]
+
+
+def test_drafts_are_counted_with_their_tokens_and_places():
+    registry, statistics = CollectorRegistry(), BatchStatistics(float)
+    statistics.drafts = DraftStatistics(3)
+    for right in (0, 1, 3):
+        statistics.note_draft(3, right)
+    register(MetricsContext("m", registry), LoadSnapshot, statistics)
+    found = scrape(registry)
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    assert [found(f"vllm:spec_decode_{name}_total") for name in names] == [3, 9, 4]
+    places = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [found(places, position=str(place)) for place in range(3)] == [2, 1, 1]
 
 
 def test_joined_batches_are_counted_by_their_reason():

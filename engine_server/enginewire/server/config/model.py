@@ -80,6 +80,9 @@ class ModelOptions:
         "JSON of a grammar has a blank at most between its tokens, unless a request says otherwise",
         contract="GuidedDecoding.whitespace_pattern",
     )
+    speculative_config: str = option(
+        "", 'drafts tokens: {"method": "ngram", "num_speculative_tokens": 5} (JSON; --engine torch)'
+    )
 
     pooling: Pooling = option(
         "auto", "what an embedding is made of; auto as the model says, else last, or mean of an encoder"

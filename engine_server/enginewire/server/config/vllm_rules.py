@@ -17,6 +17,7 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "guided_backend": "use --engine-args='--structured-outputs-config.backend NAME'",
     "guided_disable_any_whitespace": "use --engine-args='--structured-outputs-config.backend xgrammar"
     " --structured-outputs-config.disable_any_whitespace true'",
+    "speculative_config": "use --engine-args=\"--speculative-config 'JSON'\"",
     "pooling": "vLLM embeds nothing here",
     "normalize_embeddings": "vLLM embeds nothing here",
     "max_batch_prefill_tokens": "use --max-num-batched-tokens",

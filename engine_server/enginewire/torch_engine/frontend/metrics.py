@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from enginewire.histogram import Histogram
 from enginewire.server.engines.interface import MetricsContext
-from enginewire.torch_engine.runner.statistics import BatchStatistics, MethodStatistics
+from enginewire.torch_engine.runner.statistics import BatchStatistics, DraftStatistics, MethodStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot
 
 LABELS: Final = ("model_name", "engine")
@@ -54,6 +54,7 @@ class BatchMetrics(Collector):
             yield counter
         yield self._concats(snapshot)
         yield self._step_tokens()
+        yield from self._drafts(self._statistics.drafts or DraftStatistics(0))
         yield from self._by_method()
 
     def _concats(self, snapshot: LoadSnapshot) -> Metric:
@@ -69,6 +70,24 @@ class BatchMetrics(Collector):
         family = HistogramMetricFamily(name, "Tokens computed in each step.", labels=LABELS)
         family.add_metric(self._labels, histogram.buckets(), histogram.sum)
         return family
+
+    def _drafts(self, drafts: DraftStatistics) -> Iterator[Metric]:
+        accepted = list(drafts.num_accepted)
+        for name, meaning, number in (
+            ("num_drafts", "Drafts that were made.", drafts.num_drafts),
+            ("num_draft_tokens", "Their tokens.", drafts.num_tokens),
+            ("num_accepted_tokens", "Those of them that were right.", sum(accepted)),
+        ):
+            counter = CounterMetricFamily(f"{self._prefix}spec_decode_{name}", meaning, labels=LABELS)
+            counter.add_metric(self._labels, number)
+            yield counter
+        name, meaning = "num_accepted_tokens_per_pos", "Right tokens by their place in the draft."
+        family = CounterMetricFamily(
+            f"{self._prefix}spec_decode_{name}", meaning, labels=(*LABELS, "position")
+        )
+        for position, number in enumerate(accepted):
+            family.add_metric((*self._labels, str(position)), number)
+        yield family
 
     def _by_method(self) -> Iterator[Metric]:
         labels = (*LABELS, "method")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,10 @@ class LibraryMatcher(Protocol):
 
         An array of numpy or a tensor of torch on the CPU, of numbers of 32 bits.
         """
+        ...
+
+    def count_allowed(self, token_ids: Seq[int]) -> int:
+        """How many of these tokens it would accept one after the other; it stays where it is."""
         ...
 
 

@@ -105,6 +105,10 @@ class LLGuidanceMatcher:
         bits[:] = numpy.frombuffer(mask, dtype=numpy.int32)[: len(bits)]
         return True
 
+    def count_allowed(self, token_ids: Seq[int]) -> int:
+        """How many of these tokens it would accept one after the other."""
+        return self._matcher.validate_tokens(list(token_ids))
+
 
 class _Tokens:
     """The vocabulary as the library reads it."""

@@ -6,6 +6,7 @@ Knows nothing about libraries, compiling, logits, queues or protobuf.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from enginewire.torch_engine.guided.library import LibraryGrammar, LibraryMatcher
@@ -61,6 +62,11 @@ class GuidedMatcher:
         """Set the bits of the next tokens in a tensor [rows, vocab / 32]; False when that is too slow."""
         started = time.thread_time()
         return self._matcher.fill(masks, row) and self._is_in_time(started)
+
+    def count_allowed(self, token_ids: Seq[int]) -> int:
+        """How many of these tokens it would accept one after the other; 0 once it needs its time itself."""
+        is_quick = self._seconds_left >= SECONDS_AT_START and not self.is_over
+        return self._matcher.count_allowed(token_ids) if is_quick else 0
 
     def _is_in_time(self, started: float) -> bool:
         self._seconds_left += SECONDS_PER_CALL - (time.thread_time() - started)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -97,6 +97,14 @@ class XGrammarMatcher:
         """Set the bits of the next tokens."""
         self._matcher.fill_next_token_bitmask(masks, row)  # type: ignore[arg-type]  # whoever calls has torch
         return True
+
+    def count_allowed(self, token_ids: Seq[int]) -> int:
+        """How many of these tokens it would accept one after the other."""
+        count = 0
+        while count < len(token_ids) and not self.is_over and self.accept(token_ids[count]):
+            count += 1
+        self._matcher.rollback(count)
+        return count
 
 
 # A guide, and the white space between its JSON tokens.

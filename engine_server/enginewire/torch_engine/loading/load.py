@@ -31,6 +31,7 @@ from enginewire.torch_engine.loading.capacity import (
     default_step_tokens,
     num_blocks,
 )
+from enginewire.torch_engine.loading.drafting import start_drafting
 from enginewire.torch_engine.loading.graphs import record_decodes, record_fixed_shape
 from enginewire.torch_engine.loading.kernel_choice import choose_arithmetic
 from enginewire.torch_engine.loading.pooling import choose_pooling
@@ -88,10 +89,14 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     fixed_shape = record_fixed_shape(options, model, cache, context_length)
     graphs = None if fixed_shape else record_decodes(options, model, cache, context_length)
     runner = ModelRunner(model, cache, adapted, graphs, fixed_shape)
-    core = EngineCore(scheduler, runner, runs_ahead=options.async_scheduling and is_far(device))
+    # What is drafted, and how much of it was right, depends on the tokens of the step before.
+    runs_ahead = options.async_scheduling and is_far(device) and options.speculative_config is None
+    core = EngineCore(scheduler, runner, runs_ahead=runs_ahead)
     # On a GPU a whole step: what memory it takes is there before the first request, or missing before.
     warm_up_tokens = scheduler.max_num_batched_tokens if is_far(device) else WARM_UP_TOKENS
     slowest_step = warm_up(core, context_length, warm_up_tokens)
+    if options.speculative_config:
+        start_drafting(core, runner, options.speculative_config, device)
     progress("warm-up", 1.0)
     defaults = read_generation_defaults(folder, config.vocab_size)
     tokenizer = folder.tokenizer()

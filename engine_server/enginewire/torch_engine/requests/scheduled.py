@@ -10,11 +10,20 @@ from enginewire.torch_engine.requests.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A sequence, how many of its pending tokens this step computes, and the blocks it just got."""
+    """A sequence, how many tokens this step computes of it, and the blocks it just got.
+
+    The last of the tokens are its `draft`: guesses of what follows the pending ones.
+    """
 
     sequence: Sequence
     num_tokens: int
     new_blocks: Seq[int]
+    draft: Seq[int] = ()
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """How many of the tokens are its own, not guessed."""
+        return self.num_tokens - len(self.draft)
 
     @property
     def scored(self) -> range:
@@ -33,4 +42,5 @@ class Scheduled:
     @property
     def samples(self) -> bool:
         """True when this step reaches the last token, so that a next one can be sampled."""
-        return self.sequence.request.pooling is None and self.num_tokens == self.sequence.num_pending_tokens
+        reaches_last = self.num_pending_tokens == self.sequence.num_pending_tokens
+        return self.sequence.request.pooling is None and reaches_last

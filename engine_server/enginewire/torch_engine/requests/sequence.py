@@ -6,7 +6,7 @@ Knows nothing about torch, protobuf or how a scheduler decides.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
@@ -53,6 +53,28 @@ class Matcher(Protocol):
 
     def fill(self, masks: object, row: int) -> bool:
         """Set the bits of the next tokens in a tensor [rows, vocab / 32]; False when that is too slow."""
+        ...
+
+    def count_allowed(self, token_ids: Seq[int]) -> int:
+        """How many of these tokens, none of which ends the choice, it would accept one after the other.
+
+        It stays where it is. 0 for one that is slow.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of one choice. `num_drafted` and `num_accepted` are tokens so far."""
+
+    num_drafted: int
+    num_accepted: int
+
+    def propose(self, token_ids: Seq[int], most: int, num_sampled: int) -> list[int]:
+        """Up to `most` tokens behind these, for a step in which `num_sampled` choices get a token."""
+        ...
+
+    def note(self, num_drafted: int, num_right: int) -> None:
+        """A draft of `num_drafted` tokens began with `num_right` right ones."""
         ...
 
 
@@ -185,6 +207,7 @@ class Sequence:
     may_copy: bool = True
     beam: Beam | None = None
     thinking: ThinkingBudget | None = None
+    drafter: Drafter | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = self.request.prompt_token_ids + self.resumed

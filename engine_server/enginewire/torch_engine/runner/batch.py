@@ -11,6 +11,7 @@ from typing import Protocol
 from enginewire.torch_engine.requests.scheduled import Scheduled
 from enginewire.torch_engine.requests.scores import PromptScores
 from enginewire.torch_engine.requests.sequence import Sequence
+from enginewire.torch_engine.runner.drafted_rows import DraftedRows
 from enginewire.torch_engine.runner.statistics import BatchStatistics, Stopwatch
 from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
 from enginewire.torch_engine.runner.vectors import Computed
@@ -21,7 +22,8 @@ from enginewire.torch_engine.sampling.sampler import Choice, Row, sample
 class Runner(Protocol):
     """Computes a batch that is in `batch_order`.
 
-    Logits [rows, vocab]: of the grants that sample, then of every position that is scored.
+    Logits [rows, vocab]: of the grants that sample, then of every position that is scored, then of every
+    drafted token.
     """
 
     def forward(self, batch: list[Scheduled], unread: UnreadTokens | None = None) -> Computed:
@@ -39,13 +41,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the model made of a batch: a choice for each of `sampled`, a sum for each of `pooled`."""
+    """What the model made of a batch: a choice for each of `sampled`, a sum for each of `pooled`.
+
+    `drafted` are the rows whose tokens are chosen once those before them are known, None without drafts.
+    """
 
     sampled: list[Scheduled]
     pooled: list[Scheduled]
     computed: Computed
     scored: list[tuple[PromptScores, PromptRows]]
     choice: Choice
+    drafted: DraftedRows | None = None
 
     @property
     def unread(self) -> UnreadTokens:
@@ -95,7 +101,8 @@ def launch(
         scored = read_prompts(computed.logits[len(sampled) :], batch)
         choice = sample(computed.logits[: len(sampled)], [grant.sequence for grant in sampled])
         pooled = [grant for grant in batch if grant.sequence.request.pooling]
-        launched.results = Results(sampled, pooled, computed, scored, choice)
+        drafted = DraftedRows.of(sampled, computed.logits)
+        launched.results = Results(sampled, pooled, computed, scored, choice, drafted)
     except Exception as error:  # noqa: BLE001  # it must stay in this batch
         launched.stopwatch.failed()
         launched.error = error

@@ -88,7 +88,8 @@ class ModelRunner:
         """Compute every scheduled token. `batch` must be in `batch_order`, and so are the rows.
 
         Of the logits [rows, vocab] the first are those of the grants that sample, one row each; the rows of
-        the prompts that are scored follow. Tokens of the batch that the host does not know are in `unread`.
+        the prompts that are scored follow, then those of drafted tokens. Tokens of the batch that the host
+        does not know are in `unread`.
         """
         unread_rows = unread.of(batch) if unread else None
         adapters = _adapter_rows(batch)
@@ -175,11 +176,14 @@ def _is_plain_decode(grant: Scheduled) -> bool:
 
 
 def _sampled_rows(batch: Seq[Scheduled], spans: Seq[Span]) -> list[int]:
-    """The last rows of the grants that sample, then those of the positions that are scored."""
+    """The rows of last tokens that are known, then of the positions that are scored, then of all drafts."""
     ends = list(accumulate(span.num_new for span in spans))
-    sampled = [end - 1 for end, grant in zip(ends, batch, strict=True) if grant.samples]
+    pairs = list(zip(ends, batch, strict=True))
+    sampled = [end - len(grant.draft) - 1 for end, grant in pairs if grant.samples]
     for end, span, grant in zip(ends, spans, batch, strict=True):
         sampled += [end - span.context + position for position in grant.scored]
+    for end, grant in pairs:
+        sampled += range(end - len(grant.draft), end)
     return sampled
 
 
@@ -203,5 +207,7 @@ def pieces_of(batch: Seq[Scheduled]) -> Iterator[Piece]:
 def new_tokens(grant: Scheduled) -> list[int]:
     """The tokens that a grant computes; 0 stands for one that the host does not know yet."""
     start = grant.sequence.num_computed_tokens
-    known = grant.sequence.token_ids[start : start + grant.num_tokens]
+    known = grant.sequence.token_ids[start : start + grant.num_pending_tokens]
+    if grant.draft:
+        return [*known, *grant.draft]
     return known if len(known) == grant.num_tokens else [*known, 0]

@@ -30,13 +30,41 @@ class MethodStatistics:
         self.update = Histogram(BETWEEN_TOKENS_SECONDS)
 
 
+class DraftStatistics:
+    """Drafts that were made and judged. `num_accepted[i]` of them had a right token number i."""
+
+    __slots__ = ("num_accepted", "num_drafts", "num_tokens")
+
+    def __init__(self, most: int) -> None:
+        """No draft has more than `most` tokens."""
+        self.num_drafts = 0
+        self.num_tokens = 0
+        self.num_accepted = [0] * most
+
+    def note(self, num_drafted: int, num_right: int) -> None:
+        """One draft."""
+        self.num_drafts += 1
+        self.num_tokens += num_drafted
+        for place in range(num_right):
+            self.num_accepted[place] += 1
+
+
 class BatchStatistics:
-    """All steps. In one of `prefill` some sequence computes several tokens, in one of `decode` none does."""
+    """All steps. In one of `prefill` some sequence computes several tokens, in one of `decode` none does.
+
+    Drafted tokens do not count there. `drafts` is None in an engine that makes none.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.drafts: DraftStatistics | None = None
         self.methods = {"prefill": MethodStatistics(), "decode": MethodStatistics()}
         self.num_tokens = Histogram(STEP_TOKENS)
         self._clock = clock
+
+    def note_draft(self, num_drafted: int, num_right: int) -> None:
+        """A draft of `num_drafted` tokens began with `num_right` right ones."""
+        if self.drafts:
+            self.drafts.note(num_drafted, num_right)
 
     def begin(self, batch: Seq[Scheduled]) -> Stopwatch:
         """A batch in `batch_order` is about to be computed; for some requests it is the first one."""
@@ -46,7 +74,8 @@ class BatchStatistics:
             if context.running_since is None:
                 context.running_since = now
         self.num_tokens.observe(sum(grant.num_tokens for grant in batch))
-        method = self.methods["prefill" if batch[-1].num_tokens > 1 else "decode"]
+        has_several = batch[-1].num_tokens > 1 and any(grant.num_pending_tokens > 1 for grant in batch)
+        method = self.methods["prefill" if has_several else "decode"]
         return Stopwatch(method, now, self._clock)
 
 

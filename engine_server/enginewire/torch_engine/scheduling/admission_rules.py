@@ -5,6 +5,7 @@ Knows nothing about blocks, requests or how a scheduler decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -26,3 +27,16 @@ class AdmissionRules:
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 20
     whole_prompts: bool = False
+
+    def prefill_budget(self, num_tokens: int, decodes: int) -> int:
+        """Prompt tokens for a step of `num_tokens` in which `decodes` sequences get a token each."""
+        limits = [num_tokens - decodes]
+        if self.max_batch_prefill_tokens is not None:
+            limits.append(self.max_batch_prefill_tokens)
+        if decodes and self.max_mixed_prefill_tokens is not None:
+            limits.append(self.max_mixed_prefill_tokens)
+        return min(limits)
+
+    def allow_total(self, max_total_tokens: Iterable[int]) -> bool:
+        """True when sequences that may get that long can run together."""
+        return self.max_batch_total_tokens is None or sum(max_total_tokens) <= self.max_batch_total_tokens

@@ -19,6 +19,7 @@ from enginewire.torch_engine.requests.scheduled import Scheduled
 from enginewire.torch_engine.requests.sequence import HandedOver, Request, Sequence
 from enginewire.torch_engine.scheduling.admission_rules import AdmissionRules
 from enginewire.torch_engine.scheduling.block_pool import BlockPool
+from enginewire.torch_engine.scheduling.drafting.drafter import Drafting
 from enginewire.torch_engine.scheduling.prefix_cache import PrefixCache
 from enginewire.torch_engine.scheduling.sliding_window import SlidingWindow
 
@@ -26,7 +27,7 @@ _by_urgency = attrgetter("urgency")
 
 
 SCORED_TOKENS = 256
-"""Prompt tokens per step whose logits are wanted: a row of them takes megabytes with a large vocabulary."""
+"""Scored and drafted tokens per step: a row of logits takes megabytes with a large vocabulary."""
 
 
 class Scheduler:
@@ -51,6 +52,7 @@ class Scheduler:
         self.window = SlidingWindow(window, pool.block_size) if window else None
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.drafting: Drafting | None = None
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -74,6 +76,8 @@ class Scheduler:
         """Queue every unfinished choice of a request. What it holds of each must fit into an empty pool."""
         for sequence in request.unfinished:
             insort(self.waiting, sequence, key=_by_urgency)
+        if self.drafting:
+            self.drafting.start(request)
         if request.context.deadline is not None:
             self._deadlines[request] = request.context.deadline
 
@@ -81,15 +85,15 @@ class Scheduler:
         """Grant this step's tokens and allocate their blocks."""
         self._scored_budget = SCORED_TOKENS
         decodes = sum(sequence.num_pending_tokens == 1 for sequence in self.running)
-        budget = self._prefill_budget(decodes)
+        budget = self.rules.prefill_budget(self.max_num_batched_tokens, decodes)
         granted, preempted = self._schedule_running(budget)
         self._steps_without_admission += 1
         if not preempted:
             budget -= sum(grant.num_tokens for grant in granted) - decodes
             granted += self._admit(budget)
-        if granted or not all(sequence.is_idle for sequence in self.running):
-            return granted
-        return self._unblock(budget)
+        if not granted and all(sequence.is_idle for sequence in self.running):
+            return self._unblock(budget)
+        return self._with_drafts(granted, self.drafting) if self.drafting else granted
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a beam that became another one, or is new: it begins with what others have computed."""
@@ -102,12 +106,27 @@ class Scheduler:
     def advance(self, grant: Scheduled) -> None:
         """Take note that the tokens of a grant are computed."""
         sequence = grant.sequence
-        sequence.num_computed_tokens += grant.num_tokens
-        self.prefix_cache.register(sequence)
-        self._release_behind_window(sequence)
+        self._compute(sequence, grant.num_pending_tokens)
         sequence.first_copied_token = None
         if sequence.request.handed_over and not any(each.needs_copy for each in sequence.request.unfinished):
             sequence.request.forget_handed_over()
+
+    def accept(self, sequence: Sequence) -> None:
+        """Take note that the next token of its draft is right, and computed by that."""
+        if sequence.drafter:
+            sequence.drafter.num_accepted += 1
+        self._compute(sequence, 1)
+
+    def _compute(self, sequence: Sequence, num_tokens: int) -> None:
+        sequence.num_computed_tokens += num_tokens
+        self.prefix_cache.register(sequence)
+        self._release_behind_window(sequence)
+
+    def _with_drafts(self, granted: list[Scheduled], drafting: Drafting) -> list[Scheduled]:
+        """Spend what is left of the step; who waits has had its turn, and needs the blocks."""
+        left = self.max_num_batched_tokens - sum(grant.num_tokens for grant in granted)
+        left = min(left, self._scored_budget)
+        return drafting.extend(granted, self.pool, left, takes_blocks=not self.waiting)
 
     def _release_behind_window(self, sequence: Sequence) -> None:
         """Give back the blocks that no token to come can see."""
@@ -140,14 +159,6 @@ class Scheduler:
         for request in late:
             del self._deadlines[request]
         return late
-
-    def _prefill_budget(self, decodes: int) -> int:
-        limits = [self.max_num_batched_tokens - decodes]
-        if self.rules.max_batch_prefill_tokens is not None:
-            limits.append(self.rules.max_batch_prefill_tokens)
-        if decodes and self.rules.max_mixed_prefill_tokens is not None:
-            limits.append(self.rules.max_mixed_prefill_tokens)
-        return min(limits)
 
     def _schedule_running(self, budget: int) -> tuple[list[Scheduled], bool]:
         granted: list[Scheduled] = []
@@ -242,7 +253,8 @@ class Scheduler:
         # One spare block per running sequence: without it a newcomer is preempted at once by
         # the decodes beside it, and its prefill was for nothing.
         needed = self._blocks_needed(sequence, cached) + len(self.running)
-        return needed <= self.pool.num_free and self._is_within_total(sequence)
+        totals = (each.request.stop.max_total_tokens for each in (*self.running, sequence))
+        return needed <= self.pool.num_free and self.rules.allow_total(totals)
 
     def _blocks_needed(self, sequence: Sequence, cached: Seq[int]) -> int:
         """Free blocks that a waiting sequence takes at most until its last token is computed."""
@@ -250,14 +262,8 @@ class Scheduler:
         behind = window.num_behind(len(cached) * self.pool.block_size) if window else 0
         idle = sum(not self.pool.is_held(block) for block in cached[behind:])
         needed = self.pool.blocks_for(len(sequence.token_ids)) - len(cached) + idle
-        return min(needed, window.most_blocks(self._prefill_budget(0))) if window else needed
-
-    def _is_within_total(self, sequence: Sequence) -> bool:
-        limit = self.rules.max_batch_total_tokens
-        if limit is None:
-            return True
-        batch = [*self.running, sequence]
-        return sum(each.request.stop.max_total_tokens for each in batch) <= limit
+        most = self.rules.prefill_budget(self.max_num_batched_tokens, 0)
+        return min(needed, window.most_blocks(most)) if window else needed
 
     def _start(self, sequence: Sequence, cached: list[int]) -> None:
         """Let a sequence run that was waiting, beginning after the blocks that are computed already."""

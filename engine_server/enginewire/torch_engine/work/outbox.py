@@ -194,4 +194,10 @@ def _usage_of(request: Request, choices: Seq[Seq[int]]) -> pb.CompletionUsage:
     if thinking:
         counts = (thinking.tokens.count_inside(choice, thinking.starts_open) for choice in choices)
         usage.completion_tokens_details.reasoning_tokens = sum(counts)
+    drafters = [each.drafter for each in request.sequences if each.drafter]
+    if drafters and not request.best_of:  # of candidates that are not returned nobody wants to know
+        num_accepted = sum(drafter.num_accepted for drafter in drafters)
+        num_drafted = sum(drafter.num_drafted for drafter in drafters)
+        usage.completion_tokens_details.accepted_prediction_tokens = num_accepted
+        usage.completion_tokens_details.rejected_prediction_tokens = num_drafted - num_accepted
     return usage

@@ -174,4 +174,10 @@ def usage_fields(usages: Sequence[pb.CompletionUsage]) -> dict[str, object]:
     details = [usage.prompt_tokens_details for usage in usages]
     if any(each.HasField("cached_tokens") for each in details):
         fields["prompt_tokens_details"] = {"cached_tokens": sum(each.cached_tokens for each in details)}
+    drafts = [usage.completion_tokens_details for usage in usages]
+    if any(each.HasField("accepted_prediction_tokens") for each in drafts):
+        fields["completion_tokens_details"] = {
+            "accepted_prediction_tokens": sum(each.accepted_prediction_tokens for each in drafts),
+            "rejected_prediction_tokens": sum(each.rejected_prediction_tokens for each in drafts),
+        }
     return fields

@@ -1,0 +1,1 @@
+"""Drafts: tokens that are guessed, and computed beside the one they follow."""
