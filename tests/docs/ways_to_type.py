@@ -175,6 +175,7 @@ PAGES: Mapping[str, Ways] = {
         "cd dist/results": MINUTES,
         "python": MINUTES,
     },
+    "docs/security.md": {"enginewire": READER},
     "docs/smg.md": {
         "enginewire-backend serve --launch builtin:demo --smg-port 50053": Way(
             2, shows="listening on grpc", stays=True

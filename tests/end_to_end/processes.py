@@ -112,10 +112,11 @@ class Client:
             count += len(response.output.token_ids)
         return response.output.finish_reason, count
 
-    async def health_history(self) -> list[int]:
-        """Every readiness status until the server ends the stream."""
+    async def watch_health(self, history: list[int]) -> None:
+        """Every readiness status, into `history`, until the server ends the stream."""
         request = health_pb2.HealthCheckRequest(service="enginewire.v1.EngineService")
-        return [answer.status async for answer in self.health.Watch(request)]
+        async for answer in self.health.Watch(request):
+            history.append(answer.status)
 
 
 def start_client_process(target: str, requests: int) -> subprocess.Popen[str]:

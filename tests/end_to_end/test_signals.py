@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from enginewire import v1 as pb
 from tests.end_to_end.processes import start_client_process
-from tests.server.serving import ask, detail_of
+from tests.server.serving import ask, detail_of, until_true
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -25,12 +25,13 @@ STARTS_NEVER = "tests.end_to_end.slow_engine:StartsNever"
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_idle_server_ends_at_once_with_0_and_watchers_see_it(launch, connect, folder, number):
     server = launch()
-    watching = asyncio.create_task(connect(server.target()).health_history())
-    await connect(server.target()).until_running(0)
-    await asyncio.sleep(0.1)
+    history: list[int] = []
+    watching = asyncio.create_task(connect(server.target()).watch_health(history))
+    await until_true(lambda: history == [SERVING])
     begin = time.monotonic()
     server.signal(number)
-    assert await watching == [SERVING, NOT_SERVING]
+    await watching
+    assert history == [SERVING, NOT_SERVING]
     assert await asyncio.to_thread(server.exit_code) == 0
     assert time.monotonic() - begin < SOON_SECONDS
     assert [path.name for path in folder.iterdir() if path.suffix == ".sock"] == []

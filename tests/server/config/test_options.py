@@ -181,7 +181,7 @@ def test_what_vllm_would_not_hear_of_is_refused_even_as_its_default(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     option = next(option for option in options_of(ServerOptions) if option.name == name)
-    value = option.shown_default if option.default not in (None, ()) else "1"
+    value = option.shown_default if option.default not in (None, (), "") else "1"
     monkeypatch.setenv(option.variable("ENGINEWIRE_"), value)
     said = f"{option.flag}: has no effect with --engine vllm; {NO_EFFECT[name]}"
     assert said in refusal(capsys, "--engine", "vllm")

@@ -14,7 +14,13 @@ from enginewire.torch_engine.guided import (
     size as guided_size,
     worker as guided_worker,
 )
-from enginewire.torch_engine.guided.library import InvalidGuide, Library, LibraryMatcher, Vocabulary
+from enginewire.torch_engine.guided.library import (
+    MAX_WHITESPACE,
+    InvalidGuide,
+    Library,
+    LibraryMatcher,
+    Vocabulary,
+)
 from enginewire.torch_engine.guided.open_library import open_library
 from enginewire.torch_engine.guided.worker import (
     COMPILED,
@@ -97,7 +103,7 @@ def test_what_a_library_says_about_a_guide_is_cut(monkeypatch):
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_white_space_between_json_tokens_is_bounded(library, kind):
     guide = '{"type": "object"}' if kind == "json_schema" else ""
-    assert num_accepted(library, kind, guide, b"{" + b" " * 60) == 1 + 20
+    assert num_accepted(library, kind, guide, b"{" + b" " * 60) == 1 + MAX_WHITESPACE
 
 
 def test_digits_and_letters_of_a_class_are_those_of_ascii(library):
@@ -115,7 +121,7 @@ def test_a_guide_is_measured_before_a_library_sees_it(library, monkeypatch):
 def test_the_options_of_a_library_are_not_the_callers(library):
     guide = json.dumps({"type": "object", "x-guidance": {"whitespace_pattern": "x*"}})
     assert num_accepted(library, "json_schema", guide, b"{xx") == 1
-    assert num_accepted(library, "json_schema", guide, b"{" + b" " * 60) == 1 + 20
+    assert num_accepted(library, "json_schema", guide, b"{" + b" " * 60) == 1 + MAX_WHITESPACE
 
 
 @pytest.mark.parametrize("name", ["xgrammar", "llguidance"])

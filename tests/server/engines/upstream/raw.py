@@ -16,6 +16,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.grpc_server import bare_server
 from tests.repository import ROOT
+from tests.server.serving import until_true
 
 EXAMPLE = ROOT / "examples" / "bare-python" / "engine.py"
 
@@ -98,7 +99,8 @@ class RawServer:
     """A bare engine on a socket of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.target = f"unix:{folder / 'raw.sock'}"
+        self._socket = folder / "raw.sock"
+        self.target = f"unix:{self._socket}"
         self._server: grpc.aio.Server | None = None
 
     async def start(self, engine: object) -> None:
@@ -113,4 +115,6 @@ class RawServer:
         """Break all connections, as the end of a process would."""
         if self._server is not None:
             await self._server.stop(None)
+            # It goes a moment later, and with it the socket of whoever listens there by then.
+            await until_true(lambda: not self._socket.exists())
         self._server = None
