@@ -17,8 +17,11 @@ help:  ## Show this list
 demo: $(VENV)/.demo  ## Stream three answers from a real model through two processes
 	$(BIN)/enginewire demo
 
-test: $(VENV)/.dev  ## Run every test, in parallel
+test: $(VENV)/.dev  ## Run the tests, in parallel
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
+
+test-long: $(VENV)/.dev  ## Run the variants that `make test` leaves out
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m long
 
 conformance: $(VENV)/.dev  ## Have the kit judge our own servers, over a socket and over TCP
 	.ci/check_servers
@@ -36,7 +39,7 @@ test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 vllm-test:  ## Test the vLLM engine, in an environment of its own with vLLM for CPUs
 	.ci/check_vllm
 
-check: static test  ## Everything a change is judged by
+check: static test test-long  ## Everything a change is judged by
 
 # Side by side: mypy, the slowest by far, is busy on one core only.
 static: $(VENV)/.dev

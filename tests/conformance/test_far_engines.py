@@ -14,12 +14,14 @@ from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
 from tests.conformance.judging import statuses
+from tests.long import long
 from tests.repository import ROOT
 
 ONE_WAY_SECONDS = "0.1"
 SENSITIVE = ("STR-11", "STR-12/multiplexed", "CON-05", "MUX-12", "WLD-03")
 
 
+@long
 async def test_a_correct_engine_far_away_is_not_blamed() -> None:
     server = await InProcess(Reference()).start()
     network = await asyncio.create_subprocess_exec(

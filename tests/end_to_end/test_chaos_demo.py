@@ -15,6 +15,7 @@ from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
 from tests.backend.asking import Heard, hear
 from tests.end_to_end.chaos import answer_of, engines, hear_slowly, kinds_of_requests, migrations, replaying
+from tests.long import long
 from tests.server.serving import until_true
 
 DEMO = ("builtin:demo",)
@@ -43,6 +44,7 @@ def requests(tokenizer: BackendTokenizer) -> list[pb.PreprocessedRequest]:
     return made + [following(SCHEMA, library, seed) for library in GUIDED_BY for seed in (3, 4)]
 
 
+@long
 async def test_the_real_model_goes_on_where_it_was_killed(folder: Path) -> None:
     async with engines(folder, 2, DEMO) as slots:
         tokenizer = await tokenizer_of(slots[0].target)

@@ -8,11 +8,14 @@ import sys
 
 import pytest
 
+from tests.long import long
 from tests.server.metrics.scraping import documented, scrape
 from tests.server.serving import ask
 
 
-@pytest.mark.parametrize(("engine", "arguments"), [("mocker", ["--mocker-itl-ms", "2"]), ("torch", [])])
+@pytest.mark.parametrize(
+    ("engine", "arguments"), [("mocker", ["--mocker-itl-ms", "2"]), pytest.param("torch", [], marks=long)]
+)
 async def test_a_server_is_scraped_while_it_serves_and_the_kit_agrees(launch, connect, engine, arguments):
     server = launch("--metrics-port", "0", *arguments, engine=engine)
     client = connect(server.target())

@@ -13,6 +13,7 @@ from enginewire.backend.decoding.vocabulary import TableKind, Vocabulary
 from tests.backend.decoding import real_tokenizers as reals
 from tests.backend.decoding.real_tokenizers import Real, real
 from tests.backend.decoding.toy_tokenizers import expected_text, prompt_text
+from tests.long import long_but
 
 TOKENIZERS: dict[str, Callable[[], Real]] = {
     "Tekken": reals.tekken,
@@ -28,6 +29,8 @@ OTHERS: dict[str, Callable[[], Real]] = {
     "Unigram": lambda: real(reals.unigram()),
     "WordPiece": lambda: real(reals.word_piece()),
 }
+FEW = ("Tekken", "Mistral, as Llama 2", "WordPiece")
+"""One of each kind of table."""
 BYTE_LEVEL = ("Tekken", "GPT-2", "Llama 3", "Qwen")
 TEXT_TOKENS = 80_000
 RANDOM_TOKENS = 60_000
@@ -105,21 +108,21 @@ def test_it_is_a_million_tokens() -> None:
     assert len(TOKENIZERS) * (TEXT_TOKENS + RANDOM_TOKENS) >= 1_000_000
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", long_but(FEW, TOKENIZERS))
 def test_each_has_its_table(name: str) -> None:
     kind = TableKind.BYTE_LEVEL if name in BYTE_LEVEL else TableKind.BYTE_FALLBACK
     assert vocabulary_of(name).kind is kind
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", long_but(FEW, TOKENIZERS))
 def test_text_of_every_kind_appears_no_later_than_from_the_library(name: str, skip: bool) -> None:
     for ids in spoken(name, TEXT_TOKENS // 2, special=skip):
         follow(name, ids, skip)
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("name", [*TOKENIZERS, *OTHERS])
+@pytest.mark.parametrize("name", long_but(FEW, [*TOKENIZERS, *OTHERS]))
 def test_an_answer_goes_on_behind_its_prompt_as_from_the_library(name: str, skip: bool) -> None:
     draw = random.Random(name)
     for ids in spoken(name, PROMPTED_TOKENS):
@@ -129,7 +132,7 @@ def test_an_answer_goes_on_behind_its_prompt_as_from_the_library(name: str, skip
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("name", [*TOKENIZERS, *OTHERS])
+@pytest.mark.parametrize("name", long_but(FEW, [*TOKENIZERS, *OTHERS]))
 def test_the_end_of_a_prompt_decides_as_the_whole_does(name: str, skip: bool) -> None:
     draw = random.Random(name)
     for ids in drawn(name, PROMPTED_TOKENS):
@@ -141,7 +144,7 @@ def test_the_end_of_a_prompt_decides_as_the_whole_does(name: str, skip: bool) ->
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", long_but(FEW, TOKENIZERS))
 def test_any_ids_give_the_text_of_the_library(name: str, skip: bool) -> None:
     tokenizer = TOKENIZERS[name]().tokenizer
     decode = (

@@ -16,6 +16,7 @@ from enginewire.conformance.reference.settings import Settings, without
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.selection import Selection
 from tests.conformance.judging import judged, statuses
+from tests.long import long_but
 
 
 class Echo(Reference):
@@ -77,27 +78,27 @@ async def unexpected(server: type[Reference], *areas: str) -> list[str]:
     return [f"{outcome.key}: {outcome.message}" for outcome in report.unexpected]
 
 
-@pytest.mark.parametrize("server", [Echo, OneToken, Bare, OneSlot])
+@pytest.mark.parametrize("server", long_but([Echo], [Echo, OneToken, Bare, OneSlot]))
 async def test_stops_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "STP-*") == []
 
 
-@pytest.mark.parametrize("server", [Echo, Tied, Bare, OneSlot])
+@pytest.mark.parametrize("server", long_but([Echo], [Echo, Tied, Bare, OneSlot]))
 async def test_sampling_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "SAM-0[5-9]*", "SAM-1*", "LOG-11") == []
 
 
-@pytest.mark.parametrize("server", [Echo, OneToken, NoAlternatives, Bare])
+@pytest.mark.parametrize("server", long_but([Echo], [Echo, OneToken, NoAlternatives, Bare]))
 async def test_log_probabilities_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "LOG-*") == []
 
 
-@pytest.mark.parametrize("server", [Echo, NoAlternatives, Bare, OneSlot])
+@pytest.mark.parametrize("server", long_but([Echo], [Echo, NoAlternatives, Bare, OneSlot]))
 async def test_limits_of_another_server(server: type[Reference]) -> None:
     assert await unexpected(server, "LIM-*", "ERR-0[45]*") == []
 
 
-@pytest.mark.parametrize("server", [OneSlot, Bare])
+@pytest.mark.parametrize("server", long_but([OneSlot], [OneSlot, Bare]))
 async def test_choices_of_another_server(server: type[Reference]) -> None:
     assert await unexpected(server, "SEQ-*") == []
 

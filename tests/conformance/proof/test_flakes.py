@@ -10,6 +10,7 @@ from enginewire.conformance.proof.flakes import SPEEDS, at_speed, busy, judge_on
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running.outcome import ExitCode
+from tests.long import long
 
 
 def test_a_reference_at_another_speed_is_else_the_same() -> None:
@@ -22,6 +23,7 @@ def test_there_are_five_speeds() -> None:
     assert len(set(SPEEDS)) == 5
 
 
+@long
 def test_every_reference_is_judged_and_none_is_unexpected() -> None:
     runs = judge_once(0.0, ["STR-01", "DIS-*", "CLI-01"])
     assert [run.evidence for run in runs] == [{}, {}, {}]

@@ -18,6 +18,7 @@ from enginewire.server.demo_model import PATH, questions
 from enginewire.server.demo_model.corpus import ASSISTANT, BOS, EOS, UNKNOWN_THINGS, USER, conversation
 from enginewire.server.demo_model.tokenizer import train_tokenizer
 from enginewire.server.demo_model.train import CHECKSUMS, Recipe, build, checksums, recall
+from tests.long import long
 
 FAQ = questions()
 SAMPLE = list(FAQ)[:: len(FAQ) // 5]
@@ -76,6 +77,7 @@ def test_an_answer_is_exact_when_asked_alone(dtype: torch.dtype, question: str) 
     assert greedy(dtype, [rendered(question)]) == [FAQ[question]]
 
 
+@long
 def test_every_answer_is_exact_in_a_padded_batch() -> None:
     """In the less exact of the two dtypes; `recall` looks at every answer in the other one."""
     asked = sorted(FAQ, key=lambda question: len(FAQ[question]))
@@ -161,6 +163,7 @@ def test_the_faq_is_as_large_as_promised() -> None:
     assert any("\u200d" in answer for answer in FAQ.values())
 
 
+@long
 def test_training_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     recipe = Recipe(steps=2, batch_rows=16)
     build(tmp_path / "first", recipe)

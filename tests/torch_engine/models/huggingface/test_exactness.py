@@ -15,12 +15,18 @@ from transformers import Llama4ForCausalLM, OPTForCausalLM, PreTrainedModel
 
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.long import long_but
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.models.huggingface.configs import SERVED
 from tests.torch_engine.models.huggingface.wide_models import save_wide
 from tests.torch_engine.test_embedding import assert_close
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
+USUAL = (
+    "cohere2", "deepseek_v3", "gemma2", "gemma3n_text", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss",
+    "granitemoehybrid", "llama4_text", "mixtral", "olmo2", "opt", "phi3", "qwen3_moe", "starcoder2",
+)  # fmt: skip
+"""One of each kind: dense and with experts, attention of every sort, old and new."""
 LENGTHS = (1, 21, 9, 14)
 MAX_TOKENS = 6
 TIE = 1e-3
@@ -89,7 +95,7 @@ def load(folder: Path) -> CoreUnderTest:
     return CoreUnderTest(load_engine(options, lambda phase, done: None))
 
 
-@pytest.mark.parametrize("model_type", SERVED)
+@pytest.mark.parametrize("model_type", long_but(USUAL, SERVED))
 def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, build, capfd):
     folder, network = build(model_type)
     capfd.readouterr()

@@ -13,11 +13,13 @@ from openai import BadRequestError, OpenAI
 
 from tests.backend.frontends.http_api.test_compatibility import check
 from tests.backend.frontends.http_api.test_process import PATIENCE_SECONDS, address_in
+from tests.long import long
 from tests.torch_engine.minilm import MINILM
 
 SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
 
 
+@long
 def test_a_real_encoder_is_served_by_the_two_programs_as_the_table_of_fields_says(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "enginewire.backend", "serve", "--http-port=0", f"--uds={tmp_path}/b"]
     log = tmp_path / "log"

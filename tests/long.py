@@ -1,0 +1,15 @@
+"""What `make test` leaves to `make test-long`: more variants of what one of them shows already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+long = pytest.mark.long
+
+
+def long_but(short: Iterable[object], values: Iterable[object]) -> list[object]:
+    """The values of a parameter, of which only some are for `make test`."""
+    few = list(short)
+    return [value if value in few else pytest.param(value, marks=long) for value in values]
