@@ -24,7 +24,7 @@ GuidedBackend = Literal["auto", "xgrammar", "llguidance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
+class ServedModelOptions:
     """Options of whatever serves a model."""
 
     model: str = option(

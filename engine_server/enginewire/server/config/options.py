@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket
 from enginewire.options import OptionError, computed, option
-from enginewire.server.config.model import ModelOptions
+from enginewire.server.config.model import ServedModelOptions
 from enginewire.server.config.rules import RULES
 from enginewire.tls.listener_options import (
     CertReqs,
@@ -38,7 +38,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions(ModelOptions):
+class ServerOptions(ServedModelOptions):
     """Options of `enginewire-server`. Raises OptionError for combinations that make no sense.
 
     The server listens on TCP when `port` is set, else on the Unix socket `uds`.
