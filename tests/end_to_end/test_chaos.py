@@ -55,7 +55,8 @@ async def kill_one_while_talking(
         asyncio.create_task(hear_slowly(backend, request, heard))
         for request, heard in zip(requests(), all_heard, strict=True)
     ]
-    await asyncio.sleep(dice.uniform(0.01, 0.25))
+    num_tokens = dice.randrange(MAX_TOKENS // 2)
+    await until_true(lambda: max(len(heard.token_ids()) for heard in all_heard) >= num_tokens)
     victim = slots[number % len(slots)]
     await victim.end(signal.SIGKILL)
     await victim.start()
