@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from enginewire.options import option
 from enginewire.tls.target_options import TargetOptions, target_tls
 from enginewire.trusted_paths import check_socket, user_id
 
@@ -41,6 +42,13 @@ class TrustOptions(TargetOptions, Protocol):
 
     @property
     def socket_owner(self) -> str: ...  # noqa: D102
+
+
+def socket_owner_option() -> str:
+    """`socket_owner`."""
+    return option(
+        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
+    )
 
 
 def trust_of(options: TrustOptions) -> Trust:

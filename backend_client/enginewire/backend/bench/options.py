@@ -21,7 +21,7 @@ from enginewire.tls.target_options import (
     name_option,
     ssl_option,
 )
-from enginewire.trust import trust_of
+from enginewire.trust import socket_owner_option, trust_of
 
 Api = Literal["multiplexed", "generate", "backend", "completions", "chat"]
 HTTP_APIS: Final = frozenset({"completions", "chat"})
@@ -48,9 +48,7 @@ class BenchOptions:
         "what it speaks: multiplexed and generate are the engine's own, backend is BackendService,"
         " completions and chat are OpenAI's over HTTP",
     )
-    socket_owner: str = option(
-        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
-    )
+    socket_owner: str = socket_owner_option()
     target_ssl: bool = ssl_option()
     target_ssl_ca_certs: Path | None = ca_certs_option()
     target_ssl_certfile: Path | None = certfile_option()

@@ -21,7 +21,7 @@ from enginewire.tls.target_options import (
     name_option,
     ssl_option,
 )
-from enginewire.trust import trust_of
+from enginewire.trust import socket_owner_option, trust_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,7 @@ class TopOptions:
         computed(lambda: (f"unix:{default_socket('engine')}",), "unix:<the engine's default --uds>"),
         "an engine to watch: a gRPC name such as unix:/run/engine.sock or localhost:50051",
     )
-    socket_owner: str = option(
-        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
-    )
+    socket_owner: str = socket_owner_option()
     target_ssl: bool = ssl_option()
     target_ssl_ca_certs: Path | None = ca_certs_option()
     target_ssl_certfile: Path | None = certfile_option()

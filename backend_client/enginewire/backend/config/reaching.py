@@ -18,7 +18,7 @@ from enginewire.tls.target_options import (
     name_option,
     ssl_option,
 )
-from enginewire.trust import trust_of
+from enginewire.trust import socket_owner_option, trust_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -36,9 +36,7 @@ class BackendOptions:
         " several for several engines of the same model",
         heading="engine",
     )
-    socket_owner: str = option(
-        "", "another user, besides this one and root, who may own an engine's Unix socket: a name or a number"
-    )
+    socket_owner: str = socket_owner_option()
     target_ssl: bool = ssl_option()
     target_ssl_ca_certs: Path | None = ca_certs_option()
     target_ssl_certfile: Path | None = certfile_option()

@@ -195,8 +195,11 @@ class Attempts:
         if self._policy is None or endpoint is None or not self._may_repeat(self._policy, failure):
             raise failure
         is_continued = decoder is not None and has_delivered(decoder)
-        if is_continued and not (self._can_continue(endpoint) and self.decoder.take_over()):
+        if is_continued and not (self._can_continue and self.decoder.take_over()):
             raise failure
+        if is_continued and self._origin is not None and not self._origin.config.capabilities.resume:
+            # Its next life cannot go on either.
+            self._unfit.add(endpoint)
         if was_accepted and failure.reason in DEATHS:
             self._check_deaths(failure, self._engines, life, is_alone=is_alone)
         if lost_prefill and self._prefill is not None and failure.reason in DEATHS:
@@ -303,11 +306,10 @@ class Attempts:
             return True
         return policy.allows(failure.failure, self._num_failures)
 
-    def _can_continue(self, lost: Endpoint) -> bool:
+    @property
+    def _can_continue(self) -> bool:
         assert self._origin is not None, "something was delivered"
         capabilities = self._origin.config.capabilities
-        if not capabilities.resume:
-            self._unfit.add(lost)
         return (capabilities.resume or self._engines.has_choice) and can_continue(self._part, capabilities)
 
     def _check_deaths(self, failure: RequestFailed, engines: Endpoints, life: str, *, is_alone: bool) -> None:
