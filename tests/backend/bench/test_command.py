@@ -47,15 +47,17 @@ def figures(*arguments: str) -> dict[str, float]:
 
 
 def check(measured: dict[str, float]) -> None:
-    """Nothing can be faster than the mocker, and its order of magnitude is seen through everything."""
+    """Its order of magnitude is the mocker's. What waited in a socket comes faster than it was made."""
     assert (measured["completed"], measured["failed"]) == (8, 0)
     assert measured["total_output_tokens"] == 80
     assert measured["total_input_tokens"] >= 8 * 16
-    # Two ticks of the mocker's clock, as far as a timer may round.
-    assert TTFT_MS - 2 <= measured["p50_ttft_ms"] < 100 * TTFT_MS
-    assert ITL_MS - 1 <= measured["mean_tpot_ms"] < 100 * ITL_MS
-    assert measured["p50_ttft_ms"] < measured["p50_e2el_ms"] <= measured["p99_e2el_ms"]
+    # Nothing ends before the mocker has ended it, as far as a timer may round.
     assert measured["p50_e2el_ms"] >= TTFT_MS + 9 * ITL_MS - 4
+    assert measured["p50_ttft_ms"] >= TTFT_MS - 2
+    assert measured["p50_ttft_ms"] < measured["p50_e2el_ms"] <= measured["p99_e2el_ms"]
+    assert measured["mean_tpot_ms"] > 0
+    last = measured["mean_ttft_ms"] + 9 * measured["mean_tpot_ms"]
+    assert last == pytest.approx(measured["mean_e2el_ms"])
 
 
 @pytest.mark.parametrize("api", ["multiplexed", "generate"])

@@ -266,6 +266,7 @@ async def test_what_breaks_the_contract_ends_its_request_alone(lie: Lie, odd: Od
         (grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_INTERNAL),
         (grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_ENGINE_DEAD),
+        (grpc.StatusCode.CANCELLED, pb.ERROR_REASON_ENGINE_DEAD),
     ],
 )
 async def test_a_status_of_the_engine_becomes_one_of_the_contract_without_its_words(

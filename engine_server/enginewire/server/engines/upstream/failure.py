@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 FIELD: Final = re.compile(r"[a-z0-9_.\[\]]{1,128}")
 MOST_WORDS: Final = 500
 
+CODES_OF_LOSS: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""What is cancelled here ends as an asyncio.CancelledError: this CANCELLED is the reset of an engine that ends."""
+
 
 def failure_of(error: grpc.aio.AioRpcError, request_id: str) -> EngineError:
     """The failure of a request whose call ended so, after it was accepted here."""
@@ -35,7 +38,7 @@ def failure_of(error: grpc.aio.AioRpcError, request_id: str) -> EngineError:
     words = f"request {request_id}: the engine's status is {code.name}: {_words(error)}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("the deadline passed")
-    if code is grpc.StatusCode.UNAVAILABLE:
+    if code in CODES_OF_LOSS:
         log.warning("%s", words)
         return EngineDead("the engine went away")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
@@ -49,7 +52,7 @@ def failure_of(error: grpc.aio.AioRpcError, request_id: str) -> EngineError:
 
 def is_lost(error: grpc.aio.AioRpcError) -> bool:
     """True when the connection may be gone, and not the engine alone have refused."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and not _detail(error).reason
+    return error.code() in CODES_OF_LOSS and not _detail(error).reason
 
 
 def shown(error: grpc.aio.AioRpcError) -> str:
