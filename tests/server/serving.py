@@ -24,7 +24,7 @@ from enginewire import v1 as pb
 from enginewire.server import status
 from enginewire.server.server import EngineServer
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 20.0
 IDLE = (0, 0, 0)
 ENGINE_SERVICE = "enginewire.v1.EngineService"
 

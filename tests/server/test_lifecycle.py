@@ -85,7 +85,7 @@ async def test_queued_requests_are_handed_back_as_retryable(engine_server):
 
 async def test_late_requests_are_accepted_during_the_grace_and_refused_after_it(engine_server):
     serving = await engine_server(**SLOW)
-    draining = asyncio.create_task(drain(serving, admission_grace=seconds(0.3)))
+    draining = asyncio.create_task(drain(serving, admission_grace=seconds(1.0)))
     await serving.until(lambda load: load.state == pb.ENGINE_STATE_DRAINING)
     assert not await serving.is_serving()
     assert (await serving.generate(ask(max_tokens=2))).usage() == (5, 2)

@@ -213,7 +213,7 @@ async def test_another_engine_is_asked_at_once(socket_folder, vocabulary) -> Non
     refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True, retry_after=30.0)
     full, free = Lives([refusal.to_proto()]), Lives([terminal(b"pong")])
     async with backend_on(socket_folder, vocabulary, full, free) as backend:
-        heard = await hear(backend, ask(), timeout=5)
+        heard = await hear(backend, ask(), timeout=20)
     assert heard.text() == "pong"
     assert (len(full.received), len(free.received)) == (1, 1)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from tests.backend.asking import Heard, ask
 from tests.server.serving import until_true
 
 TEXT = "abcdefgh"
-# The keepalive's two bounds, and the time to notice.
-FREEZE_NOTICED_SECONDS = 6.0
 
 
 @contextlib.asynccontextmanager
@@ -43,28 +40,28 @@ def endless() -> pb.PreprocessedRequest:
     return request
 
 
-async def hear_until_the_end(backend: Backend, heard: Heard) -> float:
-    """Fill `heard`; returns the time of its end."""
+async def hear_until_the_end(backend: Backend, heard: Heard) -> None:
+    """Fill `heard`."""
     async for item in backend.generate(endless()):
         heard.items.append(item)
-    return time.monotonic()
 
 
 async def break_while_talking(
     process: asyncio.subprocess.Process, backend: Backend, number: signal.Signals
-) -> tuple[list[Heard], float]:
-    """What two requests heard of an engine that got a signal, and how long they took to notice."""
+) -> list[Heard]:
+    """What two requests heard of an engine that got a signal."""
     all_heard = [Heard(), Heard()]
     tasks = [asyncio.create_task(hear_until_the_end(backend, heard)) for heard in all_heard]
     await until_true(lambda: all(len(heard.items) > 5 for heard in all_heard))
     process.send_signal(number)
-    began = time.monotonic()
     async with asyncio.timeout(20):
-        return all_heard, max(await asyncio.gather(*tasks)) - began
+        await asyncio.gather(*tasks)
+    return all_heard
 
 
-def check_lost(heard: Heard) -> None:
-    """One retryable error behind an exact prefix."""
+def check_lost(heard: Heard, *, is_by_keepalive: bool) -> None:
+    """One retryable error behind an exact prefix, and in gRPC's words how it was noticed."""
+    assert ("ping timeout" in heard.failure.message) is is_by_keepalive
     assert heard.failure.code == 14
     assert heard.failure.retryable
     assert heard.finishes() == {}
@@ -80,10 +77,9 @@ async def test_a_killed_engine_is_one_error_and_its_successor_is_used(socket_fol
         backend = Backend(client, vocabulary)
         async with engine_process(socket) as process:
             first = await client.wait_ready(20)
-            all_heard, seconds = await break_while_talking(process, backend, signal.SIGKILL)
+            all_heard = await break_while_talking(process, backend, signal.SIGKILL)
         for heard in all_heard:
-            check_lost(heard)
-        assert seconds < 0.5
+            check_lost(heard, is_by_keepalive=False)
         async with engine_process(socket):
             second = await client.wait_ready(20)
             outputs = [item async for item in backend.generate(ask(b"again"))]
@@ -95,7 +91,6 @@ async def test_a_frozen_engine_is_noticed_by_the_keepalive(socket_folder, vocabu
     socket = socket_folder / "engine.sock"
     async with EngineClient(f"unix:{socket}") as client, engine_process(socket) as process:
         await client.wait_ready(20)
-        all_heard, seconds = await break_while_talking(process, Backend(client, vocabulary), signal.SIGSTOP)
+        all_heard = await break_while_talking(process, Backend(client, vocabulary), signal.SIGSTOP)
         for heard in all_heard:
-            check_lost(heard)
-    assert seconds < FREEZE_NOTICED_SECONDS
+            check_lost(heard, is_by_keepalive=True)
