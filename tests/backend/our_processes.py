@@ -15,7 +15,7 @@ import psutil
 
 from enginewire import v1 as pb
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def command(*arguments: str) -> list[str]:

@@ -22,7 +22,7 @@ FOREVER = 30.0
 
 async def only(backend: Backend) -> LiveRequest:
     """The one live request, once it is there."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not backend.activity.live:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.001)
     (live,) = backend.activity.live
@@ -30,7 +30,7 @@ async def only(backend: Backend) -> LiveRequest:
 
 
 async def in_phase(live: LiveRequest, phase: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while live.phase != phase:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -68,7 +68,7 @@ async def test_an_abort_reaches_a_request_that_still_waits_for_an_engine(socket_
         live = await only(backend)
         assert (live.phase, live.num_attempts) == ("connecting", 0)
         live.abort("enough")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             heard = await asked
         assert heard.failure is not None
         assert heard.failure.reason == pb.ERROR_REASON_CANCELLED

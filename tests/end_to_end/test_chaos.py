@@ -161,7 +161,7 @@ async def test_an_engine_killed_again_and_again_gives_a_typed_error(
             await until_true(lambda count=count: len(heard.items) >= count)
             talking = next(i for i, endpoint in enumerate(backend.engines.all) if endpoint.in_flight)
             await slots[talking].end(signal.SIGKILL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await task
     assert heard.failure is not None
     assert heard.failure.reason == pb.ERROR_REASON_ENGINE_DEAD

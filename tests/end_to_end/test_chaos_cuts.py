@@ -41,7 +41,7 @@ async def test_a_cut_anywhere_changes_nothing(folder: Path, multiplexed: bool) -
         num_migrated = 0
         for offset in OFFSETS:
             proxy.cut_after(offset)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 heard = await hear(backend, request())
             assert answer_of(heard) == truth, f"cut after {offset} bytes"
             num_migrated += len(migrations(heard))

@@ -84,7 +84,7 @@ class Recorder:
 
     async def idle(self) -> None:
         """Wait until nothing is running or waiting."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while self.engine.load().running or self.engine.load().waiting:
                 await self.next_step()
 

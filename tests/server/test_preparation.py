@@ -54,7 +54,7 @@ def engine() -> Compiling:
 
 
 async def until_compiling(engine: Compiling, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while engine.num_compiling != count:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.002)
 

@@ -49,7 +49,7 @@ def assert_close(vectors: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  # the load has no event
             await asyncio.sleep(0.001)
 

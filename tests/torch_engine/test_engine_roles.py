@@ -78,7 +78,7 @@ def hand_offs(folder: Path) -> list[Path]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.005)
 

@@ -157,7 +157,7 @@ async def test_a_line_is_answered_before_the_input_has_ended(text_backend: TextB
     out = io.StringIO()
     running = asyncio.create_task(answer_lines(text_backend, JsonlOptions(), source=reading, out=out))
     os.write(writing, b'{"prompt": "now"}\n')
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while "finish_reason" not in out.getvalue():  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.01)
     os.close(writing)

@@ -174,7 +174,8 @@ async def test_a_failure_after_acceptance_is_the_last_item_and_status_ok(
     backend, _ = await start_backend(mocker_fault="step:3")
     items = await items_of(await dial(backend), ask("abcdef"))
     assert text_of(items) == "ab"
-    assert [item.HasField("error") for item in items] == [False, False, True]
+    # On a slow machine both tokens come in one item.
+    assert [item.HasField("error") for item in items[-2:]] == [False, True]
     assert items[-1].error.code == grpc.StatusCode.INTERNAL.value[0]
     assert unpacked(items[-1].error).reason == pb.ERROR_REASON_INTERNAL
 

@@ -74,7 +74,7 @@ async def test_watchers_hear_of_the_end_and_do_not_hold_it_up(served: Served) ->
     face, health, _ = served
     watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
     assert (await watch.read()).status == SERVING
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         draining = asyncio.create_task(face.drain(60))
         assert (await watch.read()).status == NOT_SERVING
         assert await watch.read() == grpc.aio.EOF

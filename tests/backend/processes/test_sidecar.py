@@ -43,7 +43,7 @@ class Shown:
         self.text += text
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while text not in self.text:  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -413,7 +414,10 @@ async def test_a_check_that_hangs_fails_in_bounded_time() -> None:
 
     once = Selection(judges_again=False)
     report = await judged(checks=[made_up("STR-01", hangs)], selection=once, time_scale=0.005)
-    assert [(o.key, o.message) for o in report.unexpected] == [("STR-01", "no verdict within 0 s")]
+    [hung] = report.unexpected
+    assert hung.key == "STR-01"
+    # The seconds are those of the probes before it, which take longer on a busy machine.
+    assert re.fullmatch(r"no verdict within \d+ s", hung.message)
 
 
 async def test_nothing_at_the_address_is_not_a_verdict() -> None:

@@ -310,13 +310,13 @@ async def test_a_load_whose_caller_hung_up_goes_on_to_its_end(engine_server, fol
     engine = SlowEngine()
     serving = await engine_server(engine, adapter_folder=folder)
     call = admin(serving).LoadAdapter(pb.LoadAdapterRequest(name="a", source="one"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not engine.num_loads:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.005)
     call.cancel()
     assert await listed(serving) == []
     engine.may_load.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while await listed(serving) != ["a"]:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.005)
 

@@ -142,7 +142,7 @@ async def test_who_reads_nothing_is_cut_off_and_does_not_hold_up_the_end(endpoin
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", port))
         stalled.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not page.accepts or connections_at(port):  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
 
@@ -160,7 +160,7 @@ async def test_closing_ends_what_is_open(endpoint, monkeypatch):
     reader, writer = await connect(endpoint)
     await exchange(endpoint, b"GET / HTTP/1.1\r\n\r\n")  # by then the server knows of the other
     endpoint.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         assert await reader.read() == b""
     writer.close()
 

@@ -229,7 +229,7 @@ async def any_work(work: list[tuple[object, ...]], fails: bool, is_drained: bool
         scrapes.append(shown.scrape())
     if is_drained:
         await shown.engine.drain()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await shown.table.wait_idle()
     scrapes.append(shown.scrape())
     assert scrapes[-1].of_kind("gauge") == scrapes[0].of_kind("gauge")

@@ -116,7 +116,7 @@ async def test_subscriptions_end_when_the_engine_is_cleaned_up(serving):
     call = kv(serving).SubscribeKvEvents(pb.SubscribeKvEventsRequest())
     await call.read()
     await serving.engine.Cleanup(pb.CleanupRequest())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await call.read() is grpc.aio.EOF
 
 

@@ -218,7 +218,7 @@ async def test_cleanup_fails_a_request_whose_grammar_is_still_compiling(folder):
     context = GenerateContext("late")
     engine.submit(ask(regex="[0-9]{12}z"), context)
     await engine.cleanup()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         step = await steps.get()
     assert [(c, type(error)) for c, error in step.failures] == [(context, EngineDead)]
 

@@ -139,7 +139,7 @@ async def test_deadlines_end_running_and_waiting_requests() -> None:
     deadline = time.monotonic() + 0.05
     answers = [recorder.submit(token_ids=HELLO, deadline=deadline)[1] for _ in range(2)]
     _, patient = recorder.submit(token_ids=HELLO)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not all(answer.failure for answer in answers):
             await recorder.next_step()
     assert time.monotonic() >= deadline

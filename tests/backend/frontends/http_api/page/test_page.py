@@ -42,7 +42,7 @@ async def http(watched: TextBackend) -> AsyncIterator[httpx2.AsyncClient]:
 
 async def status_until(http: httpx2.AsyncClient, *, requests: int, blocks: bool) -> dict[str, object]:
     """The state, once it is about so many requests and an engine that holds blocks for them, or none."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while True:
             status = (await http.get("/enginewire/status")).json()
             engine = status["engines"][0]
@@ -167,7 +167,7 @@ async def test_events_tell_the_state_again_and_again_until_the_server_ends(watch
         states = [await anext(lines) for _ in range(4)]
         assert [bool(line) for line in states] == [True, False] * 2
         assert orjson.loads(states[2].removeprefix("data: "))["engines"][0]["state"] == "ready"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await face.drain(30)
             async for _ in lines:
                 pass
@@ -242,7 +242,7 @@ async def test_metrics_and_health_tell_that_the_engine_takes_nothing_more(
         await engines.wait_ready(10)
         async for _ in serving.engine.Drain(pb.DrainRequest()):
             pass
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while engines.all[0].load.state != pb.ENGINE_STATE_DRAINING:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         assert (await metrics_of(http))["enginewire:engine_up", "0"] == 0
@@ -263,7 +263,7 @@ async def test_one_of_two_engines_is_enough_for_every_route(start_backend: Start
     clients = [EngineClient("unix:/nowhere/engine.sock"), EngineClient(serving.server.target)]
     async with Endpoints(clients) as engines:
         await engines.wait_ready(10)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while engines.all[0].is_usable or not engines.all[1].is_usable:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         text = TextBackend(Backend(engines, backend.backend.vocabulary), backend.tokenizer)
