@@ -15,7 +15,7 @@ from enginewire.conformance.reference.__main__ import serve
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.in_process import InProcess, InProcessLauncher
-from enginewire.conformance.running.outcome import Status
+from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
@@ -146,3 +146,20 @@ def test_a_server_that_speaks_tls_is_launched_and_judged(capsys: pytest.CaptureF
     asked = ["--launch", command, "--tls-ca", f"{CERTIFICATE}/server.pem", "--run", "STR-01,DRN-04"]
     assert main([*asked, "--ready-timeout", "30"]) == 0, capsys.readouterr()
     assert "2 PASS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "says"),
+    [
+        ("nobody-has-this", ExitCode.UNREACHABLE, "nobody-has-this cannot be started: No such file"),
+        (str(CERTIFICATE), ExitCode.UNREACHABLE, f"{CERTIFICATE} cannot be started: Permission denied"),
+        ("'open", ExitCode.USAGE, "the command cannot be read: No closing quotation"),
+    ],
+)
+@pytest.mark.parametrize("asked", [["--launch"], ["client", "--command"]], ids=["engine", "backend"])
+def test_a_command_that_cannot_be_started_is_a_sentence(
+    asked: list[str], program: str, code: ExitCode, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*asked, f"{program} --listen {{socket}} {{target}}"]) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"enginewire-conformance: {says}")

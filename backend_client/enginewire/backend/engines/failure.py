@@ -41,8 +41,8 @@ REASON_OF_CODE: Final = {
     grpc.StatusCode.UNAUTHENTICATED: pb.ERROR_REASON_AUTH,
     grpc.StatusCode.PERMISSION_DENIED: pb.ERROR_REASON_AUTH,
 }
-# gRPC's own words for bytes that are no HTTP/2, and for a stream that was reset: CANCELLED when a server that ends
-# does it, for what is cancelled here ends as an asyncio.CancelledError. An engine gives its reason.
+# gRPC's own words for bytes that are no HTTP/2, and for a stream that was reset: CANCELLED when a server
+# that ends does it, for what is cancelled here ends as an asyncio.CancelledError. An engine gives its reason.
 CODES_OF_BROKEN_STREAMS: Final = frozenset(
     {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
 )

@@ -111,6 +111,10 @@ class CommandLauncher:
     def __post_init__(self) -> None:
         if "{port}" not in self.command and "{socket}" not in self.command:
             raise ValueError("the command needs {port} or {socket} where the address belongs")
+        try:
+            shlex.split(self.command)
+        except ValueError as mistake:
+            raise ValueError(f"the command cannot be read: {mistake}") from None
         self._temporary = tempfile.TemporaryDirectory(prefix="enginewire-conformance-")
         self._folder = Path(self._temporary.name)
         self._started: list[Process] = []
@@ -123,15 +127,22 @@ class CommandLauncher:
         return process
 
     async def spawn(self, target: str = "", extra: str = "") -> Process:
-        """Start the program without waiting; at `target` or a free address, with `extra` arguments."""
+        """Start the program without waiting; at `target` or a free address, with `extra` arguments.
+
+        Raises Unreachable when there is no such program.
+        """
         target = target or self.free_target()
         address = target.removeprefix("unix:").rpartition(":")[2]
         command = f"{self.command} {extra}".replace("{port}", address).replace("{socket}", address)
         log = self._folder / f"{next(self._numbers)}.log"
+        program, *arguments = shlex.split(command)
         with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *shlex.split(command), stdout=output, stderr=output, start_new_session=True
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    program, *arguments, stdout=output, stderr=output, start_new_session=True
+                )
+            except OSError as error:
+                raise Unreachable(f"{program} cannot be started: {error.strerror}") from None
         self._started.append(Process(process, self.connection.at(target), log))
         return self._started[-1]
 

@@ -29,7 +29,7 @@ FIELD: Final = re.compile(r"[a-z0-9_.\[\]]{1,128}")
 MOST_WORDS: Final = 500
 
 CODES_OF_LOSS: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-"""What is cancelled here ends as an asyncio.CancelledError: this CANCELLED is the reset of an engine that ends."""
+"""What is cancelled here ends as an asyncio.CancelledError. Here it is a reset by an engine that ends."""
 
 
 def failure_of(error: grpc.aio.AioRpcError, request_id: str) -> EngineError:
