@@ -306,6 +306,24 @@ async def test_where_no_engine_goes_on_with_a_greedy_answer_its_failure_is_told_
     assert len(second.received) == 0
 
 
+async def test_nobody_waits_for_the_return_of_an_engine_that_could_not_go_on(
+    socket_folder, vocabulary
+) -> None:
+    first, second = OfAnotherKind([tokens(b"pon"), asyncio.Event()]), OfAnotherKind()
+    # When it may be asked again, it is known to be gone.
+    first.has_watch = True
+    patient = RetryPolicy(recovery=10 * PATIENCE_SECONDS, shortest_backoff=5.0, longest_backoff=5.0)
+    heard = Heard()
+    request = ask(sampling_options=pb.SamplingOptions(temperature=0.0))
+    async with backend_on(socket_folder, vocabulary, first, second, policy=patient) as backend:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            async for item in backend.generate(request):
+                heard.items.append(item)
+                await first.stop()
+    assert (heard.text(), heard.failure.retryable) == ("pon", True)
+    assert len(second.received) == 0
+
+
 async def test_the_backend_fixes_a_seed_for_what_could_not_go_on_without(socket_folder, vocabulary) -> None:
     request = ask(sampling_options=pb.SamplingOptions(temperature=1.0))
     engine = Lives([tokens(b"pon"), LOST], [terminal(b"g", 3)])
