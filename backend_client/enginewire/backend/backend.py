@@ -20,7 +20,7 @@ from enginewire.backend.decoding.protocol_violation import ProtocolViolation
 from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.decoding.stop_conditions import InvalidStopConditions, StopConditions
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.embedding import AskedEmbeddings, Embeddings, embed
+from enginewire.backend.embedding import Embeddings, embed
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
@@ -28,7 +28,7 @@ from enginewire.backend.engines.opaque_fields import check_opaque
 from enginewire.backend.engines.stream import Chunk
 from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTracker
 from enginewire.backend.replay.attempts import Attempts
-from enginewire.backend.replay.generate_call import GenerateCall
+from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Backend:
         """
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
-        call = GenerateCall(request, request_id, deadline, metadata)
+        call = BackendCall(request, request_id, deadline, metadata)
         attempts = Attempts(
             self.engines,
             call,
@@ -155,8 +155,8 @@ class Backend:
         Cancelling it ends the work of the engines. `timeout` in seconds covers everything.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        asked = AskedEmbeddings(request, request_id, deadline, metadata)
-        return await embed(self.engines, asked, self._retry, self._budget)
+        call = BackendCall(request, request_id, deadline, metadata)
+        return await embed(self.engines, call, self._retry, self._budget)
 
     def _decoder(
         self, request: pb.PreprocessedRequest, config: pb.EngineConfig, with_tokens: bool

@@ -13,13 +13,14 @@ import uuid
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.endpoints import Endpoint, Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed, violation
+from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 
 # Few enough that an answer is one message: 64 vectors of 8,192 numbers have 2 MiB.
@@ -28,6 +29,8 @@ MAX_INPUTS_PER_CALL: Final = 64
 MAX_ID_PREFIX: Final = 96
 MAX_UINT32: Final = 2**32 - 1
 INPUT: Final = re.compile(r"\btoken_ids\[(\d+)\]")
+
+EmbedCall: TypeAlias = BackendCall[pb.PreprocessedEmbeddingRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +41,6 @@ class Embeddings:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskedEmbeddings:
-    """What a caller wants. `deadline` is a time of time.monotonic."""
-
-    request: pb.PreprocessedEmbeddingRequest
-    request_id: str = ""
-    deadline: float | None = None
-    metadata: Mapping[str, str] | None = None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Until the deadline, never negative."""
-        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-
-
 def embeddings_to_proto(embeddings: Embeddings) -> pb.EmbeddingsEngineOutput:
     """The message of the vectors."""
     tokens = min(embeddings.prompt_tokens, MAX_UINT32)
@@ -61,21 +49,21 @@ def embeddings_to_proto(embeddings: Embeddings) -> pb.EmbeddingsEngineOutput:
 
 
 async def embed(
-    engines: Endpoints, asked: AskedEmbeddings, policy: RetryPolicy | None, budget: RetryBudget
+    engines: Endpoints, call: EmbedCall, policy: RetryPolicy | None, budget: RetryBudget
 ) -> Embeddings:
     """The vectors. Raises RequestFailed, in which paths name the inputs of the whole request."""
-    if not asked.request.token_ids:
+    if not call.request.token_ids:
         code, reason = grpc.StatusCode.INVALID_ARGUMENT, pb.ERROR_REASON_INVALID_REQUEST
         raise failed(code, reason, "token_ids: must not be empty", field="token_ids")
-    asked = replace(asked, request_id=asked.request_id or uuid.uuid4().hex)
-    starts = range(0, len(asked.request.token_ids), MAX_INPUTS_PER_CALL)
-    calls = [asyncio.create_task(_Part(engines, asked, policy, budget, start).embed()) for start in starts]
+    call = replace(call, request_id=call.request_id or uuid.uuid4().hex)
+    starts = range(0, len(call.request.token_ids), MAX_INPUTS_PER_CALL)
+    parts = [asyncio.create_task(_Part(engines, call, policy, budget, start).embed()) for start in starts]
     try:
-        outputs = await asyncio.gather(*calls)
+        outputs = await asyncio.gather(*parts)
     finally:
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
     vectors = [array("f", each.values) for output in outputs for each in output.embeddings]
     if len({len(each) for each in vectors}) > 1:
         raise violation("vectors of different sizes")
@@ -88,17 +76,17 @@ class _Part:
     def __init__(
         self,
         engines: Endpoints,
-        asked: AskedEmbeddings,
+        call: EmbedCall,
         policy: RetryPolicy | None,
         budget: RetryBudget,
         start: int,
     ) -> None:
         self._engines = engines
-        self._asked = asked
+        self._call = call
         self._policy = policy
         self._budget = budget
         self._start = start
-        self._request = part_of(asked.request, start)
+        self._request = part_of(call.request, start)
 
     async def embed(self) -> pb.EmbeddingsEngineOutput:
         """Raises RequestFailed."""
@@ -124,7 +112,7 @@ class _Part:
 
     async def _pick(self, not_before: Mapping[Endpoint, float], failure: RequestFailed | None) -> Endpoint:
         patience = 0.0 if self._policy is None else self._policy.recovery
-        left = self._asked.seconds_left
+        left = self._call.seconds_left
         try:
             return await self._engines.pick(patience if left is None else min(left, patience), not_before)
         except RequestFailed as nobody:
@@ -133,15 +121,15 @@ class _Part:
     def _id_of(self, attempt: int) -> str:
         """The caller's own for the first call. A lost engine may still hold that of the attempt before."""
         if self._start == 0 and attempt == 1:
-            return self._asked.request_id
-        return f"{self._asked.request_id[:MAX_ID_PREFIX]}.{self._start}-{attempt}"
+            return self._call.request_id
+        return f"{self._call.request_id[:MAX_ID_PREFIX]}.{self._start}-{attempt}"
 
     async def _ask(self, endpoint: Endpoint, request_id: str) -> pb.EmbeddingsEngineOutput:
         request = pb.EmbedRequest(request_id=request_id, request=self._request)
         endpoint.in_flight += 1
         try:
             response = await endpoint.client.embed(
-                request, timeout=self._asked.seconds_left, metadata=self._asked.metadata
+                request, timeout=self._call.seconds_left, metadata=self._call.metadata
             )
         finally:
             endpoint.in_flight -= 1

@@ -25,6 +25,7 @@ from enginewire.backend.engines.stream import Chunk, EngineStream, Take, life_of
 from enginewire.backend.engines.suspicion import Suspicion
 from enginewire.backend.engines.trace_context import add_link
 from enginewire.backend.prompting.annotations import without
+from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.continuation import (
     begins_like,
     can_continue,
@@ -32,7 +33,6 @@ from enginewire.backend.replay.continuation import (
     goes_on_like,
     needs_seed,
 )
-from enginewire.backend.replay.generate_call import GenerateCall
 from enginewire.backend.replay.interruption import Interruption
 from enginewire.backend.replay.prefill import Prefill, needs_prefill_worker
 from enginewire.backend.replay.retry import DEATHS, RetryBudget, RetryPolicy
@@ -50,7 +50,7 @@ class Attempts:
     def __init__(
         self,
         engines: Endpoints,
-        call: GenerateCall,
+        call: BackendCall[pb.PreprocessedRequest],
         make_decoder: Callable[[pb.EngineConfig], RequestDecoder],
         policy: RetryPolicy | None,
         budget: RetryBudget,

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from enginewire import v1 as pb
+RequestT = TypeVar("RequestT")
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """One call of `Backend.generate`. `deadline` is a time of time.monotonic."""
+class BackendCall(Generic[RequestT]):
+    """One call of the backend. `deadline` is a time of time.monotonic."""
 
-    request: pb.PreprocessedRequest
+    request: RequestT
     request_id: str = ""
     deadline: float | None = None
     metadata: Mapping[str, str] | None = None
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the deadline; perhaps negative."""
-        return None if self.deadline is None else self.deadline - time.monotonic()
+        """Until the deadline, never negative."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
