@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,9 @@ from enginewire.torch_engine.lora.config import read_files, read_lora_config
 from enginewire.torch_engine.lora.weights import read_low_ranks
 from enginewire.torch_engine.requests.adapter import Adapter
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
 
 @contextmanager
 def patient() -> Iterator[None]:
@@ -25,9 +29,6 @@ def patient() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
 
-
-with patient():
-    from peft import LoraConfig, PeftModel, get_peft_model
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -39,8 +40,11 @@ def make_adapter(
     """A folder with an adapter of random A and B, wide enough to change what a tiny model says."""
     torch.manual_seed(seed)
     modules = target_modules if isinstance(target_modules, str) else list(target_modules)
-    config = LoraConfig(r=r, target_modules=modules, task_type="CAUSAL_LM", **options)
     with patient():
+        # Takes a second, which is not for those who only collect the tests.
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=r, target_modules=modules, task_type="CAUSAL_LM", **options)
         model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -49,10 +53,17 @@ def make_adapter(
     return folder
 
 
+def peft_model(base: Path, adapter: Path) -> PeftModel:
+    """The base model with the adapter, as peft has it."""
+    with patient():
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+
+
 def peft_greedy(base: Path, adapter: Path) -> Callable[[Seq[int], int], list[int]]:
     """Greedy output of peft's model, without stopping at EOS."""
-    with patient():
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    model = peft_model(base, adapter)
     model.generation_config.eos_token_id = None
 
     def generate(prompt: Seq[int], max_tokens: int) -> list[int]:
@@ -73,9 +84,7 @@ def peft_greedy(base: Path, adapter: Path) -> Callable[[Seq[int], int], list[int
 
 def peft_body(base: Path, adapter: Path) -> PreTrainedModel:
     """The network below the head, with the adapter in its layers."""
-    with patient():
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
-    body = model.base_model.model.model
+    body = peft_model(base, adapter).base_model.model.model
     assert isinstance(body, PreTrainedModel)
     return body
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import pytest
-from anthropic import APIStatusError, AsyncAnthropic, NotFoundError
-from anthropic.types import Message
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
@@ -15,11 +14,18 @@ from tests.backend.frontends.http_api.openai.echoing import HERMES, LAST_MESSAGE
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.backend.frontends.http_api.test_messages import WEATHER, saying
 
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from anthropic.types import Message
+
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "京都"}}\n</tool_call>'
 
 
 @asynccontextmanager
 async def sdk(backend: TextBackend, **given: object) -> AsyncIterator[AsyncAnthropic]:
+    # Takes two seconds, which are not for those who only collect the tests.
+    from anthropic import AsyncAnthropic
+
     async with (
         serving_http(backend, **given) as face,
         AsyncAnthropic(base_url=face.address, api_key="none", max_retries=0, timeout=20) as client,
@@ -76,6 +82,8 @@ async def test_a_stop_sequence_beside_a_call(
 
 
 async def test_errors_are_those_of_the_sdk_wherever_they_come_from(start_backend: StartBackend) -> None:
+    from anthropic import APIStatusError, NotFoundError
+
     backend, _ = await start_backend(mocker_fault="step:3")
     async with sdk(backend, max_message_bytes=65_536) as client:
         with pytest.raises(NotFoundError) as unknown:
