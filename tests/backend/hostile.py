@@ -67,6 +67,7 @@ class HostileEngine:
     tokenizer: list[pb.GetTokenizerResponse] = field(default_factory=list)
     raw_info: bytes | None = None
     has_load: bool = True
+    names_life: bool = True
     has_watch: bool = False
     options: Sequence[tuple[str, int]] = ()
     scripts: dict[str, Script] = field(default_factory=dict)
@@ -116,8 +117,9 @@ class HostileEngine:
 
     @property
     def load(self) -> pb.Load:
-        """What it says of itself."""
-        return pb.Load(state=self.state, engine_lifetime_id=self.info.engine_lifetime_id)
+        """What it says of itself: perhaps not which life this is, as one that only plays dead has to."""
+        life = self.info.engine_lifetime_id if self.names_life else ""
+        return pb.Load(state=self.state, engine_lifetime_id=life)
 
     async def _tokenizer(self, data: bytes, call: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         for response in self.tokenizer:

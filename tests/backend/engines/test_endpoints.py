@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import KV_USE_SLACK, WAITING_SLACK, Endpoint, Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.engines.load_fields import kv_use
+from tests.backend.hostile import HostileEngine
 from tests.server.serving import until_true
 
 READY, DRAINING = pb.ENGINE_STATE_READY, pb.ENGINE_STATE_DRAINING
@@ -166,6 +168,27 @@ async def test_watching_tells_of_lives_and_drains(engine_server) -> None:
         await until_true(lambda: endpoint.is_draining)
     assert not endpoint.is_usable
     assert not watched.is_alive("another life")
+
+
+async def test_an_engine_that_cannot_be_watched_is_asked_and_none_that_is_gone_is_chosen(
+    socket_folder: Path,
+) -> None:
+    engines, sockets = [HostileEngine(), HostileEngine()], [socket_folder / "0", socket_folder / "1"]
+    for engine, socket in zip(engines, sockets, strict=True):
+        await engine.start(socket)
+    async with Endpoints([EngineClient(engine.target) for engine in engines]) as asked:
+        gone, there = asked.all
+        await until_true(lambda: gone.load.engine_lifetime_id == "life")
+        await engines[0].stop()
+        await until_true(lambda: not gone.is_usable)
+        there.in_flight = 9
+        assert await asked.pick(0.0) is there
+        again = HostileEngine()
+        await again.start(sockets[0])
+        await until_true(lambda: gone.is_usable)
+        assert await asked.pick(0.0) is gone
+    await again.stop()
+    await engines[1].stop()
 
 
 async def test_an_engine_that_was_not_heard_to_leave_is_asked(engine_server) -> None:

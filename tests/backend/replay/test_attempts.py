@@ -160,11 +160,15 @@ CANCELLED = terminal(b"", 3, reason=pb.FINISH_REASON_CANCELLED)
 async def test_what_an_engine_that_goes_away_has_cancelled_goes_on(
     socket_folder, vocabulary, how: str, multiplexed: bool
 ) -> None:
-    engine = Lives([tokens(b"pon"), CANCELLED, END], [terminal(b"g", 3), END])
-    engine.state = pb.ENGINE_STATE_DRAINING if how == "drains" else pb.ENGINE_STATE_READY
-    engine.info.engine_lifetime_id = "another" if how == "is another life" else "life"
-    engine.has_load = how != "does not answer"
-    async with backend_on(socket_folder, vocabulary, engine, multiplexed=multiplexed) as backend:
+    class Leaving(Lives):
+        def _script(self, request: pb.GenerateRequest) -> object:
+            self.state = pb.ENGINE_STATE_DRAINING if how == "drains" else pb.ENGINE_STATE_READY
+            return super()._script(request)
+
+    first, second = Leaving([tokens(b"pon"), CANCELLED, END]), Lives([terminal(b"g", 3), END])
+    first.info.engine_lifetime_id = "another" if how == "is another life" else "life"
+    first.has_load = how != "does not answer"
+    async with backend_on(socket_folder, vocabulary, first, second, multiplexed=multiplexed) as backend:
         heard = await hear(backend, ask())
     assert heard.text() == "pong"
     assert [item.comment for item in heard.items if item.event == "migrated"] == [["1"]]
@@ -237,6 +241,7 @@ async def test_a_retry_does_not_outlive_the_deadline(socket_folder, vocabulary) 
 
 async def test_a_request_under_which_engines_die_is_given_up(socket_folder, vocabulary) -> None:
     engine = Lives([tokens(b"p"), LOST], [tokens(b"o", 1), LOST], [terminal(b"ng", 2)])
+    engine.names_life = False
     heard = await heard_of(socket_folder, vocabulary, engine)
     assert heard.text() == "po"
     assert heard.failure.reason == pb.ERROR_REASON_ENGINE_DEAD
@@ -311,7 +316,6 @@ async def test_nobody_waits_for_the_return_of_an_engine_that_could_not_go_on(
 ) -> None:
     first, second = OfAnotherKind([tokens(b"pon"), asyncio.Event()]), OfAnotherKind()
     # When it may be asked again, it is known to be gone.
-    first.has_watch = True
     patient = RetryPolicy(recovery=10 * PATIENCE_SECONDS, shortest_backoff=5.0, longest_backoff=5.0)
     heard = Heard()
     request = ask(sampling_options=pb.SamplingOptions(temperature=0.0))

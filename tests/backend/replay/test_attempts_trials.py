@@ -26,7 +26,7 @@ class DiesTwice(HostileEngine):
     def __init__(self) -> None:
         info = engine_info()
         info.config.capabilities.MergeFrom(pb.Capabilities(resume=True, seed=True))
-        super().__init__(info=info)
+        super().__init__(info=info, names_life=False)
         self.deaths = [asyncio.Event(), asyncio.Event()]
         self.blocked: asyncio.Event | None = None
 

@@ -149,11 +149,11 @@ class EngineClient:
         await self._dialled.rpc.unload_adapter(pb.UnloadAdapterRequest(name=name), timeout)
 
     async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
-        """The load now and after every change, until the engine ends that. Raises RequestFailed."""
+        """The load now and after changes, until the engine ends that. Raises RequestFailed."""
         while True:
             await self._prepare()
             rpc = self._dialled.rpc
-            async with contextlib.aclosing(rpc.watch_load(min_interval_ms)) as loads:
+            async with contextlib.aclosing(rpc.loads(min_interval_ms)) as loads:
                 async for load in loads:
                     yield load
                     if load.state == pb.ENGINE_STATE_READY and await self._has_moved(rpc):

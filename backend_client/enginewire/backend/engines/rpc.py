@@ -6,6 +6,8 @@ nothing about what the messages mean.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Final, TypeVar
 
@@ -13,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.failure import from_rpc_error, violation
+from enginewire.backend.engines.failure import RequestFailed, from_rpc_error, violation
 
 Answer = TypeVar("Answer", bound=Message)
 GenerateCall = grpc.aio.UnaryStreamCall[bytes, bytes]
@@ -23,6 +25,11 @@ ENGINE: Final = "/enginewire.v1.EngineService/"
 EMBEDDING: Final = "/enginewire.v1.EmbeddingService/"
 DISCOVERY: Final = "/enginewire.v1.DiscoveryService/"
 ADMIN: Final = "/enginewire.v1.AdminService/"
+
+ASK_SECONDS: Final = 0.5
+"""Between two questions for the load of an engine that cannot be watched."""
+LOAD_SECONDS: Final = 10.0
+"""An engine that takes longer to say its load is lost: it has to do so at once, whatever it computes."""
 
 
 class EngineRpc:
@@ -55,6 +62,20 @@ class EngineRpc:
             raise from_rpc_error(error) from error
         finally:
             call.cancel()
+
+    async def loads(self, min_interval_ms: int) -> AsyncGenerator[pb.Load, None]:
+        """What WatchLoad says; an engine that has none is asked from time to time. Raises RequestFailed."""
+        try:
+            async with contextlib.aclosing(self.watch_load(min_interval_ms)) as loads:
+                async for load in loads:
+                    yield load
+            return
+        except RequestFailed as failure:
+            if failure.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+        while True:
+            yield await self.load(LOAD_SECONDS)
+            await asyncio.sleep(ASK_SECONDS)
 
     async def abort(self, request: pb.AbortRequest, timeout: float | None = None) -> pb.AbortResponse:
         """Abort."""
