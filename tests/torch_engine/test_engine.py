@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from random import Random
@@ -254,16 +255,21 @@ async def test_cleanup_while_loading_ends_the_start(options):
 async def test_a_dead_step_thread_fails_live_requests_and_refuses_new_ones(engine, caplog):
     recorder = Recorder()
     engine.set_step_listener(recorder)
-    context = GenerateContext("r")
+    context, behind = GenerateContext("r"), GenerateContext("behind")
     engine.submit(greedy(PROMPT, 240), context)
     await recorder.until(lambda: len(recorder.tokens(context)) > 3)
+    is_submitted = threading.Event()
 
     def bug(core: object) -> None:
+        is_submitted.wait()
         raise ZeroDivisionError
 
     engine._thread.post(bug)
+    engine.submit(greedy(PROMPT, 1), behind)
+    is_submitted.set()
     await recorder.until(lambda: bool(recorder.failures()))
-    assert [(c, type(e)) for c, e in recorder.failures()] == [(context, EngineDead)]
+    assert {c: type(e) for c, e in recorder.failures()} == {context: EngineDead, behind: EngineDead}
+    assert engine.load().tokens_generated > 3, "what has been counted stays"
     assert engine.stalled_for() == math.inf
     assert_idle(engine)
     with pytest.raises(EngineDead):
