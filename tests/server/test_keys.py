@@ -15,7 +15,7 @@ from enginewire.access.roles import Role, role_of
 from enginewire.server.server import SERVICES
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY, bearing, line_of
-from tests.server.serving import Serving, ask, collect, detail_of, rest_of, submit
+from tests.server.serving import ENGINE_SERVICE, Serving, ask, collect, detail_of, rest_of, submit
 
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 METHODS = [
@@ -78,7 +78,7 @@ async def test_a_key_is_brought_once_whole_and_as_bearer(keyed: Serving) -> None
         [f"Bearer  {key}"],
         ["Bearer"],
         [""],
-        [f"Bearer {key}", f"Bearer {UNKNOWN_KEY}"],
+        [f"Bearer {key}", f"Bearer {KEYS[Role.ADMIN]}"],
         [f"Bearer {'x' * 8000}"],
     ):
         metadata = tuple(("authorization", value) for value in values)
@@ -89,6 +89,12 @@ async def test_a_key_is_brought_once_whole_and_as_bearer(keyed: Serving) -> None
         assert detail_of(caught.value).reason == pb.ERROR_REASON_AUTH
     for scheme in ("Bearer", "bearer", "BEARER"):
         await keyed.discovery.GetLoad(pb.GetLoadRequest(), metadata=(("authorization", f"{scheme} {key}"),))
+
+
+async def test_a_call_is_refused_before_it_has_sent_anything(keyed: Serving) -> None:
+    for method in ("Generate", "GenerateMultiplexed", "Abort", "Drain"):
+        call = keyed.channel.stream_stream(f"/{ENGINE_SERVICE}/{method}")(timeout=PATIENCE_SECONDS)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_refused_call_says_which_role_it_needs(keyed: Serving) -> None:
