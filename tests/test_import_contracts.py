@@ -94,6 +94,7 @@ PLANTED = {
     "Requests and scheduling": ("torch_engine/scheduling/scheduler", "import torch"),
     "Nobody knows each other": ("server/admission/queue_limits", "import enginewire.server.admission.table"),
     "The floors of the namespace": ("sockets", "import enginewire.grpc_listening"),
+    "The floors of access": ("access/roles", "import enginewire.access.access"),
     "The floors of TLS": ("tls/certificate", "import enginewire.tls.listener"),
     "The floors of the server": ("server/failures", "import enginewire.server.validation.fields"),
     "The floors of the engines": ("server/engines/interface", "import enginewire.server.engines.answer"),

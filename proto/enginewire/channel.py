@@ -1,4 +1,4 @@
-"""The gRPC channel to an engine: sizes, reconnects, and pings as often as the engine bears them."""
+"""The gRPC channel to an engine: sizes, reconnects, our key, and pings as often as the engine bears them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Final
 
 import grpc
 
+from enginewire.access.keyed_channel import KeyedChannel
 from enginewire.addresses import SOCKET_SCHEMES, is_on_this_machine
 from enginewire.trust import THIS_USER, Trust
 
@@ -42,6 +43,11 @@ def open_channel(
 
     `min_ping_interval_ms`: what the engine says it bears, None while it has said nothing.
     """
+    channel = _plain_or_tls(target, min_ping_interval_ms, trust)
+    return channel if trust.api_key is None else KeyedChannel(channel, trust.api_key)
+
+
+def _plain_or_tls(target: str, min_ping_interval_ms: int | None, trust: Trust) -> grpc.aio.Channel:
     options = (*OPTIONS, *keepalive(target, min_ping_interval_ms))
     if target.startswith(SOCKET_SCHEMES):
         return grpc.aio.insecure_channel(target, options=(*options, *SOCKET_OPTIONS))

@@ -81,7 +81,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
     complaints: list[str] = []
     with ExitStack() as contexts:
 
-        def start(address: str, **options: object) -> Page:
+        def start(address: str, state: str = "ready", **options: object) -> Page:
             context = browser.new_context(**options)
             contexts.callback(context.close)
             page = context.new_page()
@@ -89,8 +89,8 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.on("console", lambda line: complaints.append(line.text) if is_complaint(line) else None)
             page.goto(address)
-            expect(page.locator("#state")).to_have_text("ready")
-            expect(page.locator("#go")).to_be_enabled()
+            expect(page.locator("#state")).to_have_text(state)
+            expect(page.locator("#go")).to_be_enabled(enabled=state == "ready")
             return page
 
         yield start

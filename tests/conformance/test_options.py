@@ -68,3 +68,21 @@ def test_a_shard_is_one_of_several(text: str) -> None:
 
 def test_a_certificate_that_is_not_there_is_a_usage_error() -> None:
     assert main(["--target", "127.0.0.1:1", "--tls-ca", "no/such.pem"]) == ExitCode.USAGE
+
+
+def test_a_key_comes_with_every_call_and_is_in_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = ("authorization", "Bearer canary-key")
+    given = options.parse(["--target", "x:1", "--metadata", "a=b", "--api-key", "canary-key"])
+    assert options.connection(given, "x:1").metadata == (("a", "b"), pair)
+    assert "canary" not in options.invocation(given)
+    monkeypatch.setenv(options.API_KEY, "canary-key")
+    assert options.connection(options.parse(["--target", "x:1"]), "x:1").metadata == (pair,)
+
+
+def test_the_help_does_not_show_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(options.API_KEY, "canary-key")
+    with pytest.raises(SystemExit):
+        options.parse(["--help"])
+    assert "canary" not in capsys.readouterr().out

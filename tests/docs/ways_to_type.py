@@ -70,7 +70,7 @@ INSTALLS = "it installs what the environment of the tests has"
 GPU = "it needs a GPU"
 VLLM = "it needs vLLM: make vllm-test"
 BUILT = "it needs Node, Go or C++: make examples builds the same and judges it"
-TESTED = "a test runs it: tests/docs, tests/server"
+TESTED = "a test runs it: tests/docs, tests/server, tests/enginewire"
 
 OPENAI_SERVED = Way(2, shows=r"listening on http://", stays=True)
 AT_HOME = replace(OPENAI_SERVED, is_in_clone=False)
@@ -175,7 +175,11 @@ PAGES: Mapping[str, Ways] = {
         "cd dist/results": MINUTES,
         "python": MINUTES,
     },
-    "docs/security.md": {"enginewire": READER},
+    "docs/security.md": {
+        "enginewire": READER,
+        'key=$(head -c 32 /dev/urandom | sha256sum | cut -c1-64); echo "$key"': TESTED,
+        'echo "infer sha256:$(printf %s "$key" | sha256sum | cut -c1-64)': TESTED,
+    },
     "docs/smg.md": {
         "enginewire-backend serve --launch builtin:demo --smg-port 50053": Way(
             2, shows="listening on grpc", stays=True

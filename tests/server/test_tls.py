@@ -19,7 +19,7 @@ from enginewire.server.config.options import ServerOptions
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
 from tests.certificates import Authority, Signed
-from tests.server.serving import ENGINE_SERVICE, ask, detail_of
+from tests.server.serving import ENGINE_SERVICE, ask, detail_of, rest_of, submit
 
 StartServer = Callable[..., Awaitable[EngineServer]]
 BACKEND = "backend.example.org"
@@ -210,3 +210,31 @@ async def test_health_has_a_port_without_tls_that_serves_nothing_else(
         assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
         await server.stop()
         assert (await watched.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_request_is_ended_by_who_has_the_certificate_that_began_it(
+    tls_server, mutual, authority: Authority
+) -> None:
+    server = await tls_server(**mutual, mocker_itl_ms=5)
+    owner, other = (authority.signed(name, f"{name}.example.org") for name in ("owner", "other"))
+    async with (
+        channel_to(server.target, authority, owner) as mine,
+        channel_to(server.target, authority, other) as theirs,
+    ):
+        engine = pb.EngineServiceStub(mine)
+        for name, call in {
+            "r1": engine.Generate(ask("r1", max_tokens=4000)),
+            "m1": engine.GenerateMultiplexed(iter([submit(1, ask("m1", max_tokens=4000))])),
+        }.items():
+            ends = pb.AbortRequest(request_ids=[name])
+            await call.read()
+            [result] = (await pb.EngineServiceStub(theirs).Abort(ends)).results
+            assert result.outcome == pb.ABORT_OUTCOME_UNKNOWN
+            [result] = (await engine.Abort(ends)).results
+            assert result.outcome == pb.ABORT_OUTCOME_ABORTED
+            assert [message async for message in rest_of(call)]
+        # Who may clean up ends what others have begun.
+        call = engine.Generate(ask("r2", max_tokens=4000))
+        await call.read()
+        await pb.EngineServiceStub(theirs).Cleanup(pb.CleanupRequest(abort_in_flight=True))
+        assert [message.output.finish_reason async for message in rest_of(call)][-1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.access.caller import caller
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.engine_check import FINISH_REASON, TEXT
 from enginewire.backend.decoding.request_decoder import MAX_CHOICES
@@ -105,12 +106,15 @@ class LiveRequest:
         "max_tokens",
         "num_choices",
         "num_prompt_tokens",
+        "owner",
     )
 
     def __init__(
         self, attempts: Attempts, request: pb.PreprocessedRequest, totals: Totals, face: str = ""
     ) -> None:
         self.face = face
+        # Whoever calls now, and may end it.
+        self.owner = caller().identity
         self.began_at = time.monotonic()
         self.first_token_at: float | None = None
         self.num_prompt_tokens = len(request.token_ids)
@@ -293,8 +297,8 @@ class Activity:
         self.totals.detokenize_seconds += detokenize_seconds
 
     def abort(self, request_id: str, reason: str) -> int:
-        """End every live request of that id; how many there were."""
-        found = [live for live in self.live if live.request_id == request_id]
+        """End every live request of that id that the caller may end; how many there were."""
+        found = [live for live in self.live if live.request_id == request_id and caller().may_end(live.owner)]
         for live in found:
             live.abort(reason)
         return len(found)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from enginewire.conformance.conclusion import conclusion
 from enginewire.conformance.requirements.levels import NO_LEVEL, Level
@@ -18,6 +20,8 @@ from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.v1.revision import CONTRACT_REVISION
 from enginewire.version import __version__
+
+API_KEY: Final = "ENGINEWIRE_CONFORMANCE_API_KEY"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -91,7 +95,7 @@ def parse_self_test(argv: Sequence[str]) -> argparse.Namespace:
 
 def connection(options: argparse.Namespace, target: str) -> Connection:
     """How to reach `target` under these options. Raises ValueError for a file that is not there."""
-    return Connection(target=target, tls=_tls(options), metadata=tuple(options.metadata))
+    return Connection(target=target, tls=_tls(options), metadata=(*options.metadata, *_key(options)))
 
 
 def invocation(options: argparse.Namespace) -> str:
@@ -167,6 +171,12 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metadata", action="append", default=[], type=_pair, metavar="K=V", help="sent with every call"
     )
+    group.add_argument(
+        "--api-key",
+        default=os.environ.get(API_KEY, ""),
+        metavar="KEY",
+        help=f"sent with every call, as `authorization: Bearer KEY`; better set as {API_KEY}",
+    )
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +218,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         "--proto-path", action="store_true", help="print the folder with enginewire/v1/*.proto and exit"
     )
     group.add_argument("--trace", action="store_true", help="show every call of what is unexpected")
+
+
+def _key(options: argparse.Namespace) -> Metadata:
+    return (("authorization", f"Bearer {options.api_key}"),) if options.api_key else ()
 
 
 def _tls(options: argparse.Namespace) -> Tls | None:

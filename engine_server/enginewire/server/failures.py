@@ -141,6 +141,12 @@ class DeadlineExceeded(EngineError):
     reason = pb.ERROR_REASON_DEADLINE_EXCEEDED
 
 
+class NotKnown(EngineError):
+    """The caller does not say who it is, or not truly."""
+
+    reason = pb.ERROR_REASON_AUTH
+
+
 class NotAllowed(EngineError):
     """Who the caller is does not allow the call."""
 

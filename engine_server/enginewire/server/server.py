@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.access.guard import guards
+from enginewire.access.listener_options import access_of
 from enginewire.grpc_listening import add_reflection, listen
 from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
 from enginewire.health_port import health_port
@@ -42,8 +44,6 @@ from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, HealthS
 from enginewire.server.services.kv import KvServicer
 from enginewire.server.validation.bounds import effective_limits
 from enginewire.sockets import AddressError, check_port_is_free
-from enginewire.tls.allowed_clients import AllowedClients
-from enginewire.tls.listener_options import listener_tls
 from enginewire.v1 import (
     admin_service_pb2,
     discovery_service_pb2,
@@ -89,7 +89,7 @@ class EngineServer:
             lifetime_id=secrets.token_hex(8),
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
-        self.tls = listener_tls(options)
+        self.access = access_of(options)
         self.metrics: MetricsExporter | None = None
         if options.metrics_port is None:
             self.lifecycle = Lifecycle(engine, _request_table(options), plan)
@@ -140,17 +140,18 @@ class EngineServer:
     async def listen(self) -> None:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
         if self.metrics is not None and self.options.metrics_port is not None:
-            await self.metrics.open(self.options.host, self.options.metrics_port, self.tls)
+            await self.metrics.open(self.options.host, self.options.metrics_port, self.access)
         options = self.options
-        tls = self.tls if options.port is not None else None
-        guards = [AllowedClients(tls, refuse_caller)] if tls and tls.asks_for_names else []
-        self._server = new_server(options.max_message_bytes, options.max_concurrent_streams, guards)
+        access = self.access if options.port is not None else self.access.on_socket
+        self._server = new_server(
+            options.max_message_bytes, options.max_concurrent_streams, guards(access, refuse_caller)
+        )
         self._server.add_generic_rpc_handlers(self._handlers())
         if options.reflection:
             add_reflection(self._server, *(service.full_name for service in (*SERVICES, HEALTH_SERVICE)))
         if options.port is not None:
             check_port_is_free(options.host, options.port)
-        address = listen(self._server, options.uds, options.host, options.port, self.tls)
+        address = listen(self._server, options.uds, options.host, options.port, access.tls)
         self.target = self._address.enter_context(address)
         await self._server.start()
         if options.health_port is not None:

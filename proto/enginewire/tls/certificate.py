@@ -10,16 +10,16 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
+
+from enginewire.file_stamps import stamps
 
 log = logging.getLogger(__name__)
 
 Side = Literal["server", "client"]
 """Who shows the certificate."""
-Stamps = tuple[tuple[int, int, int] | None, ...]
 
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, nameless in Python: we read the dates ourselves and tell them.
 NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)
@@ -220,16 +220,3 @@ def _reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     return (error.reason or str(error)).replace("_", " ").lower()
-
-
-def stamps(paths: Iterable[Path]) -> Stamps:
-    """What changes when somebody replaces or rewrites a file."""
-    return tuple(_stamp(path) for path in paths)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        info = path.stat()
-    except OSError:
-        return None
-    return info.st_mtime_ns, info.st_ino, info.st_size

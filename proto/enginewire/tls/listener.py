@@ -32,11 +32,6 @@ class ListenerTls:
         self._names = frozenset(allowed_names)
         self._suffixes = tuple(name[1:] for name in self._names if name.startswith(ANY_BELOW))
 
-    @property
-    def asks_for_names(self) -> bool:
-        """A certificate of the right authority is not enough."""
-        return bool(self._names)
-
     def allows(self, names: Iterable[str]) -> bool:
         """True for a caller whose certificate has these names."""
         return not self._names or any(
@@ -45,9 +40,7 @@ class ListenerTls:
 
     def allows_peer(self, certificate: Mapping[str, object] | None) -> bool:
         """As `allows`, for what `getpeercert` of Python's ssl gives."""
-        pairs = (certificate or {}).get("subjectAltName", ())
-        assert isinstance(pairs, tuple), "as ssl documents it"
-        return self.allows(str(value) for _, value in pairs)
+        return self.allows(names_of(certificate))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For a port of gRPC."""
@@ -85,6 +78,13 @@ class ListenerTls:
 
     def _context(self) -> ssl.SSLContext:
         return server_context(self.files.files, requires_client=self.requires_client)
+
+
+def names_of(certificate: Mapping[str, object] | None) -> list[str]:
+    """The alternative names in what `getpeercert` of Python's ssl gives."""
+    pairs = (certificate or {}).get("subjectAltName", ())
+    assert isinstance(pairs, tuple), "as ssl documents it"
+    return [str(value) for _, value in pairs]
 
 
 class _Fetcher:

@@ -1,4 +1,4 @@
-"""The options by which servers of ours get TLS, and which addresses need it. The names are vLLM's.
+"""The options by which servers of ours get TLS. The names are vLLM's.
 
 Each program declares them in a dataclass of its own, with the functions here.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from enginewire.addresses import listens_on_loopback
 from enginewire.options import OptionError, option
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ class ListenerOptions(Protocol):
     def ssl_cert_reqs(self) -> CertReqs | None: ...  # noqa: D102
     @property
     def ssl_allowed_client_names(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def allow_insecure(self) -> bool: ...  # noqa: D102
 
 
 def certfile_option() -> Path | None:
@@ -69,14 +66,6 @@ def allowed_client_names_option() -> tuple[str, ...]:
         names,
         "name that a caller's certificate must have among its alternative names, such as"
         " backend.example.org, *.example.org or spiffe://example.org/backend; any will do when not set",
-    )
-
-
-def allow_insecure_option() -> bool:
-    """`allow_insecure`."""
-    return option(
-        False,
-        "allow an address beyond loopback where anyone can send requests, and without TLS read prompts",
     )
 
 
@@ -136,18 +125,3 @@ def _check_no_other(options: ListenerOptions) -> None:
     ):
         if is_given:
             raise OptionError(f"{flag} needs --ssl-certfile, the certificate to serve TLS with")
-
-
-def check_exposure(flag: str, host: str, options: ListenerOptions) -> None:
-    """Raise OptionError when anyone beyond this machine could send requests to `host`.
-
-    The one rule for all that listens: loopback, or TLS with certificates of callers, or a word that says so.
-    """
-    is_closed = options.ssl_certfile is not None and requires_client(options)
-    if is_closed or options.allow_insecure or listens_on_loopback(host):
-        return
-    could = "send requests" if options.ssl_certfile else "read prompts and send requests"
-    raise OptionError(
-        f"{flag}: whoever reaches a host beyond loopback could {could}; use 127.0.0.1 or a Unix socket,"
-        " give --ssl-certfile and --ssl-ca-certs, or say --allow-insecure"
-    )

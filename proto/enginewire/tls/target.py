@@ -8,13 +8,12 @@ from typing import Final
 
 import grpc
 
+from enginewire.file_stamps import Stamps, stamps
 from enginewire.tls.certificate import (
     CertificateFiles,
     InvalidCertificate,
     PemFiles,
-    Stamps,
     read_authorities,
-    stamps,
 )
 
 log = logging.getLogger(__name__)

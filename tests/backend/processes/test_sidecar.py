@@ -193,3 +193,12 @@ def test_a_private_folder_is_for_its_owner_and_goes_away() -> None:
         assert folder.stat().st_uid == os.getuid()
         (folder / "file").touch()
     assert not folder.exists()
+
+
+async def test_keys_of_servers_do_not_go_to_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENGINEWIRE_API_KEY", "ENGINEWIRE_BACKEND_API_KEY_FILE", "ENGINEWIRE_PORT"):
+        monkeypatch.setenv(name, "canary")
+    shown = Shown()
+    tells = "import os; print([name for name in os.environ if os.environ[name] == 'canary'], flush=True)"
+    async with sidecar(*program(tells, "import time; time.sleep(60)"), name="it", show=shown):
+        await shown.until("['ENGINEWIRE_PORT']")

@@ -1,4 +1,4 @@
-"""Which options of TLS go together, and which addresses need it."""
+"""Which options of TLS go together."""
 
 from __future__ import annotations
 
@@ -57,23 +57,6 @@ def test_callers_need_a_certificate_when_their_authorities_are_named(program, fi
     }
     del files["ssl_ca_certs"]
     assert not listener_tls(program(**files)).requires_client
-
-
-@PROGRAMS
-def test_beyond_loopback_callers_need_a_certificate_or_somebody_says_that_they_do_not(
-    program, files: dict[str, Path]
-) -> None:
-    assert "could read prompts and send requests" in refusal(program, host="0.0.0.0")
-    authorities = files.pop("ssl_ca_certs")
-    assert "could send requests" in refusal(program, host="0.0.0.0", **files)
-    assert program(host="0.0.0.0", **files, ssl_ca_certs=authorities).host == "0.0.0.0"
-    assert program(host="0.0.0.0", **files, allow_insecure=True).host == "0.0.0.0"
-
-
-def test_each_face_of_a_backend_is_looked_at(files: dict[str, Path]) -> None:
-    for flag in ("host", "http_host", "smg_host"):
-        shown = f"--{flag.replace('_', '-')}"
-        assert refusal(ServeOptions, **{flag: "10.0.0.1"}).startswith(f"{shown}: whoever reaches")
 
 
 @PROGRAMS

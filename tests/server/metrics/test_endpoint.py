@@ -9,9 +9,15 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
+from enginewire.access.access import Access
+from enginewire.access.api_keys import ApiKeys
+from enginewire.access.roles import Role
 from enginewire.server.metrics import endpoint as endpoint_module
 from enginewire.server.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from enginewire.sockets import AddressError
+from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY
+
+READ_KEY = KEYS[Role.READ]
 
 
 class Page:
@@ -169,3 +175,16 @@ async def test_an_address_in_use_is_told_with_the_option(endpoint):
     port = int(endpoint.url.removesuffix("/metrics").rpartition(":")[2])
     with pytest.raises(AddressError, match=f"--metrics-port: 127.0.0.1:{port}: .*in use"):
         await MetricsEndpoint(Page()).open("127.0.0.1", port)
+
+
+async def test_with_keys_the_page_needs_one_that_may_read(page: Page) -> None:
+    endpoint = MetricsEndpoint(page)
+    await endpoint.open("127.0.0.1", 0, Access(keys=ApiKeys(ALL_KEYS)))
+    told = []
+    for given in ("", f"Authorization: Bearer {UNKNOWN_KEY}\r\n", f"authorization: bearer {READ_KEY}\r\n"):
+        request = f"GET /metrics HTTP/1.1\r\nhost: localhost\r\n{given}\r\n"
+        told.append((await exchange(endpoint, request.encode())).partition(b"\r\n\r\n")[0])
+    endpoint.close()
+    assert [head.split()[1] for head in told] == [b"401", b"401", b"200"]
+    assert b"www-authenticate: Bearer" in told[0]
+    assert len(page.accepts) == 1

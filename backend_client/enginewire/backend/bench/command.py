@@ -33,7 +33,7 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.processes.sidecar import SidecarDied, engine_sidecar
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.channel import open_channel
-from enginewire.trust import trust_of
+from enginewire.trust import target_key, trust_of
 
 EXIT_FAILED: Final = 1
 
@@ -84,7 +84,13 @@ async def openai_target(options: BenchOptions) -> AsyncIterator[Target]:
     from enginewire.backend.bench.openai_target import OpenAiTarget, served_model
 
     limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=options.target, limits=limits, timeout=options.timeout) as client:
+    key = target_key(options)
+    async with httpx2.AsyncClient(
+        base_url=options.target,
+        headers=[key.authorization] if key else None,
+        limits=limits,
+        timeout=options.timeout,
+    ) as client:
         yield OpenAiTarget(client, options, options.model or await served_model(client))
 
 

@@ -21,7 +21,12 @@ from enginewire.tls.target_options import (
     name_option,
     ssl_option,
 )
-from enginewire.trust import socket_owner_option, trust_of
+from enginewire.trust import (
+    socket_owner_option,
+    target_api_key_file_option,
+    target_api_key_option,
+    trust_of,
+)
 
 Api = Literal["multiplexed", "generate", "backend", "completions", "chat"]
 HTTP_APIS: Final = frozenset({"completions", "chat"})
@@ -54,6 +59,8 @@ class BenchOptions:
     target_ssl_certfile: Path | None = certfile_option()
     target_ssl_keyfile: Path | None = keyfile_option()
     target_ssl_name: str = name_option()
+    target_api_key: str = target_api_key_option()
+    target_api_key_file: Path | None = target_api_key_file_option()
     launch: str = option(
         "", "arguments of an engine server to start on a private socket, measure, and end again"
     )

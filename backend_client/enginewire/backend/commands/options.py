@@ -21,7 +21,12 @@ from enginewire.tls.target_options import (
     name_option,
     ssl_option,
 )
-from enginewire.trust import socket_owner_option, trust_of
+from enginewire.trust import (
+    socket_owner_option,
+    target_api_key_file_option,
+    target_api_key_option,
+    trust_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,8 @@ class TopOptions:
     target_ssl_certfile: Path | None = certfile_option()
     target_ssl_keyfile: Path | None = keyfile_option()
     target_ssl_name: str = name_option()
+    target_api_key: str = target_api_key_option()
+    target_api_key_file: Path | None = target_api_key_file_option()
     once: bool = option(False, "look once and end, with 1 when an engine did not answer")
     json: bool = option(False, "print a line of JSON per look instead of a table")
     interval: float = option(0.5, "how often to look", unit="s", at_least=0.05)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, Protocol
 
+from enginewire.access.listener_options import access_of
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.grpc_service import grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.processes.stop_signals import StopSignals
 from enginewire.health_port import health_port
-from enginewire.tls.listener_options import listener_tls
 
 # What the end may take beside the requests: last words, and a launched engine that has nothing to do.
 MARGIN_SECONDS: Final = 5.0
@@ -53,9 +53,9 @@ async def serve(
 
     A second one cancels this. Raises AddressError.
     """
-    tls = listener_tls(options)
+    access = access_of(options)
     async with AsyncExitStack() as stack:
-        grpc = await stack.enter_async_context(grpc_face(backend, options, tls))
+        grpc = await stack.enter_async_context(grpc_face(backend, options, access))
         faces: list[Face] = [grpc]
         if options.health_port is not None:
             probes = health_port(grpc.add_health, options.health_host, options.health_port)
@@ -63,11 +63,11 @@ async def serve(
         if options.http_port is not None:
             from enginewire.backend.frontends.http_api.server import http_face
 
-            faces.append(await stack.enter_async_context(http_face(backend, options, tls)))
+            faces.append(await stack.enter_async_context(http_face(backend, options, access)))
         if options.smg_port is not None:
             from enginewire.backend.frontends.smg.server import smg_face
 
-            faces.append(await stack.enter_async_context(smg_face(backend, options, tls)))
+            faces.append(await stack.enter_async_context(smg_face(backend, options, access)))
         announce([face.address for face in faces])
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()

@@ -18,7 +18,12 @@ from enginewire.tls.target_options import (
     name_option,
     ssl_option,
 )
-from enginewire.trust import socket_owner_option, trust_of
+from enginewire.trust import (
+    socket_owner_option,
+    target_api_key_file_option,
+    target_api_key_option,
+    trust_of,
+)
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -42,6 +47,8 @@ class BackendOptions:
     target_ssl_certfile: Path | None = certfile_option()
     target_ssl_keyfile: Path | None = keyfile_option()
     target_ssl_name: str = name_option()
+    target_api_key: str = target_api_key_option()
+    target_api_key_file: Path | None = target_api_key_file_option()
     prefill_target: tuple[str, ...] = option(
         (),
         "an engine of --role prefill that computes the prompts for targets of --role decode; of several"

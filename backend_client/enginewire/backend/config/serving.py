@@ -10,22 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from enginewire.access.listener_options import (
+    access_of,
+    allow_insecure_option,
+    api_key_file_option,
+    api_key_option,
+    check_exposure,
+)
 from enginewire.addresses import default_socket, shown_socket, wants_tcp
 from enginewire.backend.config.reaching import BackendOptions
 from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.tls.listener_options import (
     CertReqs,
-    allow_insecure_option,
     allowed_client_names_option,
     ca_certs_option,
     cert_reqs_option,
     certfile_option,
-    check_exposure,
     health_host_option,
     health_port_option,
     keyfile_option,
-    listener_tls,
 )
 
 DEFAULT_SERVE_PORT: Final = 50052
@@ -105,6 +109,8 @@ class ServeOptions(BackendOptions):
     ssl_ca_certs: Path | None = ca_certs_option()
     ssl_cert_reqs: CertReqs | None = cert_reqs_option()
     ssl_allowed_client_names: tuple[str, ...] = allowed_client_names_option()
+    api_key: tuple[str, ...] = api_key_option()
+    api_key_file: Path | None = api_key_file_option()
     health_port: int | None = health_port_option()
     health_host: str = health_host_option()
     max_message_bytes: int = option(
@@ -146,7 +152,7 @@ class ServeOptions(BackendOptions):
             ("--smg-host", self.smg_host),
         ):
             check_exposure(flag, host, self)
-        listener_tls(self)
+        access_of(self)
 
 
 def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:

@@ -17,6 +17,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
+from enginewire.access.access import OPEN, Access, Denied, Unknown
+from enginewire.access.guard import guards
 from enginewire.backend.config import DEFAULT_MESSAGE_BYTES, ServeOptions
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from enginewire.backend.embedding import embeddings_to_proto
@@ -29,8 +31,6 @@ from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.grpc_listening import add_reflection, listen
 from enginewire.grpc_server import new_server
-from enginewire.tls.allowed_clients import AllowedClients
-from enginewire.tls.listener import ListenerTls
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -146,11 +146,13 @@ class GrpcFace:
 
 @asynccontextmanager
 async def grpc_face(
-    backend: TextBackend, options: ServeOptions, tls: ListenerTls | None = None
+    backend: TextBackend, options: ServeOptions, access: Access = OPEN
 ) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
-    guards = guards_of(tls if options.port is not None else None)
-    server = new_server(options.max_message_bytes, options.max_concurrent_streams, guards)
+    access = access if options.port is not None else access.on_socket
+    server = new_server(
+        options.max_message_bytes, options.max_concurrent_streams, guards(access, refuse_caller)
+    )
     servicer = BackendServicer(
         backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
     )
@@ -159,7 +161,7 @@ async def grpc_face(
     health.add_to(server)
     if options.reflection:
         add_reflection(server, SERVICE, HEALTH)
-    with listen(server, options.uds, options.host, options.port, tls) as target:
+    with listen(server, options.uds, options.host, options.port, access.tls) as target:
         await server.start()
         try:
             yield GrpcFace(server, health, target)
@@ -177,13 +179,11 @@ def invalid(message: str, field: str = "") -> RequestFailed:
     )
 
 
-def guards_of(tls: ListenerTls | None) -> list[grpc.aio.ServerInterceptor]:
-    """What stands before every RPC of a server with that TLS."""
-
-    async def refuse_caller(call: AnyCall, message: str) -> NoReturn:
-        await refuse(call, failed(grpc.StatusCode.PERMISSION_DENIED, pb.ERROR_REASON_AUTH, message))
-
-    return [AllowedClients(tls, refuse_caller)] if tls and tls.asks_for_names else []
+async def refuse_caller(call: AnyCall, denied: Denied) -> NoReturn:
+    """End the call of somebody who is not known, or not allowed here."""
+    known = not isinstance(denied, Unknown)
+    code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
+    await refuse(call, failed(code, pb.ERROR_REASON_AUTH, str(denied)))
 
 
 async def answered(work: Awaitable[T], call: AnyCall) -> T:

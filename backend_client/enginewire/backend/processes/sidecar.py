@@ -28,6 +28,12 @@ Show = Callable[[str], str | None]
 
 # What a sidecar needs to end once its last request is gone, with a margin for a busy machine.
 STOP_SECONDS: Final = 15.0
+# Servers that we start listen where nobody but this user can call them: keys are for those in front.
+KEYS: Final = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("ENGINEWIRE_", "ENGINEWIRE_BACKEND_")
+    for name in ("API_KEY", "API_KEY_FILE")
+)
 LAST_LINES: Final = 8
 LAST_CHARACTERS: Final = 8192
 CHUNK_BYTES: Final = 4096
@@ -157,6 +163,7 @@ async def sidecar(
             stdout=write_end,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            env=environment(),
         )
         write_end.close()
         running = Sidecar(name, process, output, show)
@@ -164,6 +171,11 @@ async def sidecar(
             yield running
         finally:
             await running.stop(stop_timeout)
+
+
+def environment() -> dict[str, str]:
+    """This process's, without the keys that servers ask for."""
+    return {name: value for name, value in os.environ.items() if name not in KEYS}
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self, TypeAlias
 
 from enginewire import v1 as pb
+from enginewire.access.caller import caller
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.request_check import RequestCheck
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
@@ -32,6 +33,7 @@ MAX_EVENT_BYTES: Final = 65_536
 class Live:
     """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
 
+    `owner` is the identity of its caller, who may end it.
     `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
     `asked_events` are the names of events that answer its annotations, `ended` the choices that have ended.
     `check` is there when all that the engine sends is checked.
@@ -46,6 +48,7 @@ class Live:
     num_events: int = 0
     check: RequestCheck | None = None
     ended: set[int] = field(default_factory=set)
+    owner: str = field(default_factory=lambda: caller().identity)
     accepted_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -121,6 +124,11 @@ class Discard:
     def is_slow(self, now: float) -> bool:
         """Never again."""
         return False
+
+
+def needs_preparation(request: pb.GenerateRequest) -> bool:
+    """True for a request that has something to compile before it can be accepted."""
+    return request.request.sampling_options.HasField("guided_decoding")
 
 
 def hidden_choices(options: pb.SamplingOptions) -> int:

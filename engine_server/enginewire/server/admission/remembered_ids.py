@@ -9,6 +9,9 @@ import time
 from collections import OrderedDict
 from typing import TypeVar
 
+from enginewire.access.caller import Caller
+
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 # An abort may overtake its request by a network round trip, not by minutes.
@@ -17,31 +20,35 @@ REMEMBERED_IDS = 4096
 
 
 class RememberedIds:
-    """What is still known of requests that are not live."""
+    """What is still known of requests that are not live, and whose they are."""
 
     def __init__(self) -> None:
-        self._finished: OrderedDict[str, None] = OrderedDict()
-        self._early_aborts: OrderedDict[str, float] = OrderedDict()
+        # By id: the owner.
+        self._finished: OrderedDict[str, str] = OrderedDict()
+        # By who asked, None for an admin, and by id.
+        self._early_aborts: OrderedDict[tuple[str | None, str], float] = OrderedDict()
 
-    def finish(self, request_id: str) -> None:
+    def finish(self, request_id: str, owner: str) -> None:
         """The request has ended."""
-        self._finished[request_id] = None
+        self._finished[request_id] = owner
         _trim(self._finished)
 
-    def has_finished(self, request_id: str) -> bool:
-        """True for a request that ended not long ago."""
-        return request_id in self._finished
+    def owner(self, request_id: str) -> str | None:
+        """Whose request it was that ended not long ago; None when there was none."""
+        return self._finished.get(request_id)
 
-    def abort_early(self, request_id: str) -> None:
+    def abort_early(self, request_id: str, asking: Caller) -> None:
         """An abort came before its request did."""
-        self._early_aborts[request_id] = time.monotonic() + REMEMBER_ABORTS_SECONDS
+        of_whom = None if asking.is_admin else asking.identity
+        self._early_aborts[of_whom, request_id] = time.monotonic() + REMEMBER_ABORTS_SECONDS
         _trim(self._early_aborts)
 
-    def was_aborted_early(self, request_id: str) -> bool:
-        """True once for a request whose abort came shortly before it."""
-        return self._early_aborts.pop(request_id, 0.0) > time.monotonic()
+    def was_aborted_early(self, request_id: str, owner: str) -> bool:
+        """True once for a request whose abort came shortly before it, from its owner or an admin."""
+        ends = [self._early_aborts.pop((of_whom, request_id), 0.0) for of_whom in (owner, None)]
+        return max(ends) > time.monotonic()
 
 
-def _trim(remembered: OrderedDict[str, Value]) -> None:
+def _trim(remembered: OrderedDict[Key, Value]) -> None:
     while len(remembered) > REMEMBERED_IDS:
         remembered.popitem(last=False)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from enginewire import v1 as pb
+from enginewire.access.caller import ANYBODY, Caller, caller
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.embedding import EmbeddingWork
@@ -120,7 +121,7 @@ class RequestTable:
     def submit(self, request: pb.GenerateRequest, sink: Sink, deadline: float | None) -> GenerateContext:
         """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
 
-        `deadline` is on the time.monotonic() clock.
+        `deadline` is on the time.monotonic() clock. The request is that of the current caller.
         """
         with self.observer:
             engine = self._open_engine()
@@ -190,21 +191,22 @@ class RequestTable:
         await returned("abort", lambda: engine.abort(context))
 
     async def abort_id(self, request_id: str, reason: str) -> pb.AbortOutcome.ValueType:
-        """Abort by exact id; remembers an id that has not arrived yet."""
-        live = self._live.get(request_id)
-        if live is not None:
+        """Abort by exact id; remembers one that has not arrived yet. That of another caller is not known."""
+        asking, live, owner = caller(), self._live.get(request_id), self._past.owner(request_id)
+        if live is not None and asking.may_end(live.owner):
             await self.abort(live.context, reason)
             return pb.ABORT_OUTCOME_ABORTED
-        if isinstance(self._engine, HandingOverEngine):
+        has_ended = live is None and owner is not None and asking.may_end(owner)
+        if isinstance(self._engine, HandingOverEngine) and (has_ended or (live is None and asking.is_admin)):
             self._engine.discard_handoff(request_id)
-        if self._past.has_finished(request_id):
+        if has_ended:
             return pb.ABORT_OUTCOME_FINISHED
-        self._past.abort_early(request_id)
+        self._past.abort_early(request_id, asking)
         return pb.ABORT_OUTCOME_UNKNOWN
 
-    async def abort_all(self, reason: str) -> list[str]:
-        """Abort every live request; returns their ids."""
-        contexts = [live.context for live in self._live.values()]
+    async def abort_all(self, reason: str, asking: Caller = ANYBODY) -> list[str]:
+        """Abort every live request that the caller may end; returns their ids."""
+        contexts = [live.context for live in self._live.values() if asking.may_end(live.owner)]
         await self._abort_each(contexts, reason)
         return [context.request_id for context in contexts]
 
@@ -266,7 +268,7 @@ class RequestTable:
     def _check_id(self, request_id: str) -> None:
         if request_id in self._live:
             raise DuplicateRequest(f"request_id: {request_id} is live", field="request_id")
-        if self._past.was_aborted_early(request_id):
+        if self._past.was_aborted_early(request_id, caller().identity):
             raise Cancelled("request_id: aborted before it arrived", field="request_id")
 
     def _open_engine(self) -> StepEngine:
@@ -333,15 +335,10 @@ class RequestTable:
             counts = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
             log.info("request %s ended: %s, %s, %s", request_id, outcome, counts, live.times)
         del self._live[request_id]
-        self._past.finish(request_id)
+        self._past.finish(request_id, live.owner)
         if not self._live:
             self._idle.set()
         self.observer.ended(live, usage, failed)
-
-
-def needs_preparation(request: pb.GenerateRequest) -> bool:
-    """True for a request that has something to compile before it can be accepted."""
-    return request.request.sampling_options.HasField("guided_decoding")
 
 
 def _live(context: GenerateContext) -> Live:

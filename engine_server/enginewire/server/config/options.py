@@ -12,22 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from enginewire.access.listener_options import (
+    access_of,
+    allow_insecure_option,
+    api_key_file_option,
+    api_key_option,
+    check_exposure,
+)
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket
 from enginewire.options import OptionError, computed, option
 from enginewire.server.config.model import ServedModelOptions
 from enginewire.server.config.rules import RULES
 from enginewire.tls.listener_options import (
     CertReqs,
-    allow_insecure_option,
     allowed_client_names_option,
     ca_certs_option,
     cert_reqs_option,
     certfile_option,
-    check_exposure,
     health_host_option,
     health_port_option,
     keyfile_option,
-    listener_tls,
 )
 
 DEFAULT_PORT: Final = 50051
@@ -75,6 +79,8 @@ class ServerOptions(ServedModelOptions):
     ssl_ca_certs: Path | None = ca_certs_option()
     ssl_cert_reqs: CertReqs | None = cert_reqs_option()
     ssl_allowed_client_names: tuple[str, ...] = allowed_client_names_option()
+    api_key: tuple[str, ...] = api_key_option()
+    api_key_file: Path | None = api_key_file_option()
     health_port: int | None = health_port_option()
     health_host: str = health_host_option()
 
@@ -196,4 +202,4 @@ class ServerOptions(ServedModelOptions):
             if is_wrong(self):
                 raise OptionError(message)
         check_exposure("--host", self.host, self)
-        listener_tls(self)
+        access_of(self)

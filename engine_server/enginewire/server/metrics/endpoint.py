@@ -13,9 +13,10 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
+from enginewire.access.access import OPEN, Access, Forbidden, Unknown, bearer
+from enginewire.access.roles import Role
 from enginewire.allowed_hosts import AllowedHosts
 from enginewire.sockets import AddressError
-from enginewire.tls.listener import ListenerTls
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +38,12 @@ class MetricsEndpoint:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._hosts: AllowedHosts | None = None
-        self._tls: ListenerTls | None = None
+        self._access = OPEN
         self.url = ""
 
-    async def open(self, host: str, port: int, tls: ListenerTls | None = None) -> None:
+    async def open(self, host: str, port: int, access: Access = OPEN) -> None:
         """Listen; port 0 is a free one. Raises AddressError."""
-        self._tls = tls
+        self._access, tls = access, access.tls
         shown_host = f"[{host}]" if ":" in host else host
         try:
             self._server = await asyncio.start_server(
@@ -93,12 +94,12 @@ class MetricsEndpoint:
             writer.transport.abort()
 
     def _allows(self, writer: asyncio.StreamWriter) -> bool:
-        handshake = writer.get_extra_info("ssl_object")
-        return self._tls is None or self._tls.allows_peer(handshake.getpeercert())
+        tls, handshake = self._access.tls, writer.get_extra_info("ssl_object")
+        return tls is None or tls.allows_peer(handshake.getpeercert())
 
     async def _answer_to(self, reader: asyncio.StreamReader) -> bytes:
         if len(self._open) > MOST_CONNECTIONS:
-            return _response(HTTPStatus.SERVICE_UNAVAILABLE, retry_after=ANSWER_SECONDS)
+            return _response(HTTPStatus.SERVICE_UNAVAILABLE, fields=f"retry-after: {ANSWER_SECONDS:.0f}\r\n")
         try:
             async with asyncio.timeout(ANSWER_SECONDS / 2):
                 return self._answer(await reader.readuntil(b"\r\n\r\n"))
@@ -120,6 +121,13 @@ class MetricsEndpoint:
         host = next((value for name, value in fields if name == "host"), None)
         if self._hosts is not None and not self._hosts.allows(host):
             return _response(HTTPStatus.FORBIDDEN)
+        try:
+            brought = bearer(value for name, value in fields if name == "authorization")
+            self._access.caller_with(brought, Role.READ)
+        except Unknown:
+            return _response(HTTPStatus.UNAUTHORIZED, fields="www-authenticate: Bearer\r\n")
+        except Forbidden:
+            return _response(HTTPStatus.FORBIDDEN)
         accepts = ",".join(value for name, value in fields if name == "accept")
         try:
             content, content_type = self._page(accepts)
@@ -130,14 +138,11 @@ class MetricsEndpoint:
 
 
 def _response(
-    status: HTTPStatus,
-    content: bytes = b"",
-    content_type: str = "text/plain",
-    retry_after: float | None = None,
+    status: HTTPStatus, content: bytes = b"", content_type: str = "text/plain", fields: str = ""
 ) -> bytes:
-    retry = "" if retry_after is None else f"retry-after: {retry_after:.0f}\r\n"
+    """`fields` are more lines of the head."""
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {content_type}\r\n"
-        f"content-length: {len(content)}\r\n{retry}connection: close\r\n\r\n"
+        f"content-length: {len(content)}\r\n{fields}connection: close\r\n\r\n"
     )
     return head.encode("latin-1") + content

@@ -10,12 +10,12 @@ import logging
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
+from enginewire.access.access import OPEN, Access
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.metrics.endpoint import MetricsEndpoint
 from enginewire.server.metrics.page import EnginePage
 from enginewire.server.metrics.requests import RequestMetrics
-from enginewire.tls.listener import ListenerTls
 from enginewire.tls.metrics import CertificateMetrics
 
 log = logging.getLogger(__name__)
@@ -40,11 +40,11 @@ class MetricsExporter:
         """Where; "" before it is open."""
         return self._endpoint.url
 
-    async def open(self, host: str, port: int, tls: ListenerTls | None = None) -> None:
+    async def open(self, host: str, port: int, access: Access = OPEN) -> None:
         """Listen. Raises AddressError."""
-        if tls is not None:
-            self._registry.register(CertificateMetrics(tls.files))
-        await self._endpoint.open(host, port, tls)
+        if access.tls is not None:
+            self._registry.register(CertificateMetrics(access.tls.files))
+        await self._endpoint.open(host, port, access)
         log.info("metrics at %s", self.url)
 
     def close(self) -> None:

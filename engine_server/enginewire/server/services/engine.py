@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Iterable
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
+from enginewire.access.caller import caller
 from enginewire.server.admission.delivery import BufferLimits, Connection, HandleSink, RequestStream
-from enginewire.server.admission.table import RequestTable, needs_preparation
+from enginewire.server.admission.live import needs_preparation
+from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import Item
 from enginewire.server.failures import Cancelled, EngineError, InvalidRequest, Unsupported
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
@@ -75,7 +77,7 @@ class EngineServicer:
             )
         reason = request.reason or "abort"
         if request.all:
-            aborted = await self._requests.abort_all(reason)
+            aborted = await self._requests.abort_all(reason, caller())
             return _abort_response((request_id, pb.ABORT_OUTCOME_ABORTED) for request_id in aborted)
         for request_id in request.request_ids:
             check_request_id(request_id)

@@ -17,8 +17,9 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from enginewire.access.access import Denied, Unknown
 from enginewire.server import status
-from enginewire.server.failures import InvalidRequest, NotAllowed
+from enginewire.server.failures import InvalidRequest, NotAllowed, NotKnown
 
 Call = grpc.aio.ServicerContext[bytes, bytes]
 Unary = Callable[[Message, Call], Awaitable[Message]]
@@ -107,9 +108,10 @@ async def _parsed(frames: AsyncIterator[bytes], parse: Callable[[bytes], Message
         yield parse(frame)
 
 
-async def refuse_caller(call: grpc.aio.ServicerContext[Any, Any], message: str) -> NoReturn:
-    """End the call of somebody who is not allowed here."""
-    await _fail(call, NotAllowed(message))
+async def refuse_caller(call: grpc.aio.ServicerContext[Any, Any], denied: Denied) -> NoReturn:
+    """End the call of somebody who is not known, or not allowed here."""
+    message = str(denied)
+    await _fail(call, NotKnown(message) if isinstance(denied, Unknown) else NotAllowed(message))
 
 
 async def _fail(call: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:

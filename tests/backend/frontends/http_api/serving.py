@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 
 from openai import AsyncOpenAI
 
+from enginewire.access.listener_options import access_of
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.server import HttpFace, http_face
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.tls.listener_options import listener_tls
 
 
 @asynccontextmanager
 async def serving_http(backend: TextBackend, **given: object) -> AsyncIterator[HttpFace]:
     """A listening face."""
     options = ServeOptions(http_port=0, **given)
-    async with http_face(backend, options, listener_tls(options)) as face:
+    async with http_face(backend, options, access_of(options)) as face:
         yield face
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,6 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from enginewire import v1 as pb
+from enginewire.access.access import OPEN, Access
+from enginewire.access.roles import Role
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import InvalidBody
@@ -26,6 +29,7 @@ from enginewire.backend.frontends.http_api.embeddings.route import EmbeddingsRou
 from enginewire.backend.frontends.http_api.json_response import as_json, refused
 from enginewire.backend.frontends.http_api.messages.route import CountTokensRoute, MessagesRoute
 from enginewire.backend.frontends.http_api.metrics import BackendMetrics
+from enginewire.backend.frontends.http_api.middleware.role_guard import guarded
 from enginewire.backend.frontends.http_api.no_such_route import no_such_route
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.completions import CompletionEndpoint
@@ -48,33 +52,65 @@ HEALTH_TIMEOUT_SECONDS = 2.0
 # An engine that is away shall not keep the scraper waiting.
 METRICS_TIMEOUT_SECONDS = 0.5
 
+ROLE_OF_ROUTE: Final[Mapping[str, Role | None]] = {
+    "/v1/chat/completions": Role.INFER,
+    "/v1/completions": Role.INFER,
+    "/v1/responses": Role.INFER,
+    "/v1/messages": Role.INFER,
+    "/v1/messages/count_tokens": Role.INFER,
+    "/v1/embeddings": Role.INFER,
+    "/v1/load_lora_adapter": Role.ADMIN,
+    "/v1/unload_lora_adapter": Role.ADMIN,
+    "/tokenize": Role.INFER,
+    "/detokenize": Role.INFER,
+    "/v1/models": Role.READ,
+    "/v1/models/{name:path}": Role.READ,
+    "/metrics": Role.READ,
+    # Load balancers and probes bring no key, and learn next to nothing.
+    "/health": None,
+    "/version": None,
+    # The page is the same for everybody; what it shows comes from the routes below.
+    "/": None,
+    "/page/{name:path}": None,
+    "/enginewire/about": Role.READ,
+    "/enginewire/status": Role.READ,
+    "/enginewire/events": Role.READ,
+    "/enginewire/abort": Role.INFER,
+    "/enginewire/generate": Role.INFER,
+}
+"""What a caller needs; None is open to all who reach the server."""
 
-def make_app(
-    served: ServedBackend, middleware: Sequence[Middleware], certificate: CertificateFiles | None = None
-) -> Starlette:
-    """The ASGI application; every request passes `middleware` first. `certificate` is for its metrics."""
-    facts = Facts(served, certificate)
+
+def make_app(served: ServedBackend, middleware: Sequence[Middleware], access: Access = OPEN) -> Starlette:
+    """The ASGI application; every request passes `middleware` first, then what `access` asks of its route."""
+    facts = Facts(served, access.tls.files if access.tls else None)
     return Starlette(
-        routes=[
-            Route(
-                "/v1/chat/completions", GenerateRoute(ChatEndpoint(served.formats), served), methods=["POST"]
-            ),
-            Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
-            Route("/v1/responses", ResponsesRoute(served), methods=["POST"]),
-            Route("/v1/messages", MessagesRoute(served), methods=["POST"]),
-            Route("/v1/messages/count_tokens", CountTokensRoute(served), methods=["POST"]),
-            Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
-            Route("/v1/load_lora_adapter", LoadAdapterRoute(served), methods=["POST"]),
-            Route("/v1/unload_lora_adapter", UnloadAdapterRoute(served), methods=["POST"]),
-            Route("/tokenize", TokenizeRoute(served), methods=["POST"]),
-            Route("/detokenize", DetokenizeRoute(served), methods=["POST"]),
-            Route("/v1/models", facts.models),
-            Route("/v1/models/{name:path}", facts.model),
-            Route("/health", facts.health),
-            Route("/version", facts.version),
-            Route("/metrics", facts.metrics),
-            *page_routes(served),
-        ],
+        routes=guarded(
+            [
+                Route(
+                    "/v1/chat/completions",
+                    GenerateRoute(ChatEndpoint(served.formats), served),
+                    methods=["POST"],
+                ),
+                Route("/v1/completions", GenerateRoute(CompletionEndpoint(), served), methods=["POST"]),
+                Route("/v1/responses", ResponsesRoute(served), methods=["POST"]),
+                Route("/v1/messages", MessagesRoute(served), methods=["POST"]),
+                Route("/v1/messages/count_tokens", CountTokensRoute(served), methods=["POST"]),
+                Route("/v1/embeddings", EmbeddingsRoute(served), methods=["POST"]),
+                Route("/v1/load_lora_adapter", LoadAdapterRoute(served), methods=["POST"]),
+                Route("/v1/unload_lora_adapter", UnloadAdapterRoute(served), methods=["POST"]),
+                Route("/tokenize", TokenizeRoute(served), methods=["POST"]),
+                Route("/detokenize", DetokenizeRoute(served), methods=["POST"]),
+                Route("/v1/models", facts.models),
+                Route("/v1/models/{name:path}", facts.model),
+                Route("/health", facts.health),
+                Route("/version", facts.version),
+                Route("/metrics", facts.metrics),
+                *page_routes(served),
+            ],
+            ROLE_OF_ROUTE,
+            access,
+        ),
         middleware=middleware,
         exception_handlers={
             HTTPException: no_such_route,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -22,6 +23,8 @@ from enginewire.tls.listener import REFUSAL, ListenerTls
 
 log = logging.getLogger(__name__)
 
+CERTIFICATE: Final = "certificate"
+"""Where routes find what the caller has shown in the handshake."""
 # As nginx's large_client_header_buffers: 4 of 8 KiB. Each field counts 32 more, as in HTTP/2.
 MAX_HEAD_BYTES: Final = 32 * 1024
 FIELD_OVERHEAD_BYTES: Final = 32
@@ -96,22 +99,26 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_unparsed_bytes = 0
         self._num_unsent_bytes = 0
         self._sent_at = 0.0
+        # What the caller has shown in the handshake, as ssl has it.
+        self._certificate: Mapping[str, object] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        if self.server_state.tls is not None:
+            self._certificate = transport.get_extra_info("ssl_object").getpeercert() or {}
         self._deadline = time.monotonic() + self._limits.header_timeout
         num_beyond = len(self.connections) - self._limits.connections
         if num_beyond > MAX_TURNED_AWAY:
             transport.abort()
         elif num_beyond > 0:
             self.refuse(overloaded("too many connections"))
-        elif not self._is_allowed(transport):
+        elif not self._is_allowed():
             self.refuse(Refusal(HTTPStatus.FORBIDDEN, REFUSAL, code="forbidden"))
 
-    def _is_allowed(self, transport: asyncio.Transport) -> bool:
+    def _is_allowed(self) -> bool:
         tls = self.server_state.tls
-        return tls is None or tls.allows_peer(transport.get_extra_info("ssl_object").getpeercert())
+        return tls is None or tls.allows_peer(self._certificate)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -170,6 +177,7 @@ class BoundedConnection(HttpToolsProtocol):
         """See httptools."""
         self._num_head_bytes = self._num_body_bytes = 0
         super().on_message_begin()
+        self.scope["state"][CERTIFICATE] = self._certificate
 
     def on_url(self, url: bytes) -> None:
         """See httptools."""

@@ -61,6 +61,7 @@ OPENAI_CODES: Final[Mapping[pb.ErrorReason.ValueType, str]] = {
 MESSAGES: Final = "/v1/messages"
 # All that clients of Anthropic tell apart; what is left is a matter of the server or of the request.
 ERROR_TYPES: Final[Mapping[int, str]] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
@@ -100,7 +101,9 @@ class Refusal:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Retry-After, when a retry makes sense."""
+        """Retry-After, when a retry makes sense; how to say who one is, when that was missing or wrong."""
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            return {"www-authenticate": "Bearer"}
         return {} if self.retry_after is None else {"retry-after": str(math.ceil(self.retry_after))}
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import uvicorn
 from starlette.middleware import Middleware
 
+from enginewire.access.access import OPEN, Access
 from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.app import make_app
@@ -26,7 +27,6 @@ from enginewire.backend.frontends.http_api.openai.answers.format import model_fo
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.sockets import AddressError
-from enginewire.tls.listener import ListenerTls
 
 # For what callers are told at the end; who does not read that is cut off.
 LAST_WORDS_SECONDS: Final = 0.5
@@ -39,9 +39,9 @@ class BoundedServer(uvicorn.Server):
 
     server_state: BoundedState
 
-    def __init__(self, config: uvicorn.Config, limits: Limits, tls: ListenerTls | None) -> None:
+    def __init__(self, config: uvicorn.Config, limits: Limits, access: Access) -> None:
         super().__init__(config)
-        self.server_state = BoundedState(limits, tls)
+        self.server_state = BoundedState(limits, access.tls)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,8 +67,9 @@ class HttpFace:
     """A running server. `address` is the base URL without /v1."""
 
     def __init__(
-        self, backend: TextBackend, options: ServeOptions, listener: socket.socket, tls: ListenerTls | None
+        self, backend: TextBackend, options: ServeOptions, listener: socket.socket, access: Access
     ) -> None:
+        tls = access.tls
         self.address = url_of(listener, "https" if tls else "http")
         formats = model_formats(backend.tokenizer, options.tool_call_parser, options.reasoning_parser)
         self._served = ServedBackend(
@@ -80,7 +81,7 @@ class HttpFace:
         )
         hosts = AllowedHosts(options.http_host, listener.getsockname()[0], options.allowed_hosts)
         config = uvicorn.Config(
-            make_app(self._served, middleware_of(options, hosts), tls.files if tls else None),
+            make_app(self._served, middleware_of(options, hosts), access),
             http=BoundedConnection,
             timeout_keep_alive=options.timeout_keep_alive,
             log_config=None,
@@ -92,7 +93,7 @@ class HttpFace:
         # Not by uvicorn's own options: it would read the files once.
         config.load()
         config.ssl = tls.ssl_context() if tls else None
-        self._server = BoundedServer(config, limits_of(options), tls)
+        self._server = BoundedServer(config, limits_of(options), access)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         self._looking = asyncio.create_task(self._server.look_after_connections(), name="http connections")
 
@@ -135,13 +136,13 @@ def limits_of(options: ServeOptions) -> Limits:
 
 @contextlib.asynccontextmanager
 async def http_face(
-    backend: TextBackend, options: ServeOptions, tls: ListenerTls | None = None
+    backend: TextBackend, options: ServeOptions, access: Access = OPEN
 ) -> AsyncIterator[HttpFace]:
     """Serve HTTP inside the context. Raises AddressError."""
     assert options.http_port is not None
     allow_files(options.limit_concurrency + SPARE_FILES)
     with listening(options.http_host, options.http_port) as listener:
-        face = HttpFace(backend, options, listener, tls)
+        face = HttpFace(backend, options, listener, access)
         try:
             yield face
         finally:

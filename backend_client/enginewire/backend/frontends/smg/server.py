@@ -8,30 +8,33 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from enginewire.access.access import OPEN, Access
+from enginewire.access.guard import guards
 from enginewire.backend.config import ServeOptions
-from enginewire.backend.frontends.grpc_service import GrpcFace, guards_of
+from enginewire.backend.frontends.grpc_service import GrpcFace, refuse_caller
 from enginewire.backend.frontends.health import HealthServicer
 from enginewire.backend.frontends.smg.servicer import SERVICE, SmgServicer
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.grpc_listening import bind_tcp
 from enginewire.grpc_server import new_server
-from enginewire.tls.listener import ListenerTls
 
 
 @asynccontextmanager
 async def smg_face(
-    backend: TextBackend, options: ServeOptions, tls: ListenerTls | None = None
+    backend: TextBackend, options: ServeOptions, access: Access = OPEN
 ) -> AsyncIterator[GrpcFace]:
     """Serve inside the context; the address is the URL that SMG wants. Raises AddressError."""
     assert options.smg_port is not None
-    server = new_server(options.max_message_bytes, options.max_concurrent_streams, guards_of(tls))
+    server = new_server(
+        options.max_message_bytes, options.max_concurrent_streams, guards(access, refuse_caller)
+    )
     servicer = SmgServicer(backend, options.timeout, options.tokenizer, options.slow_consumer_timeout)
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health = HealthServicer(backend.backend.engines, SERVICE)
     health.add_to(server)
-    target = bind_tcp(server, options.smg_host, options.smg_port, tls)
+    target = bind_tcp(server, options.smg_host, options.smg_port, access.tls)
     await server.start()
     try:
-        yield GrpcFace(server, health, f"{'grpcs' if tls else 'grpc'}://{target}")
+        yield GrpcFace(server, health, f"{'grpcs' if access.tls else 'grpc'}://{target}")
     finally:
         await server.stop(None)

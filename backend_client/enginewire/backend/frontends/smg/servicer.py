@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
 
 from enginewire import v1 as pb
+from enginewire.access.caller import caller
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.embedding import renamed
 from enginewire.backend.engines.failure import RequestFailed, failed, internal_failure
@@ -55,7 +56,8 @@ class SmgServicer:
         self._folder = folder
         self._slow_consumer_timeout = slow_consumer_timeout
         self._began = time.monotonic()
-        self._live: dict[str, asyncio.Timeout] = {}
+        # With their owners.
+        self._live: dict[str, tuple[asyncio.Timeout, str]] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a gRPC server registers."""
@@ -84,17 +86,18 @@ class SmgServicer:
     async def _unless_aborted(self, request_id: str, work: Awaitable[Result]) -> Result:
         """What `work` gives. Raises RequestFailed when Abort names the request first."""
         running = asyncio.timeout(None)
+        mine = running, caller().identity
         try:
             async with running:
                 # The first of two equal ids keeps its place; the engine refuses the other.
-                self._live.setdefault(request_id, running)
+                self._live.setdefault(request_id, mine)
                 return await work
         except TimeoutError as error:
             if not running.expired():
                 raise
             raise aborted() from error
         finally:
-            if self._live.get(request_id) is running:
+            if self._live.get(request_id) is mine:
                 del self._live[request_id]
 
     async def _embed(self, asked: vllm.EmbedRequest, call: AnyCall) -> vllm.EmbedResponse:
@@ -134,7 +137,9 @@ class SmgServicer:
     async def Abort(self, asked: vllm.AbortRequest, call: AnyCall) -> vllm.AbortResponse:
         """End requests by id. One that is unknown, or over, is nothing to end."""
         for request_id in asked.request_ids:
-            if (running := self._live.pop(request_id, None)) is not None:
+            running, owner = self._live.get(request_id, (None, ""))
+            if running is not None and caller().may_end(owner):
+                del self._live[request_id]
                 running.reschedule(asyncio.get_running_loop().time())
         return vllm.AbortResponse()
 

@@ -7,7 +7,7 @@ import { counted } from "./figures.js";
 import { LoadCharts } from "./load/charts.js";
 import { Parameters } from "./conversation/parameters.js";
 import { showRequests } from "./requests.js";
-import { about, watch } from "./server.js";
+import { about, keepKey, watch } from "./server.js";
 import { tellFactsIn } from "./conversation/tokens.js";
 
 const charts = new LoadCharts();
@@ -75,7 +75,17 @@ function show(state) {
 }
 
 say(byId("base"), new URL("v1", document.baseURI).href);
-watch(show, () => {
+const tryAgain = watch(show, () => {
   showState("offline", "no connection, trying again");
   charts.forget();
+}, () => {
+  showState("locked", "API key needed");
+  byId("key-form").hidden = false;
+});
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(byId("key").value.trim());
+  byId("key").value = "";
+  byId("key-form").hidden = true;
+  tryAgain();
 });
