@@ -106,3 +106,10 @@ def test_who_is_not_in_one_company_is_in_the_other_of_its_pair() -> None:
         one, other = draw(1, even, config), draw(1, even + 1, config)
         assert not set(one.members) & set(other.members)
         assert set(one.members) | set(other.members) == set(JOINS)
+
+
+def test_a_second_choice_does_not_come_along_where_there_is_one() -> None:
+    can = pb.Capabilities(multiple_choices=True)
+    for most, is_there in ((1, False), (2, True)):
+        config = pb.EngineConfig(vocab_size=9, capabilities=can, limits=pb.Limits(max_n=most))
+        assert any("n" in draw(1, number, config).members for number in range(8)) is is_there

@@ -95,12 +95,12 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
 
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:
-    """As the rule of its field has it: the capability is there, and the limit is not 0."""
+    """As the rule of its field has it: the capability is there, and the limit leaves room."""
     if member == "n" and config.role not in WHOLE:
         return False  # what is handed over is of one choice
     rule = FIELD_RULES[path_of(member)]
     is_declared = not rule.capability or getattr(config.capabilities, rule.capability)
-    return is_declared and rule.most(config.limits) > 0
+    return is_declared and rule.most(config.limits) >= (2 if member == "n" else 1)
 
 
 def _eos_token_ids(body: pb.PreprocessedRequest, company: Company) -> None:
