@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.conformance.mutants.options_beside import CachedPromptsAreNotPenalised
 from enginewire.conformance.oracle import findings
 from enginewire.conformance.oracle.beside import mixed
 from enginewire.conformance.oracle.findings import Finding
-from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.reference.settings import CAPABILITIES, Settings
 from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
@@ -55,3 +56,31 @@ async def test_what_is_wrong_in_a_full_engine_alone_is_found() -> None:
     assert {finding.id for finding in found} == {"INF-09"}
     assert "total_tokens" in str(found[0].violation)
     assert "only beside 15 others" in str(found[0].violation)
+
+
+class OneSequence(Reference):
+    settings = replace(Settings(), max_num_seqs=1)
+
+
+class Rounds(Reference):
+    """Whose tokens depend on the batch, as it says itself: what follows another token has other values."""
+
+    settings = replace(Settings(), capabilities=tuple(set(CAPABILITIES) - {"batch_invariant"}))
+
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_penalties(choice, logits)
+        logits[len(self.running)] += 1
+
+
+@pytest.mark.parametrize("server", [OneSequence, Rounds])
+async def test_a_correct_server_has_no_findings_under_other_options(server: type[Reference]) -> None:
+    assert (await findings_of(server(), 24))[0] == []
+
+
+async def test_what_is_wrong_under_an_option_names_it() -> None:
+    found, _ = await findings_of(CachedPromptsAreNotPenalised(), 32)
+    assert {finding.id for finding in found} == {"INF-09"}
+    assert "other tokens than the greedy run" in str(found[0].violation)
+    assert ", under frequency_penalty and presence_penalty and repetition_penalty; mix" in str(
+        found[0].violation
+    )

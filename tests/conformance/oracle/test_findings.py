@@ -8,7 +8,7 @@ import pytest
 
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.mutants.limits import OneTooMany
-from enginewire.conformance.mutants.mixed_endings import LastEosIsLength
+from enginewire.conformance.mutants.mixed_endings import LastEosIsLength, ResumedTokensFillTheWindowTwice
 from enginewire.conformance.reference.generation.choices import Ending
 from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
@@ -133,3 +133,23 @@ async def test_without_cases_the_drawn_checks_say_nothing() -> None:
     report = await judged(Reference, cases=0)
     found = {each.status for each in report.outcomes if each.key.endswith("/drawn")}
     assert found == {Status.NOT_APPLICABLE}
+
+
+class Narrow(Reference):
+    """Whose window is as long as a prompt and an answer of the kit."""
+
+    settings = replace(Settings(), context_length=64)
+
+
+class Wide(ResumedTokensFillTheWindowTwice):
+    """Whose window is never filled."""
+
+    settings = replace(Settings(), context_length=16384, total_blocks=8192)
+
+
+async def test_cases_fill_the_window_where_it_is_not_too_long() -> None:
+    assert (await judged(Narrow)).unexpected == []
+    [failed] = (await judged(ResumedTokensFillTheWindowTwice)).unexpected
+    assert failed.key == "RES-06/drawn"
+    assert re.search(r"max_tokens \d+, resumed \[\d+\]; case 30000\d of seed 1", failed.message)
+    assert (await judged(Wide)).unexpected == []

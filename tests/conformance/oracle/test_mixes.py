@@ -19,9 +19,18 @@ def test_each_option_lets_every_greedy_token_be_the_best(name: str) -> None:
     request = change(good_request("r", RUN.prompt), **options_of(RUN, CONFIG)[name]).request
     options = request.sampling_options
     assert not options.allowed_token_ids or set(RUN.tokens) <= set(options.allowed_token_ids)
-    assert not {word.token_ids[0] for word in options.bad_words_token_ids} & set(RUN.tokens)
+    words = [list(word.token_ids) for word in options.bad_words_token_ids]
+    assert not [word for word in words for at in range(8) if RUN.tokens[at : at + len(word)] == word]
     assert not {entry.token_id for entry in options.logit_bias if entry.bias} & set(RUN.tokens)
     assert options.temperature == 0 or options.top_k == 1
+
+
+def test_bad_words_that_nearly_come_have_a_token_of_the_run_last() -> None:
+    words = options_of(RUN, CONFIG)["bad_words that nearly come"]["bad_words_token_ids"]
+    assert isinstance(words, list)
+    asked = [list(word.token_ids) for word in words]
+    assert asked[:3] == [[7, 9], [6, 7, 9], [11, 9]]
+    assert {word[-1] for word in asked} <= set(RUN.tokens)
 
 
 def test_every_option_has_a_request_that_a_correct_server_takes() -> None:

@@ -10,6 +10,7 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check, Phase
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.session.company import JOINS
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
@@ -115,3 +116,15 @@ async def test_a_fault_of_the_kit_is_told() -> None:
     report = await judged(Reference, one(stumbles), options=OFTEN)
     [fault] = {each.message for each in report.outcomes if each.status is Status.ERROR}
     assert fault == "RuntimeError: it was me"
+
+
+async def test_a_check_that_is_judged_twice_meets_everybody() -> None:
+    met: list[str] = []
+
+    async def meets(ctx: Context) -> None:
+        met.extend(ctx.company.members)
+
+    for key in ("STR-05", "STR-06", "LIM-01"):
+        met.clear()
+        await judged(Reference, [made_up(key, meets)], options=RunOptions(companies=2))
+        assert sorted(met) == sorted(JOINS)

@@ -98,3 +98,18 @@ def test_the_companies_of_a_seed_are_the_same_again_and_those_of_another_are_oth
     assert first == [draw(1, number, config) for number in range(8)]
     assert first != [draw(2, number, config) for number in range(8)]
     assert len({company.members for company in first}) > 4
+
+
+def test_who_is_not_in_one_company_is_in_the_other_of_its_pair() -> None:
+    config = Reference().config
+    for even in range(0, 8, 2):
+        one, other = draw(1, even, config), draw(1, even + 1, config)
+        assert not set(one.members) & set(other.members)
+        assert set(one.members) | set(other.members) == set(JOINS)
+
+
+def test_a_second_choice_does_not_come_along_where_there_is_one() -> None:
+    can = pb.Capabilities(multiple_choices=True)
+    for most, is_there in ((1, False), (2, True)):
+        config = pb.EngineConfig(vocab_size=9, capabilities=can, limits=pb.Limits(max_n=most))
+        assert any("n" in draw(1, number, config).members for number in range(8)) is is_there

@@ -9,6 +9,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import INVALID, LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.saturation import queued, saturated
@@ -32,6 +33,23 @@ async def choices_end_as_cancelled(ctx: Context) -> None:
     stream = await ctx.start(ctx.long_request(n=count)).first_token()
     await _abort(ctx, stream)
     await _ends_as_cancelled(stream, count)
+
+
+@check("ABO-01", variant="multiplexed", gate="multiplexed", alone=True, needs=("ABO-01", "MUX-01"))
+async def handles_end_as_cancelled(ctx: Context) -> None:
+    """By the id of their request, which came over a stream of many."""
+    async with open_stream(ctx) as stream:
+        request = ctx.long_request()
+        stream.submit(1, request)
+        await stream.until(lambda: bool(stream.handle(1).tokens) or stream.handle(1).has_ended)
+        (result,) = _complete(await ctx.client.abort([request.request_id]), [request.request_id])
+        if result.outcome == pb.ABORT_OUTCOME_FINISHED:
+            raise NotApplicable("the longest request ends before it can be aborted")
+        message = "a live request of a multiplexed stream was not aborted"
+        expect_equal(_name(result), "ABORT_OUTCOME_ABORTED", message)
+        await stream.until_ended(1, within=2 * ctx.bounds.answer)
+        reasons = {choice.reason_name for choice in stream.handle(1).by_choice.values()}
+        expect_equal(reasons, {"CANCELLED"}, "an aborted handle ends with another reason")
 
 
 @check("ABO-02", phase=Phase.LOAD, alone=True, needs=(*WHOLE, "ABO-01"))
@@ -72,16 +90,17 @@ async def may_be_repeated(ctx: Context) -> None:
 
 @check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "INF-08"))
 async def reaches_the_queue(ctx: Context) -> None:
-    """While all slots are taken."""
+    """While all slots are taken: a request, and one of several choices."""
     async with saturated(ctx) as running:
-        waiting = await queued(ctx, running)
-        await _abort(ctx, waiting)
-        try:
-            async with asyncio.timeout(ctx.bounds.reaction):
-                await waiting.end()
-        except TimeoutError:
-            raise Violation("a request that was aborted in the queue does not end") from None
-        await _ends_as_cancelled(waiting, 1)
+        for count in sorted({1, ctx.choices(2)}):
+            waiting = await queued(ctx, running, choices=count)
+            await _abort(ctx, waiting)
+            try:
+                async with asyncio.timeout(ctx.bounds.reaction):
+                    await waiting.end()
+            except TimeoutError:
+                raise Violation("a request that was aborted in the queue does not end") from None
+            await _ends_as_cancelled(waiting, count)
 
 
 @check("ABO-06", phase=Phase.LOAD, alone=True, needs=WHOLE)
@@ -119,6 +138,27 @@ async def aborted_ids_are_free(ctx: Context) -> None:
     message = "a request was not aborted whose id had been used before"
     expect_equal(_name(result), "ABORT_OUTCOME_ABORTED", message)
     await _ends_as_cancelled(again, 1)
+
+
+@check(
+    "ABO-06",
+    variant="late",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*WHOLE, "ABO-06", "ABO-05", "CAN-03", "CAN-03/queued"),
+)
+async def late_ids_are_free(ctx: Context) -> None:
+    """Those of requests whose deadline passed: of one that ran, and of one that waited."""
+    soon = ctx.bounds.reaction / 2
+    late = [await ctx.start(ctx.long_request(), timeout=soon).first_token()]
+    await late[0].end()
+    async with saturated(ctx) as running:
+        late.append(await queued(ctx, running, timeout=soon))
+        await late[1].end()
+    await ctx.idle()
+    for stream in late:
+        again = ctx.start(ctx.request(request_id=stream.request.request_id))
+        await _ends_as_it_should(again)
 
 
 @check("ABO-07", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "USE-01", "USE-05"))

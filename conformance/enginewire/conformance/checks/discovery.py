@@ -146,6 +146,29 @@ async def running_choices_are_bounded(ctx: Context) -> None:
     await _stays_bounded(ctx, lambda: ctx.long_request(n=2))
 
 
+@check(
+    "INF-08",
+    variant="counted",
+    phase=Phase.LOAD,
+    gate="multiple_choices",
+    alone=True,
+    needs=(*SHAPE, "SEQ-01"),
+)
+async def running_choices_are_counted(ctx: Context) -> None:
+    """Two of one request, each of which has a token."""
+    if ctx.config.max_num_seqs == 1 or ctx.choices(2) < 2:
+        raise NotApplicable("there is no room for two choices")
+    stream = ctx.start(ctx.long_request(n=2))
+    while len(stream.choices) < 2:
+        expect(await anext(stream.call, None) is not None, "the stream ended before each choice began")
+    running = (await ctx.client.load()).running
+    await ctx.client.abort([stream.request.request_id])
+    await stream.end()
+    if any(choice.reason_name != "CANCELLED" for choice in stream.choices.values()):
+        raise NotApplicable("the longest request ends before its load can be seen")
+    expect_equal(running, 2, "Load.running does not count the sequences being computed")
+
+
 async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]) -> None:
     if not ctx.config.HasField("max_num_seqs"):
         raise NotApplicable("EngineConfig.max_num_seqs is absent")

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
@@ -51,6 +52,29 @@ async def later_ones_are_refused(ctx: Context) -> None:
     await ctx.generate(ctx.request())
     for exchange in await _refusals(ctx):
         require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
+
+
+@check(
+    "DRN-02",
+    variant="multiplexed",
+    gate="multiplexed",
+    phase=Phase.DESTRUCTIVE,
+    needs=(*SHAPE, "DRN-02", "MUX-01", "MUX-04"),
+)
+async def later_submits_are_refused(ctx: Context) -> None:
+    """On a stream that was open before the drain, and has a request in flight."""
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request())
+        await stream.until(lambda: bool(stream.handle(1).tokens))
+        await _begun(ctx)
+        stream.submit(2, ctx.request())
+        await stream.until_ended(2)
+        status, detail = stream.handle(2).status or pb.Status(), pb.ErrorDetail()
+        expected = UNAVAILABLE[0].value[0]
+        expect_equal(status.code, expected, "a request that came over an open stream was not refused")
+        is_told = any(entry.Unpack(detail) for entry in status.details)
+        is_draining = is_told and detail.reason == pb.ERROR_REASON_DRAINING
+        expect(is_draining, "the reason is another one", expected="DRAINING", seen=detail.reason)
 
 
 @check("DRN-03", phase=Phase.DESTRUCTIVE, needs=SHAPE)

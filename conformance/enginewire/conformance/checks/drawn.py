@@ -2,7 +2,8 @@
 
 All cases are asked once and shared; each check reports what breaks its id. An id is judged only where its
 own simple check holds, which says the same in fewer words. So it is with mixes,
-which are cases beside options that change nothing of them: they are judged where the cases hold.
+which are cases beside options that change nothing of them: they are judged where the cases hold. And so it is
+with guided cases, whose text has to be of the language of their guide.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Final
 
 from enginewire.conformance.oracle.beside import FACTS, IDLE, NAMES, SERVED, VALUES, mixed
 from enginewire.conformance.oracle.findings import Finding, findings
+from enginewire.conformance.oracle.guided import GREEDY, guided
+from enginewire.conformance.oracle.languages import LANGUAGES
 from enginewire.conformance.running.registry import WHOLE, CheckFunction, Phase, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.violation import NotApplicable
@@ -59,6 +62,15 @@ def _mixed(identifier: str) -> CheckFunction:
     return holds
 
 
+def _guided(identifier: str) -> CheckFunction:
+    async def holds(ctx: Context) -> None:
+        """Whatever is asked for beside a guide."""
+        _tell(ctx, identifier, await guided(ctx))
+
+    holds.__name__ = "whatever_is_beside_a_guide"
+    return holds
+
+
 def _tell(ctx: Context, identifier: str, found: Sequence[Finding]) -> None:
     for finding in found:
         if finding.id == identifier:
@@ -75,3 +87,12 @@ DRAWN: Final = tuple(f"{identifier}/drawn" for identifier in (*BY_ENDS, *BY_THE_
 for _id in (SERVED, IDLE, FACTS, VALUES, NAMES):
     _needs = (*WHOLE, *OFFERED, _id, *DRAWN)
     check(_id, variant="mixed", needs=_needs, phase=Phase.LOAD, alone=True, costly=True)(_mixed(_id))
+
+GUIDES: Final = tuple(language.id for language in LANGUAGES)
+ROWS: Final = ("LOG-01", "LOG-02", "LOG-03", "LOG-04")
+
+for _id in (*GUIDES, GREEDY, VALUES):
+    _needs = (*WHOLE, *GUIDES, *(() if _id in GUIDES else (*ROWS, _id)))
+    check(
+        _id, variant="guided", gate="guided_modes", needs=_needs, phase=Phase.LOAD, alone=True, costly=True
+    )(_guided(_id))

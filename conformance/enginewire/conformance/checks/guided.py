@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from typing import Final
 
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.oracle.languages import (
+    COLOURS,
+    DIGITS,
+    LANGUAGES,
+    SCHEMA,
+    begins_an_instance,
+    is_instance,
+)
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import REFUSALS, Context, require_refusal
@@ -18,17 +25,6 @@ from enginewire.conformance.wire.stream import Choice, Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 FIELD: Final = "sampling_options.guided_decoding"
-SCHEMA: Final = json.dumps(
-    {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}},
-        "required": ["ok"],
-        "additionalProperties": False,
-    }
-)
-INSTANCES: Final = ('{"ok":true}', '{"ok":false}')
-DIGITS: Final = "[0-9]{4}"
-COLOURS: Final = ("green", "blue", "greenish")
 UNLIKELY: Final = ("qzxjkvqwzxjqkvzw" * 4, "xqjzvkwqxzjvqkwx" * 4)
 PLAIN: Final = 16
 ROOM: Final = 64
@@ -41,9 +37,7 @@ INVALID_GUIDES: Final = {
 }
 
 GUIDES: Final = {
-    pb.GUIDED_MODE_JSON_SCHEMA: pb.GuidedDecoding(json_schema=SCHEMA),
-    pb.GUIDED_MODE_REGEX: pb.GuidedDecoding(regex=DIGITS),
-    pb.GUIDED_MODE_CHOICE: pb.GuidedDecoding(choice=pb.GuidedChoice(choices=COLOURS)),
+    **{language.mode: language.guide for language in LANGUAGES},
     pb.GUIDED_MODE_EBNF_GRAMMAR: pb.GuidedDecoding(ebnf_grammar='root ::= "a"'),
     pb.GUIDED_MODE_JSON_OBJECT: pb.GuidedDecoding(json_object=True),
 }
@@ -174,14 +168,8 @@ async def _text(ctx: Context, choice: Choice) -> str:
 
 def _is_instance(text: str, choice: Choice) -> None:
     """An instance of the schema, or the beginning of one when it was cut."""
-    compact = "".join(text.split())
     if choice.finish_reason == pb.FINISH_REASON_LENGTH:
-        begins = any(instance.startswith(compact) for instance in INSTANCES)
-        expect(begins, "a cut output is no beginning of an instance", expected=SCHEMA, seen=text)
+        message = "a cut output is no beginning of an instance"
+        expect(begins_an_instance(text), message, expected=SCHEMA, seen=text)
         return
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    fits = isinstance(value, dict) and list(value) == ["ok"] and isinstance(value["ok"], bool)
-    expect(fits, "the output does not satisfy its schema", expected=SCHEMA, seen=text)
+    expect(is_instance(text), "the output does not satisfy its schema", expected=SCHEMA, seen=text)

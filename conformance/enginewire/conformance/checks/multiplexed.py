@@ -172,16 +172,30 @@ async def handles_are_free_after_their_end(ctx: Context) -> None:
 async def handles_are_aborted(ctx: Context) -> None:
     """A running one, one of the same frame, one that is not there; the others go on."""
     async with open_stream(ctx) as stream:
-        stream.submit(1, ctx.long_request())
-        stream.submit(2, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
-        await stream.until(lambda: bool(stream.handle(1).tokens))
-        stream.send(stream.submitted(3, ctx.long_request()), abort=(1, 3, 4))
-        await stream.until_ended(1, 3, within=2 * ctx.bounds.answer)
-        await stream.until_ended(2)
-        for number in (1, 3):
-            _require_cancelled(stream.handle(number))
-        seen = [reason_name(output.finish_reason) for output in stream.handle(2).terminals]
-        expect_equal(seen, ["LENGTH"], "an abort touched another handle")
+        await _are_aborted(ctx, stream)
+
+
+@check("MUX-07", variant="used-again", needs=(*WHOLE, "MUX-06", "MUX-07"), phase=Phase.LOAD, alone=True)
+async def handles_that_were_used_before_are_aborted(ctx: Context) -> None:
+    """The same, after another request of each handle has ended."""
+    async with open_stream(ctx) as stream:
+        for number in (1, 2, 3):
+            stream.submit(number, ctx.request())
+        await stream.until_ended(1, 2, 3)
+        await _are_aborted(ctx, stream)
+
+
+async def _are_aborted(ctx: Context, stream: Multiplexed) -> None:
+    stream.submit(1, ctx.long_request())
+    stream.submit(2, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
+    await stream.until(lambda: bool(stream.handle(1).tokens))
+    stream.send(stream.submitted(3, ctx.long_request()), abort=(1, 3, 4))
+    await stream.until_ended(1, 3, within=2 * ctx.bounds.answer)
+    await stream.until_ended(2)
+    for number in (1, 3):
+        _require_cancelled(stream.handle(number))
+    seen = [reason_name(output.finish_reason) for output in stream.handle(2).terminals]
+    expect_equal(seen, ["LENGTH"], "an abort touched another handle")
 
 
 @check("MUX-08", needs=(*WHOLE, FIRST), alone=True)
@@ -227,14 +241,15 @@ async def frames_are_in_order(ctx: Context) -> None:
 
 @check("MUX-11", needs=(*WHOLE, FIRST), phase=Phase.LOAD, alone=True)
 async def a_slow_reader_loses_nothing(ctx: Context) -> None:
-    """The server has finished before anybody reads on."""
+    """The server has finished before anybody reads on; of one request several choices."""
     count = ctx.tokens(LAGGING_TOKENS)
     if ctx.limits.HasField("max_stream_buffer_tokens"):
         count = min(count, ctx.limits.max_stream_buffer_tokens // 2)
+    several = ctx.choices(2)
     async with open_stream(ctx, ctx.connect(None, *NARROW)) as stream:
         tokens = (await ctx.generate(ctx.request(max_tokens=count))).tokens
-        for number in range(2):
-            stream.submit(number, ctx.request(max_tokens=count))
+        stream.submit(0, ctx.request(max_tokens=count))
+        stream.submit(1, ctx.request(max_tokens=count, **({"n": several} if several > 1 else {})))
         await stream.until(lambda: bool(stream.handle(0).tokens))
         deadline = time.monotonic() + ctx.bounds.reaction
         while time.monotonic() < deadline and (await ctx.client.load()).running:
@@ -242,7 +257,8 @@ async def a_slow_reader_loses_nothing(ctx: Context) -> None:
         await stream.until_ended(0, 1)
         for number in range(2):
             _require_positions(stream.handle(number), count)
-            expect_equal(stream.handle(number).tokens, tokens, "a reader that lagged got other tokens")
+            for choice in stream.handle(number).by_choice.values():
+                expect_equal(choice.tokens, tokens, "a reader that lagged got other tokens")
 
 
 @check("MUX-12", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)

@@ -19,6 +19,7 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 TOKENS: Final = 16
 FEWEST: Final = 4
 RESUMED: Final = "RES-01"
+SEVERAL: Final = (RESUMED, "SEQ-01", "SEQ-02", "RES-06")
 
 
 @check("RES-01", needs=SHAPE)
@@ -45,6 +46,25 @@ async def penalties_go_on(ctx: Context, shape: Shape) -> None:
     """The tokens handed in count as output."""
     for name, value in (("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 5.0)):
         await _goes_on(ctx, "penalised", shape, max_tokens=ctx.tokens(TOKENS), **{name: value})
+
+
+@check(
+    "RES-02",
+    variant="choices",
+    needs=(*SHAPE, *SEVERAL, "RES-02", "SEQ-04/seeded"),
+    gate="seed",
+    alone=True,
+)
+async def seeded_choices_go_on(ctx: Context) -> None:
+    """Two that differ, each cut elsewhere."""
+    await _several_go_on(ctx, "seeded", seed=11, temperature=1.0)
+
+
+@check("RES-03", variant="choices", needs=(*SHAPE, *SEVERAL, "RES-03"), gate="penalties")
+async def penalised_choices_go_on(ctx: Context) -> None:
+    """What was handed in of the other choice does not count."""
+    for name, value in (("presence_penalty", 2.0), ("repetition_penalty", 5.0)):
+        await _several_go_on(ctx, "penalised", **{name: value})
 
 
 @check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"), counts_prompt=True)
@@ -150,6 +170,25 @@ async def _goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Val
         answer = await ask(ctx, shape, _resumed(ctx.request(**changes), whole.tokens[:cut]))
         message = f"a {what} request cut after {cut} tokens goes on in another way"
         expect_equal(answer.choice.tokens, whole.tokens[cut:], message)
+
+
+async def _several_go_on(ctx: Context, what: str, **changes: Value) -> None:
+    """Two choices, undisturbed, then cut in different places; the later one is handed in first."""
+    if ctx.choices(2) < 2:
+        raise NotApplicable("Limits.max_n is 1")
+    asked = {"n": 2, "max_tokens": ctx.tokens(TOKENS, least=FEWEST), **changes}
+    whole = await ctx.generate(ctx.request(**asked))
+    tokens = [whole.choices[index].tokens for index in (0, 1)]
+    first, middle, last = _cuts(min(map(len, tokens)))
+    for cuts in ((first, last), (last, middle)):
+        request = ctx.request(**asked)
+        for index in (1, 0):
+            request.request.resume.choices.add(index=index, generated_token_ids=tokens[index][: cuts[index]])
+        request.request.resume.attempt = 1
+        stream = await ctx.generate(request)
+        for index, cut in enumerate(cuts):
+            message = f"choice {index} of a {what} request cut after {cut} tokens goes on in another way"
+            expect_equal(stream.choices.get(index, Choice(index)).tokens, tokens[index][cut:], message)
 
 
 async def _undisturbed(ctx: Context, **changes: Value) -> Stream:

@@ -92,9 +92,11 @@ async def there_is_no_cache_to_reset(ctx: Context) -> None:
 
 @check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, counts_prompt=True)
 async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
-    """A prompt of some blocks, again, and once more past the cache."""
+    """A prompt of some blocks past the cache, then into it, again, and once more past it."""
     block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
-    await _cached(ctx, prompt, shape)
+    await _cached(ctx, prompt, shape, bypass=True)
+    first = await _cached(ctx, prompt, shape)
+    expect_equal(first, 0, "what came with bypass_prefix_cache is cached")
     again = await _cached(ctx, prompt, shape)
     expect(again >= block, "a repeated prompt has no cached block", expected=f"at least {block}", seen=again)
     around = await _cached(ctx, prompt, shape, bypass=True)

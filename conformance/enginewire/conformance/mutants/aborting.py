@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
@@ -9,9 +10,12 @@ from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 
 LOST_EVERY = 64
 """Aborts after which a block is lost: other checks make fewer."""
+
+MOMENT_SECONDS = 0.1
 
 
 @mutant("abort_noop", kills="ABO-01")
@@ -221,3 +225,53 @@ class RefusedIdsAreFinished(Reference):
         except Refusal:
             self.finished.append(request.request_id)
             raise
+
+
+@mutant("queued_aborts_end_one_choice", kills="ABO-05", also=("STR-02/seen", "USE-04/seen"))
+class QueuedAbortsEndOneChoice(Reference):
+    """Who waits has nothing to show of its choices yet."""
+
+    def abort(self, job: Job) -> None:
+        if job.is_running:
+            super().abort(job)
+        else:
+            self.send(job, self.cancelled(job.open_choices[0]))
+            self.finish(job)
+
+
+@mutant("late_waiters_keep_their_ids", kills="ABO-06/late")
+class LateWaitersKeepTheirIds(Reference):
+    """Ids are freed where slots are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: set[str] = set()
+
+    def release(self, job: Job) -> None:
+        # Whoever notices a deadline first, the call or the engine.
+        if not job.is_running and job.deadline - time.monotonic() < MOMENT_SECONDS:
+            self._kept.add(job.request_id)
+        super().release(job)
+
+    def admit(self, job: Job) -> None:
+        if job.request_id in self._kept:
+            raise Refusal(pb.ERROR_REASON_DUPLICATE_ID, "request_id: is in use", field="request_id")
+        super().admit(job)
+
+
+@mutant("multiplexed_ids_are_not_found", kills="ABO-01/multiplexed")
+class MultiplexedIdsAreNotFound(Reference):
+    """Abort knows the calls of Generate alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_streams: set[str] = set()
+
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        job = super().submitted(submit, call)
+        self._of_streams.add(job.request_id)
+        return job
+
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        is_hidden = request_id in self._of_streams and request_id in self.live
+        return pb.ABORT_OUTCOME_UNKNOWN if is_hidden else super().abort_id(request_id)

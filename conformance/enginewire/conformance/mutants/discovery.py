@@ -164,3 +164,9 @@ class RefusesWithoutAField(Reference):
         if request.sampling_options.HasField("best_of"):
             raise Refusal(pb.ERROR_REASON_UNSUPPORTED, "something is not supported")
         super().check_gates(request)
+
+
+@changed(Reference.load, "running_counts_requests", kills="INF-08/counted")
+def counts_requests(load: pb.Load) -> None:
+    """However many choices they have: here one at most."""
+    load.running = min(load.running, 1)

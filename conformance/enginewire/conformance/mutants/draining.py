@@ -8,9 +8,11 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.handoffs import Prefill
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.wire import health_types
 
 
@@ -189,3 +191,16 @@ class FirstDeadlineWins(Reference):
     def begin_drain(self, request: pb.DrainRequest) -> None:
         if self.state == pb.ENGINE_STATE_READY:
             super().begin_drain(request)
+
+
+@mutant("drain_forgets_open_streams", kills="DRN-02/multiplexed")
+class DrainForgetsOpenStreams(Reference):
+    """Looks at its state when a call begins."""
+
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        state, is_draining = self.state, self.state == pb.ENGINE_STATE_DRAINING
+        self.state = pb.ENGINE_STATE_READY if is_draining else state
+        try:
+            return super().submitted(submit, call)
+        finally:
+            self.state = state

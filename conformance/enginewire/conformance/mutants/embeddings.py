@@ -18,6 +18,14 @@ class OrderSwapped(Reference):
         return super().vectors(sorted(inputs, key=len))
 
 
+@mutant("order_of_many_swapped", kills="EMB-01")
+class OrderOfManySwapped(Reference):
+    """By length in a large batch, and never put back."""
+
+    def vectors(self, inputs: Sequence[Sequence[int]]) -> list[list[float]]:
+        return super().vectors(sorted(inputs, key=len) if len(inputs) > 16 else inputs)
+
+
 @mutant("dims_wrong", kills="EMB-02")
 class DimsWrong(Reference):
     async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:

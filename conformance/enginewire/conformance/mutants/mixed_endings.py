@@ -280,3 +280,12 @@ class NoRoomForLongLists(Reference):
         is_long = len(request.stop_conditions.stop_token_ids) > PLACES
         if is_long and request.stop_conditions.min_tokens:
             raise Refusal(pb.ERROR_REASON_INTERNAL, "fault 77ab", metadata={"error_id": "77ab"})
+
+
+@mutant("resumed_tokens_fill_the_window_twice", kills="RES-06/drawn", also="INF-04/seen")
+class ResumedTokensFillTheWindowTwice(Reference):
+    """As a part of the prompt, and as output."""
+
+    def room(self, choice: Choice) -> int:
+        window = self.config.context_length - len(choice.job.request.token_ids)
+        return min(super().room(choice), max(window - delivered(choice), 1))

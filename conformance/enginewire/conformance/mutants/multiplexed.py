@@ -188,6 +188,24 @@ class MuxAbortTakesAll(Reference):
                 self.abort(job)
 
 
+@mutant("mux_aborts_the_first_use_of_a_handle", kills="MUX-07/used-again")
+class MuxAbortsTheFirstUseOfAHandle(Reference):
+    """Whose request is over."""
+
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        super().take(pb.GenerateMultiplexedRequest(submits=frame.submits), stream, call)
+        first: dict[int, Job] = self._first.setdefault(stream, {})
+        for handle, job in stream.live.items():
+            first.setdefault(handle, job)
+        for handle in frame.abort.handles:
+            if handle in first and stream.live.get(handle) is first[handle]:
+                self.abort(first[handle])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: dict[Multiplex, dict[int, Job]] = {}
+
+
 @mutant("mux_half_close_cuts", kills="MUX-08")
 class MuxHalfCloseCuts(Reference):
     def half_closed(self, stream: Multiplex) -> None:

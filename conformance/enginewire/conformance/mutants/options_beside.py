@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Choice
@@ -18,6 +20,33 @@ class MasksCannotBeResumed(Reference):
         options = request.request.sampling_options
         if request.request.resume.choices and options.allowed_token_ids:
             raise Refusal(pb.ERROR_REASON_UNSUPPORTED, "resume: not under a mask", field="resume")
+
+
+@mutant("bad_words_reach_into_the_prompt", kills="INF-09/mixed")
+class BadWordsReachIntoThePrompt(Reference):
+    """A word that begins at the end of the prompt is none of the output."""
+
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_masks(choice, logits)
+        history = [*choice.job.request.token_ids, *choice.tokens]
+        for words in choice.job.request.sampling_options.bad_words_token_ids:
+            *begin, last = words.token_ids
+            if begin and history[-len(begin) :] == begin:
+                logits[last] = -math.inf
+
+
+@mutant("cached_prompts_are_not_penalised", kills="INF-09/mixed")
+class CachedPromptsAreNotPenalised(Reference):
+    """The repetition penalty counts what was computed."""
+
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        request, factor = choice.job.request, choice.job.request.sampling_options.repetition_penalty
+        computed = {*request.token_ids[choice.job.cached_tokens :], *choice.tokens}
+        before = {token: logits[token] for token in set(request.token_ids) - computed}
+        super().apply_penalties(choice, logits)
+        if factor:
+            for token, value in before.items():
+                logits[token] = value
 
 
 class _Remembers(Reference):

@@ -44,6 +44,31 @@ class ResumeForgetsPenalties(Reference):
         super().apply_penalties(rest, logits)
 
 
+@mutant("resume_pools_its_penalties", kills="RES-03/choices")
+class ResumePoolsItsPenalties(Reference):
+    """Counts what was handed in of all choices."""
+
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        others = [other for other in choice.job.choices if other is not choice]
+        handed = [token for other in others for token in other.tokens[: delivered_of(other)]]
+        super().apply_penalties(Choice(choice.job, choice.index, [*choice.tokens, *handed]), logits)
+
+
+@mutant(
+    "resume_goes_by_the_order_of_its_list",
+    kills=("RES-02/choices", "RES-03/choices"),
+    also=("INF-04/seen", "RES-04/seen", "RES-06/seen"),
+)
+class ResumeGoesByTheOrderOfItsList(Reference):
+    """And not by the index of each entry."""
+
+    def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
+        if len(request.resume.choices) == max(request.sampling_options.n, 1):
+            for index, choice in enumerate(request.resume.choices):
+                choice.index = index
+        return super().job(request_id, request, *others)
+
+
 @mutant("resume_has_all_tokens_again", kills="RES-04")
 class ResumeHasAllTokensAgain(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:

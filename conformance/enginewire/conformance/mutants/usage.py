@@ -96,3 +96,13 @@ class NoSaltSeesEverything(Reference):
             job.request.cache_salt = salt
             found = max(found, super().look_up(job))
         return found
+
+
+@mutant("bypass_writes", kills="USE-06")
+class BypassWrites(Reference):
+    """Past the cache when it reads, and not when it writes."""
+
+    def store(self, job: Job) -> None:
+        is_around, job.request.bypass_prefix_cache = job.request.bypass_prefix_cache, False
+        super().store(job)
+        job.request.bypass_prefix_cache = is_around

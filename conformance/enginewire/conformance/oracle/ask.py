@@ -45,12 +45,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where cases go: one client, so that they are evidence of those checks alone that show them."""
+    """Where cases go: one client, so that they are evidence of those checks alone that show them.
+
+    `under`: what each run was asked for beside its prompt, as are all cases that repeat it; empty: nothing.
+    """
 
     ctx: Context
     client: Client
     runs: Sequence[Greedy]
     offer: Offer
+    under: Sequence[Changes] = ()
 
     def run_of(self, case: Case) -> Greedy:
         """The greedy run that a case repeats."""
@@ -76,7 +80,12 @@ class Target:
 
     def _request(self, case: Case) -> pb.GenerateRequest:
         request = self.ctx.request()
-        return self.ctx.request(**case.changes(self.run_of(case), salt=request.request_id))
+        changes = case.changes(self.run_of(case), salt=request.request_id)
+        return self.ctx.request(**{**self.under_of(case), **changes})
+
+    def under_of(self, case: Case) -> Changes:
+        """What the run that a case repeats was asked for."""
+        return self.under[case.prompt] if self.under else {}
 
     async def _generate(self, request: pb.GenerateRequest) -> Answer:
         stream = self.ctx.start(request, client=self.client)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from enginewire import v1 as pb
@@ -15,20 +16,20 @@ from enginewire.conformance.oracle.findings import (
     EFFORTS,
     LATE,
     TOGETHER,
-    TOKENS,
     Finding,
     in_time,
     parts,
-    target_of,
 )
 from enginewire.conformance.oracle.judge import Fault, judge
 from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
-from enginewire.conformance.oracle.mixes import Mix, drawn, options_of, smaller
+from enginewire.conformance.oracle.mixes import Mix, drawn, of_cases, options_of, smaller
 from enginewire.conformance.oracle.predict import is_possible
+from enginewire.conformance.oracle.runs import TOKENS, target_of, under_options
 from enginewire.conformance.oracle.shrink import Patience, shrink
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
+from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 SERVED: Final = "INF-09"
@@ -96,15 +97,17 @@ class Mixed:
         """As long as the tokens are those of the greedy run."""
         known = self.values[mix.case.prompt] if self.values else ()
         for index, choice in answer.choices.items():
-            place = mix.case.delivered(index)
-            for output in choice.outputs:
-                for token, value in zip(output.token_ids, output.logprobs.token_logprobs, strict=False):
-                    if place >= len(known) or token != run.tokens[place]:
-                        break
-                    if abs(value - known[place]) > FAR:
-                        message = f"token {token} of choice {index} has another log-probability in a mix"
-                        yield Fault(VALUES, message, f"{known[place]:.4f}", f"{value:.4f}")
-                    place += 1
+            cut = mix.case.delivered(index)
+            rows = (
+                zip(each.token_ids, each.logprobs.token_logprobs, strict=False) for each in choice.outputs
+            )
+            due = zip(run.tokens[cut:], known[cut:], strict=False)
+            for (token, value), (same, expected) in zip(chain.from_iterable(rows), due, strict=False):
+                if token != same:
+                    break  # what follows is about another text
+                if abs(value - expected) > FAR:
+                    message = f"token {token} of choice {index} has another log-probability in a mix"
+                    yield Fault(VALUES, message, f"{expected:.4f}", f"{value:.4f}")
 
 
 async def mixed(ctx: Context) -> list[Finding]:
@@ -145,7 +148,26 @@ async def _mixed(ctx: Context) -> list[Finding]:
         answers = await target.ask([each.case for each in wrong], [each.changes for each in wrong])
         found += [one for each, answer in zip(wrong, answers, strict=True) for one in _misnamed(each, answer)]
     explained = [await _explained(everything, *each, deadline, seed) for each in failed[:MOST]]
+    explained += await _of_other_runs(ctx, client, seed, deadline)
     return [*found, *filter(None, explained)]
+
+
+async def _of_other_runs(ctx: Context, client: Client, seed: int, deadline: float) -> list[Finding | None]:
+    """Cases of runs under penalties, biases and masks: the same tokens, however they are asked for."""
+    try:
+        target = await under_options(ctx, client)
+    except NotApplicable:
+        return []
+    if not target.runs:
+        return []
+    everything, failed = Mixed(target, []), list[tuple[int, Mix, Fault, Answer]]()
+    mixes = list(enumerate(of_cases(seed, ctx.session.options.cases, target.runs, target.offer)))
+    for some in in_time(ctx, parts(mixes)):
+        answers = await everything.ask([mix for _, mix in some])
+        for (number, mix), answer in zip(some, answers, strict=True):
+            fault = None if answer.is_busy else everything.fault(mix, answer)
+            failed += [(number, mix, fault, answer)] if fault else []
+    return [await _explained(everything, *each, deadline, seed) for each in failed[:MOST]]
 
 
 @asynccontextmanager
@@ -220,7 +242,9 @@ async def _explained(
         return None
     fault, answer = small.fault or (fault, answer)
     again = "" if small.fault else f", only beside {TOGETHER - 1} others"
-    message = f"{fault.message} ({small.case.described}; mix {number} of seed {seed}{again})"
+    options = " and ".join(sorted(mixed.target.under_of(small.case.case)))
+    under = f", under {options}" if options else ""
+    message = f"{fault.message} ({small.case.described}{under}; mix {number} of seed {seed}{again})"
     identifier = VALUES if fault.rule == VALUES else SERVED
     return Finding(identifier, Violation(message, expected=fault.expected, seen=fault.seen), answer.exchange)
 

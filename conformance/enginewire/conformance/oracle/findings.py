@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final, TypeVar
 
 from enginewire.conformance.oracle.ask import Answer, Target
-from enginewire.conformance.oracle.case import Case
-from enginewire.conformance.oracle.draw import Offer, draw
+from enginewire.conformance.oracle.case import LISTS, Case
+from enginewire.conformance.oracle.draw import draw
 from enginewire.conformance.oracle.judge import Fault, judge, requirement
 from enginewire.conformance.oracle.mistakes import mistaken
 from enginewire.conformance.oracle.predict import is_possible
+from enginewire.conformance.oracle.runs import TOKENS, at_the_end_of_the_window, target_of
 from enginewire.conformance.oracle.shrink import Patience, shrink, smaller
-from enginewire.conformance.session.context import Context, Greedy
-from enginewire.conformance.session.requests import PROMPT_TOKENS
+from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
+from enginewire.conformance.wire.violation import NotApplicable, Violation
 
 T = TypeVar("T")
 
@@ -30,17 +30,16 @@ LATE: Final = (VALID, "STR-02")
 """What an answer looks like that this machine held up: judged when it comes again."""
 
 TOGETHER: Final = 16
-TOKENS: Final = 24
-BLOCKS: Final = 2
-SALTS: Final = 7000
+FILLING: Final = 300_000
+"""The first of the cases that fill the window: others than those that are asked elsewhere."""
+SELDOM: Final = 8
+"""Of all cases that are drawn, as many more fill the window."""
+
 STEPS: Final = 120
 """Cases asked to make one failure small."""
 
 PER_KIND: Final = 3
 """Failures of one kind that are looked into, where the smallest form of one does not explain the others."""
-
-FEWEST: Final = 4
-"""Tokens of a greedy run that tells anything about where to stop."""
 
 EFFORTS: Final = 1.2
 """For asking all cases; as many again for making failures small."""
@@ -88,6 +87,7 @@ async def _findings(ctx: Context) -> list[Finding]:
     ctx.session.drawn = f"drawn cases: {many}, seed {seed}"
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
     found = [each async for each in _explained(target, failed, deadline, seed)]
+    found += await _at_the_end_of_the_window(ctx, client, seed, deadline)
     if wanted:
         # What comes of them the monitor sees; here nothing is known to compare it with.
         for some in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
@@ -95,31 +95,33 @@ async def _findings(ctx: Context) -> list[Finding]:
     return found
 
 
+async def _at_the_end_of_the_window(
+    ctx: Context, client: Client, seed: int, deadline: float
+) -> list[Finding]:
+    """Who counts anything twice ends early there. What the window itself is, other checks say."""
+    try:
+        target = await at_the_end_of_the_window(ctx, client)
+    except (NotApplicable, Violation):
+        return []
+    numbers = range(FILLING, FILLING + ctx.session.options.cases // SELDOM)
+    cases = {number: _filling(draw(seed, number, target.runs, target.offer)) for number in numbers}
+    failed = list[Failed]()
+    for some in in_time(ctx, parts(list(cases))):
+        failed += await _ask(target, {number: cases[number] for number in some})
+    return [each async for each in _explained(target, failed, deadline, seed)]
+
+
+def _filling(case: Case) -> Case:
+    """The same without anything that ends it early."""
+    for name in LISTS:
+        case = case.changed(name, ())
+    return replace(case, max_tokens=TOKENS, ignore_eos=True, together=True)
+
+
 def in_time(ctx: Context, batches: Iterator[T]) -> Iterator[T]:
     """Those for which there is time, counted from the first one on."""
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
     return takewhile(lambda _: time.monotonic() <= deadline, batches)
-
-
-async def target_of(ctx: Context, client: Client) -> Target:
-    """The greedy runs. The client is not the check's own: they are no evidence of whichever comes first."""
-    lengths = [length for length in (PROMPT_TOKENS, BLOCKS * ctx.block_size + 1, 1) if _fits(ctx, length)]
-    if not lengths:
-        raise NotApplicable("the window has no room for the greedy runs")
-    runs = []
-    for number, length in enumerate(lengths):
-        count = ctx.tokens(TOKENS, length)
-        request = ctx.request(token_ids=ctx.prompt(length, salt=SALTS + number), max_tokens=count)
-        stream = await ctx.start(request, client=client).ok()
-        message = "a greedy run past every end of sequence has another length"
-        expect(len(stream.tokens) == count, message, expected=count, seen=len(stream.tokens))
-        runs.append(Greedy(list(request.request.token_ids), stream.tokens))
-    return Target(ctx, client, runs, Offer.of(ctx.config))
-
-
-def _fits(ctx: Context, prompt_tokens: int) -> bool:
-    bounded = ctx.config.HasField("context_length")
-    return not bounded or prompt_tokens + FEWEST <= ctx.config.context_length
 
 
 def _batches(cases: dict[int, Case]) -> Iterator[Sequence[int]]:

@@ -16,6 +16,7 @@ from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.draw import Offer, draw
 from enginewire.conformance.session.context import Greedy
 from enginewire.conformance.session.requests import Value, path_of
+from enginewire.conformance.session.sizes import most_alternatives
 from enginewire.field_rules import FIELD_RULES
 
 FIRST: Final = 100_000
@@ -56,7 +57,7 @@ def _beside(rng: random.Random, config: pb.EngineConfig) -> dict[str, Value]:
         (can.seed, {"seed": SEED}),
         (can.min_p, {"min_p": 0.02}),
         (can.penalties, {"presence_penalty": 0.5, "frequency_penalty": -0.5}),
-        (can.logprobs, {"logprobs": min(rng.choice((0, 1, TOP)), _most_alternatives(config))}),
+        (can.logprobs, {"logprobs": min(rng.choice((0, 1, TOP)), most_alternatives(config))}),
         (can.logprobs and can.selected_logprobs, {"logprobs": 0, "logprob_token_ids": [1, 0]}),
         (can.priority, {"priority": rng.choice((-1, 1))}),
     ]
@@ -91,10 +92,6 @@ def _mistakes(config: pb.EngineConfig) -> Iterator[dict[str, Value]]:
         yield {"logit_bias": [pb.LogitBias(token_id=beyond, bias=1.0)]}
         yield {"logit_bias": [pb.LogitBias(token_id=1, bias=101.0)]}
     if can.logprobs:
-        yield {"logprobs": _most_alternatives(config) + 1}
+        yield {"logprobs": most_alternatives(config) + 1}
     if can.multiple_choices:
         yield {"n": FIELD_RULES["sampling_options.n"].most(config.limits) + 1}
-
-
-def _most_alternatives(config: pb.EngineConfig) -> int:
-    return FIELD_RULES["output_options.logprobs"].most(config.limits)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
@@ -21,6 +22,9 @@ from enginewire.field_rules import FIELD_RULES
 
 FIRST: Final = 200_000
 """Of the cases that are mixed: others than those that are asked plainly, and those with a mistake."""
+
+OF_CASES: Final = 400_000
+"""Of those that repeat another run."""
 
 CHANCE: Final = 0.35
 ABORTED: Final = 0.2
@@ -60,12 +64,28 @@ def options_of(run: Greedy, config: pb.EngineConfig) -> dict[str, Changes]:
         "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": never[:2]},
         "allowed_token_ids": {"allowed_token_ids": masked},
         "bad_words": {"bad_words_token_ids": [pb.TokenSequence(token_ids=[token]) for token in never]},
+        "bad_words that nearly come": {"bad_words_token_ids": _nearly(run)},
         "logit_bias": {"logit_bias": [pb.LogitBias(token_id=token, bias=UNLIKELY) for token in never]},
         "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
         "priority": {"priority": -1},
         "annotations": {"annotations": ["nobody.knows:this"]},
     }
     return {name: changes for name, changes in found.items() if _are_offered(changes, config)}
+
+
+def _nearly(run: Greedy) -> list[pb.TokenSequence]:
+    """Words of which the run has a part: across the end of the prompt, or in another order."""
+    tokens = run.tokens
+    near = [[*run.prompt[-length:], tokens[0]] for length in (1, 2)]
+    near += [[later, earlier] for earlier, later in pairwise(tokens)]
+    near += [[first, third] for first, third in zip(tokens, tokens[2:], strict=False)]
+    near += [[*tokens[1:3], tokens[0]], [*tokens[:2], tokens[0]]]
+    return [pb.TokenSequence(token_ids=word) for word in near if not _is_in(word, tokens)][:MANY]
+
+
+def _is_in(word: Sequence[int], tokens: Sequence[int]) -> bool:
+    ends = range(len(word), len(tokens) + 1)
+    return any(list(tokens[end - len(word) : end]) == list(word) for end in ends)
 
 
 def _are_offered(changes: Changes, config: pb.EngineConfig) -> bool:
@@ -88,6 +108,12 @@ def _mix(seed: int, number: int, runs: Sequence[Greedy], offer: Offer, config: p
     case = replace(draw(seed, FIRST + number, runs, offer), together=True)
     beside = [name for name in options_of(runs[case.prompt], config) if rng.random() < CHANCE]
     return Mix(case=case, beside=tuple(beside), is_aborted=rng.random() < ABORTED)
+
+
+def of_cases(seed: int, count: int, runs: Sequence[Greedy], offer: Offer) -> list[Mix]:
+    """Cases with nothing beside them that all cases of their run do not have."""
+    cases = (draw(seed, OF_CASES + number, runs, offer) for number in range(count))
+    return [Mix(case=replace(case, together=True)) for case in cases]
 
 
 def smaller(mix: Mix) -> Iterator[Mix]:

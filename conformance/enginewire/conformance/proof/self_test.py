@@ -193,9 +193,10 @@ async def judge_at_times(mutant: Mutant, quick: bool) -> Report:
 
     Mixes are asked as well: nobody said that it shows in one thing alone.
     """
-    costly = [check for check in all_checks() if check.is_costly and check.variant != survey.MIXED]
+    costly = [check for check in all_checks() if check.is_costly and check.variant not in survey.BESIDE]
     spared = [check.key for check in costly if check.key not in mutant.kills]
-    run = [*needed_by(mutant), f"*/{survey.DRAWN}", f"*/{survey.MIXED}"] if quick else ()
+    everywhere = (f"*/{variant}" for variant in (survey.DRAWN, *survey.BESIDE))
+    run = [*needed_by(mutant), *everywhere] if quick else ()
     phases = phases_of(mutant) - {Phase.LAUNCH}
     return await reached(judge(mutant.server, phases, run=run, skip=spared))
 

@@ -58,9 +58,11 @@ class Accompanied:
                 await again(check)
 
     def _companies(self, check: Check) -> list[Company]:
-        """The same for a check whatever else runs."""
+        """The same for a check whatever else runs; two are such that nobody is missing in both."""
         options, config = self.session.options, self.session.info.config
-        chosen = random.Random(f"{options.seed}/{check.key}").sample(range(DIFFERENT), options.companies)
+        rng = random.Random(f"{options.seed}/{check.key}")
+        pairs = rng.sample(range(0, DIFFERENT, 2), -(-options.companies // 2))
+        chosen = [even + later for even in pairs for later in (0, 1)][: options.companies]
         companies = (draw(options.seed, number, config) for number in chosen)
         return [company for each in companies if (company := each.without(*check.not_beside)).members]
 

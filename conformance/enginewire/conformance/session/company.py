@@ -20,7 +20,7 @@ MANY: Final = 20
 """Entries of a long list: more than the 16 for which some engines keep a fixed place."""
 
 DIFFERENT: Final = 8
-"""In a run: checks in the same company share what they look at."""
+"""In a run, an even number: checks in the same company share what they look at."""
 
 LISTS: Final = ("eos_token_ids", "sampling_options.logit_bias")
 """The fields that get a long list."""
@@ -28,7 +28,7 @@ LISTS: Final = ("eos_token_ids", "sampling_options.logit_bias")
 WHOLE: Final = (pb.ENGINE_ROLE_UNSPECIFIED, pb.ENGINE_ROLE_AGGREGATED)
 """Roles of engines that answer alone."""
 
-CHANCE: Final = 0.4
+CHANCE: Final = 0.5
 
 USUAL_BLOCK: Final = 16
 """Tokens of a block of the KV cache, where the target does not say."""
@@ -77,10 +77,15 @@ ALONE: Final = Company()
 
 
 def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
-    """Company `number` of a seed, of what the engine offers; never nobody."""
-    rng = random.Random(f"{seed}/company/{number}")
+    """Company `number` of a seed, of what the engine offers; never nobody.
+
+    Who is not in an even one is in the next: whoever is judged in both has met everybody.
+    """
+    rng = random.Random(f"{seed}/company/{number // 2}")
     offered = [member for member in JOINS if _is_offered(member, config)]
-    members = tuple(member for member in offered if rng.random() < CHANCE) or (rng.choice(offered),)
+    even = {member for member in offered if rng.random() < CHANCE}
+    members = tuple(member for member in offered if (member in even) != bool(number % 2))
+    members = members or (rng.choice(offered),)
     bounds = (FIELD_RULES[path].most(config.limits) for path in LISTS)
     size = max(config.vocab_size, 1)
     some_ids = rng.sample(range(size), min(MANY, size, *bounds))
@@ -90,12 +95,12 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
 
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:
-    """As the rule of its field has it: the capability is there, and the limit is not 0."""
+    """As the rule of its field has it: the capability is there, and the limit leaves room."""
     if member == "n" and config.role not in WHOLE:
         return False  # what is handed over is of one choice
     rule = FIELD_RULES[path_of(member)]
     is_declared = not rule.capability or getattr(config.capabilities, rule.capability)
-    return is_declared and rule.most(config.limits) > 0
+    return is_declared and rule.most(config.limits) >= (2 if member == "n" else 1)
 
 
 def _eos_token_ids(body: pb.PreprocessedRequest, company: Company) -> None:

@@ -51,12 +51,14 @@ async def queued(
     running: list[Stream],
     *,
     max_tokens: int = 0,
+    choices: int = 1,
     client: Client | None = None,
     timeout: float = 0,
 ) -> Stream:
     """A request that waits, seen in the load, while the slots are taken: a long one without `max_tokens`."""
     before = (await ctx.client.load()).waiting
-    request = ctx.request(max_tokens=max_tokens) if max_tokens else ctx.long_request()
+    several = {"n": choices} if choices > 1 else {}
+    request = ctx.request(max_tokens=max_tokens, **several) if max_tokens else ctx.long_request(**several)
     stream = ctx.start(request, client=client, timeout=timeout)
     accepted = asyncio.ensure_future(stream.call.accepted())
     deadline = time.monotonic() + ctx.bounds.reaction

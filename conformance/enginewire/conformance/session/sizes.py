@@ -23,6 +23,11 @@ def most_choices(config: pb.EngineConfig) -> int:
     return offered if config.capabilities.multiple_choices else 1
 
 
+def most_alternatives(config: pb.EngineConfig) -> int:
+    """As many log-probabilities as a row may have beside that of its token."""
+    return FIELD_RULES["output_options.logprobs"].most(config.limits)
+
+
 class Sizes:
     """What fits the target of a session."""
 

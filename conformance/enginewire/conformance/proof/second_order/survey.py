@@ -27,7 +27,7 @@ SAMPLE: Final = 40
 
 TOGETHER: Final = 8
 DRAWN: Final = "drawn"
-MIXED: Final = "mixed"
+BESIDE: Final = ("mixed", "guided")
 KILLING: Final = FAILED | {Status.WARN}
 
 Judge = Callable[[Mutant, bool], Awaitable[Report]]
@@ -139,7 +139,7 @@ def is_about(key: str, mutant: Mutant) -> bool:
     named_ones = {*mutant.kills, *mutant.also}
     area, variant = key[:3], key.rpartition("/")[2]
     is_beside = variant in (SEEN, DRAWN, IN_COMPANY)
-    return variant == MIXED or key in named_ones or (is_beside and area in {one[:3] for one in named_ones})
+    return variant in BESIDE or key in named_ones or (is_beside and area in {one[:3] for one in named_ones})
 
 
 async def notice(pair: Pair, judge: Judge, quick: bool) -> Noticed:
