@@ -119,7 +119,7 @@ def test_rows_stay_where_they_are_while_their_numbers_grow(serve: Serve, open_pa
             lambda route: route.fulfill(content_type="text/event-stream", body=grown(state)),
         )
         page.reload()
-        page.wait_for_function("places.length >= 4")
+        expect(page.locator("#rows td.tokens > span:first-child")).to_have_text("3,777 / 4,000")
     seen = page.evaluate("places")
     assert [tokens for tokens, _ in seen] == ["7 / 4,000", "77 / 4,000", "777 / 4,000", "3,777 / 4,000"]
     assert len({str(place) for _, place in seen}) == 1

@@ -18,6 +18,7 @@ from tests.server.serving import ask
 
 MISTAKES = '''
 import asyncio
+import time
 
 from enginewire import v1 as pb
 from enginewire.server import BaseEngine
@@ -98,6 +99,8 @@ class Wrong(Right):
         kind = request.token_ids[0]
         if kind == 1:
             return [pb.LLMEngineOutput(token_ids=[5])]
+        if kind == 5:
+            return self.holding(request, context)
         wrong = {2: self.wait, 3: self.numbers, 4: self.nothing}
         return wrong[kind]() if kind in wrong else super().generate(request, context)
 
@@ -109,6 +112,11 @@ class Wrong(Right):
 
     async def nothing(self):
         yield pb.LLMEngineOutput(token_ids=[5])
+
+    async def holding(self, request, context):
+        time.sleep(0.3)
+        async for output in super().generate(request, context):
+            yield output
 
 
 right = Right(None)
@@ -222,8 +230,12 @@ def process(folder: Path, tmp_path_factory: pytest.TempPathFactory):
     [
         (1, "generate must return an async iterator, as `async def` with `yield` does, got list"),
         (2, "generate must return an async iterator, as `async def` with `yield` does, got coroutine"),
-        (3, "generate must yield LLMEngineOutput, got int"),
-        (4, "the stream ended, but choice 0 had no output with a finish_reason"),
+        (3, "generate must yield LLMEngineOutput, got int: yield what answer.token(token_id) returns"),
+        (
+            4,
+            "the stream ended, but choice 0 had no output with a finish_reason: "
+            "answer.token sets one at the last token, answer.finish for a reason of your own",
+        ),
     ],
 )
 async def test_an_answer_that_is_wrong_ends_its_request_and_is_explained_in_the_log(
@@ -238,6 +250,13 @@ async def test_an_answer_that_is_wrong_ends_its_request_and_is_explained_in_the_
     identifier = caught.value.details().removeprefix("internal error ").partition(":")[0]
     assert process.wait_for(f"internal error {identifier}") == f"internal error {identifier}: {sentence}"
     assert len([answer async for answer in beside]) == 299
+    await client.channel.close()
+
+
+async def test_who_holds_the_event_loop_is_told_in_the_log(process: EngineProcess) -> None:
+    client = Client(process.target())
+    assert [answer async for answer in client.engine.Generate(ask("holding", prompt=bytes([5])))]
+    assert "asyncio.to_thread" in process.wait_for("generate held the event loop for ")
     await client.channel.close()
 
 
