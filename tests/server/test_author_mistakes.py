@@ -119,6 +119,11 @@ class Wrong(Right):
             yield output
 
 
+class Numbers(Right):
+    async def generate(self, request, context):
+        yield 5
+
+
 right = Right(None)
 '''
 
@@ -251,6 +256,13 @@ async def test_an_answer_that_is_wrong_ends_its_request_and_is_explained_in_the_
     assert process.wait_for(f"internal error {identifier}") == f"internal error {identifier}: {sentence}"
     assert len([answer async for answer in beside]) == 299
     await client.channel.close()
+
+
+def test_the_kit_shows_what_the_server_it_launched_says_in_its_log(folder: Path) -> None:
+    launch = f"{sys.executable} -m enginewire.server --engine mistakes:Numbers --uds {{socket}}"
+    code, said = command(folder, "conformance", "--launch", launch, "--run", "STR-01")
+    [line] = [line for line in said.splitlines() if line.startswith("  log: ")]
+    assert (code, "generate must yield LLMEngineOutput, got int" in line) == (1, True), said
 
 
 async def test_who_holds_the_event_loop_is_told_in_the_log(process: EngineProcess) -> None:
