@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	pb "github.com/enginewire/enginewire/gen/go/enginewire/v1"
+	pb "example.com/engine/gen/enginewire/v1"
 )
 
 // The engine: eight slots, a queue, and one token per running request and step. The next token is a hash of prompt

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	pb "github.com/enginewire/enginewire/gen/go/enginewire/v1"
+	pb "example.com/engine/gen/enginewire/v1"
 )
 
 // Failures and how they travel: a gRPC status whose details hold an ErrorDetail and google.rpc's messages.

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	pb "github.com/enginewire/enginewire/gen/go/enginewire/v1"
+	pb "example.com/engine/gen/enginewire/v1"
 )
 
 // Which requests the engine may be given. Paths are those below GenerateRequest.request. The rules of the fields are

@@ -17,7 +17,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
-	pb "github.com/enginewire/enginewire/gen/go/enginewire/v1"
+	pb "example.com/engine/gen/enginewire/v1"
 )
 
 var serviceNames = []string{"enginewire.v1.EngineService", "enginewire.v1.DiscoveryService"}

@@ -26,7 +26,7 @@ import (
 	protov2 "google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	pb "github.com/enginewire/enginewire/gen/go/enginewire/v1"
+	pb "example.com/engine/gen/enginewire/v1"
 )
 
 const (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import grpc
 import httpx2
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
@@ -13,9 +16,20 @@ from tests.backend.our_processes import until
 from tests.browser.conftest import SLOW, OpenPage, Serve, ServeFaces, ask
 
 LONG = "for ever and ever " * 40
-# Left edge and width of every cell of the first row, and the height of the row.
-PLACES = """() => [...document.querySelectorAll("#rows tr:first-child, #rows tr:first-child td")]
-  .map((each) => each.getBoundingClientRect()).map((box) => [box.left, box.width, box.height])"""
+COUNTS = (7, 77, 777, 3777)
+AGES = (0.4, 9.9, 61.5, 3700.0)
+# Notes at every change what the first row counts, left edge and width of each of its cells, and its height.
+WATCH_PLACES = """
+  window.places = [];
+  new MutationObserver(() => {
+    const row = document.querySelector("#rows tr");
+    if (!row) return;
+    const count = row.querySelector("td.tokens > span").textContent;
+    if (places.length && places.at(-1)[0] === count) return;
+    const boxes = [row, ...row.querySelectorAll("td")].map((each) => each.getBoundingClientRect());
+    places.push([count, boxes.map((box) => [box.left, box.width, box.height])]);
+  }).observe(document, { subtree: true, childList: true, characterData: true });
+"""
 
 
 def test_an_abort_ends_the_request_and_its_row_goes(serve: Serve, open_page: OpenPage) -> None:
@@ -92,21 +106,31 @@ def test_of_many_requests_the_oldest_are_shown(serve: Serve, open_page: OpenPage
 
 
 def test_rows_stay_where_they_are_while_their_numbers_grow(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve("--mocker-itl-ms 4"))
-    ask(page, "x" * 3000, max_tokens=4000)
-    tokens = page.locator("#rows td.tokens > span:first-child")
-    expect(tokens).to_contain_text(" / 4,000")
-    places = {str(page.evaluate(PLACES))}
-    seen = {len(tokens.inner_text())}
-    until(lambda: has_grown(page, places, seen), within=60)
-    assert len(places) == 1
+    address = serve(SLOW)
+    page = open_page(address)
+    body = {"prompt": "x" * 3000, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        expect(page.locator("#rows tr")).to_have_count(1)
+        state = httpx2.get(f"{address}/enginewire/status").json()
+        page.add_init_script(WATCH_PLACES)
+        page.route(
+            "**/enginewire/events",
+            lambda route: route.fulfill(content_type="text/event-stream", body=grown(state)),
+        )
+        page.reload()
+        expect(page.locator("#rows td.tokens > span:first-child")).to_have_text("3,777 / 4,000")
+    seen = page.evaluate("places")
+    assert [tokens for tokens, _ in seen] == ["7 / 4,000", "77 / 4,000", "777 / 4,000", "3,777 / 4,000"]
+    assert len({str(place) for _, place in seen}) == 1
 
 
-def has_grown(page: Page, places: set[str], seen: set[int]) -> bool:
-    """Notes where the row is; True when its count has had one, two, three and four figures, or it is over."""
-    places.add(str(page.evaluate(PLACES)))
-    seen.add(len(page.locator("#rows td.tokens > span:first-child").inner_text()))
-    return len(seen) >= 3
+def grown(state: dict[str, Any]) -> str:
+    """The events of a request whose count has one figure, then two, three and four, one behind the other."""
+    first = state["requests"][0]
+    rows = [{**first, "tokens": tokens, "age": age} for tokens, age in zip(COUNTS, AGES, strict=True)]
+    events = (json.dumps({**state, "requests": [row]}) for row in rows)
+    return "retry: 600000\n" + "".join(f"data: {event}\n\n" for event in events)
 
 
 def test_the_engine_is_never_idle_beside_requests_it_answers(serve: Serve, open_page: OpenPage) -> None:

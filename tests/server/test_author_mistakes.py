@@ -18,6 +18,7 @@ from tests.server.serving import ask
 
 MISTAKES = '''
 import asyncio
+import time
 
 from enginewire import v1 as pb
 from enginewire.server import BaseEngine
@@ -98,6 +99,8 @@ class Wrong(Right):
         kind = request.token_ids[0]
         if kind == 1:
             return [pb.LLMEngineOutput(token_ids=[5])]
+        if kind == 5:
+            return self.holding(request, context)
         wrong = {2: self.wait, 3: self.numbers, 4: self.nothing}
         return wrong[kind]() if kind in wrong else super().generate(request, context)
 
@@ -109,6 +112,16 @@ class Wrong(Right):
 
     async def nothing(self):
         yield pb.LLMEngineOutput(token_ids=[5])
+
+    async def holding(self, request, context):
+        time.sleep(0.3)
+        async for output in super().generate(request, context):
+            yield output
+
+
+class Numbers(Right):
+    async def generate(self, request, context):
+        yield 5
 
 
 right = Right(None)
@@ -222,8 +235,12 @@ def process(folder: Path, tmp_path_factory: pytest.TempPathFactory):
     [
         (1, "generate must return an async iterator, as `async def` with `yield` does, got list"),
         (2, "generate must return an async iterator, as `async def` with `yield` does, got coroutine"),
-        (3, "generate must yield LLMEngineOutput, got int"),
-        (4, "the stream ended, but choice 0 had no output with a finish_reason"),
+        (3, "generate must yield LLMEngineOutput, got int: yield what answer.token(token_id) returns"),
+        (
+            4,
+            "the stream ended, but choice 0 had no output with a finish_reason: "
+            "answer.token sets one at the last token, answer.finish for a reason of your own",
+        ),
     ],
 )
 async def test_an_answer_that_is_wrong_ends_its_request_and_is_explained_in_the_log(
@@ -238,6 +255,20 @@ async def test_an_answer_that_is_wrong_ends_its_request_and_is_explained_in_the_
     identifier = caught.value.details().removeprefix("internal error ").partition(":")[0]
     assert process.wait_for(f"internal error {identifier}") == f"internal error {identifier}: {sentence}"
     assert len([answer async for answer in beside]) == 299
+    await client.channel.close()
+
+
+def test_the_kit_shows_what_the_server_it_launched_says_in_its_log(folder: Path) -> None:
+    launch = f"{sys.executable} -m enginewire.server --engine mistakes:Numbers --uds {{socket}}"
+    code, said = command(folder, "conformance", "--launch", launch, "--run", "STR-01")
+    [line] = [line for line in said.splitlines() if line.startswith("  log: ")]
+    assert (code, "generate must yield LLMEngineOutput, got int" in line) == (1, True), said
+
+
+async def test_who_holds_the_event_loop_is_told_in_the_log(process: EngineProcess) -> None:
+    client = Client(process.target())
+    assert [answer async for answer in client.engine.Generate(ask("holding", prompt=bytes([5])))]
+    assert "asyncio.to_thread" in process.wait_for("generate held the event loop for ")
     await client.channel.close()
 
 

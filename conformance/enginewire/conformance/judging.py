@@ -23,6 +23,7 @@ from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.server_log import with_log
 from enginewire.conformance.session.run_options import CASES, COMPANIES, SEED, RunOptions, run_options
 from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
 from enginewire.conformance.wire.connection import Connection, Tls
@@ -94,7 +95,8 @@ async def judge_as_asked(options: argparse.Namespace, interruption: Interruption
     try:
         server = await interruption.unless_asked(launcher.launch()) if launcher else None
         life = Life(command_line.connection(options, server.target if server else options.target), server)
-        return await _run(options, life, launcher, interruption)
+        report = await _run(options, life, launcher, interruption)
+        return _with_log(report, launcher) if launcher else report
     except Unreachable as reason:
         return replace(empty, unreachable=str(reason))
     except Interrupted as early:
@@ -102,6 +104,11 @@ async def judge_as_asked(options: argparse.Namespace, interruption: Interruption
     finally:
         if launcher:
             await launcher.close()
+
+
+def _with_log(report: Report, launcher: CommandLauncher) -> Report:
+    outcomes = tuple(with_log(outcome, launcher.lines_with) for outcome in report.outcomes)
+    return replace(report, outcomes=outcomes)
 
 
 def _launcher(options: argparse.Namespace) -> CommandLauncher | None:

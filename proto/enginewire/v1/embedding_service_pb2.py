@@ -26,14 +26,14 @@ from enginewire.v1 import output_pb2 as enginewire_dot_v1_dot_output__pb2
 from enginewire.v1 import request_pb2 as enginewire_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%enginewire/v1/embedding_service.proto\x12\renginewire.v1\x1a\x1a\x65nginewire/v1/output.proto\x1a\x1b\x65nginewire/v1/request.proto\"\x9d\x01\n\x0c\x45mbedRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\'\n\x0f\x63lient_revision\x18\x02 \x01(\rR\x0e\x63lientRevision\x12\x45\n\x07request\x18\x03 \x01(\x0b\x32+.enginewire.v1.PreprocessedEmbeddingRequestR\x07request\"m\n\rEmbedResponse\x12=\n\x06output\x18\x01 \x01(\x0b\x32%.enginewire.v1.EmbeddingsEngineOutputR\x06output\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId2V\n\x10\x45mbeddingService\x12\x42\n\x05\x45mbed\x12\x1b.enginewire.v1.EmbedRequest\x1a\x1c.enginewire.v1.EmbedResponseBi\n\x11\x64\x65v.enginewire.v1P\x01ZBgithub.com/enginewire/enginewire/gen/go/enginewire/v1;enginewirev1\xaa\x02\rEnginewire.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%enginewire/v1/embedding_service.proto\x12\renginewire.v1\x1a\x1a\x65nginewire/v1/output.proto\x1a\x1b\x65nginewire/v1/request.proto\"\x9d\x01\n\x0c\x45mbedRequest\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\'\n\x0f\x63lient_revision\x18\x02 \x01(\rR\x0e\x63lientRevision\x12\x45\n\x07request\x18\x03 \x01(\x0b\x32+.enginewire.v1.PreprocessedEmbeddingRequestR\x07request\"m\n\rEmbedResponse\x12=\n\x06output\x18\x01 \x01(\x0b\x32%.enginewire.v1.EmbeddingsEngineOutputR\x06output\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId2V\n\x10\x45mbeddingService\x12\x42\n\x05\x45mbed\x12\x1b.enginewire.v1.EmbedRequest\x1a\x1c.enginewire.v1.EmbedResponseB%\n\x11\x64\x65v.enginewire.v1P\x01\xaa\x02\rEnginewire.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'enginewire.v1.embedding_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\021dev.enginewire.v1P\001ZBgithub.com/enginewire/enginewire/gen/go/enginewire/v1;enginewirev1\252\002\rEnginewire.V1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\021dev.enginewire.v1P\001\252\002\rEnginewire.V1'
   _globals['_EMBEDREQUEST']._serialized_start=114
   _globals['_EMBEDREQUEST']._serialized_end=271
   _globals['_EMBEDRESPONSE']._serialized_start=273

@@ -59,6 +59,8 @@ def explained(report: Report, outcome: Outcome, *, traced: bool = False) -> Iter
         yield f"  expected: {outcome.expected}"
     if outcome.seen:
         yield f"  seen:     {outcome.seen}"
+    if outcome.log:
+        yield f"  log:      {outcome.log}"
     if outcome.known:
         yield f"  known:    {outcome.known}"
     exchanges = outcome.exchanges if traced else outcome.exchanges[-TRACED_CALLS:]

@@ -154,6 +154,11 @@ class CommandLauncher:
             probe.bind(("127.0.0.1", 0))
             return f"127.0.0.1:{probe.getsockname()[1]}"
 
+    def lines_with(self, word: str) -> list[str]:
+        """The lines that have the word, of everything that was started."""
+        lines = (line for process in self._started for line in process.output().splitlines())
+        return [line.strip() for line in lines if word in line]
+
     def kill(self) -> None:
         """End everything that was started, without waiting for its end."""
         for process in self._started:

@@ -81,6 +81,8 @@ class Outcome:
     seen: str = ""
     seconds: float = 0.0
     closed_gate: str = ""
+    log: str = ""
+    """What the server printed about an internal error that it answered with, where the kit launched it."""
     known: str = ""
     """Why it is known to fail, from the baseline."""
     traffic: str = ""

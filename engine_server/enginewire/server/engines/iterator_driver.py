@@ -13,6 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import usage
 from enginewire.server.engines.calls import answer_of
+from enginewire.server.engines.held_loop import HeldLoop
 from enginewire.server.engines.interface import (
     EmbeddingEngine,
     GenerateContext,
@@ -49,7 +50,10 @@ class Progress:
     def take(self, output: pb.LLMEngineOutput) -> None:
         """Count an output. Raises EngineMistake for one that the contract does not allow."""
         if not isinstance(output, pb.LLMEngineOutput):
-            raise EngineMistake(f"generate must yield LLMEngineOutput, got {type(output).__name__}")
+            got = type(output).__name__
+            raise EngineMistake(
+                f"generate must yield LLMEngineOutput, got {got}: yield what answer.token(token_id) returns"
+            )
         if output.index not in self.open_choices:
             raise EngineMistake(f"an output of choice {output.index}, which has ended or was not asked for")
         if output.first_output_position != (expected := self.positions[output.index]):
@@ -87,6 +91,7 @@ class IteratorDriver:
         self._pending: StepOutputs | None = None
         self._step = 0
         self._tasks: dict[GenerateContext, asyncio.Task[None]] = {}
+        self._held_loop = HeldLoop()
 
     async def start(self, worker_id: int) -> pb.EngineConfig:
         """Start the engine."""
@@ -190,7 +195,7 @@ class IteratorDriver:
         self, outputs: AsyncIterator[Item], context: GenerateContext, progress: Progress
     ) -> None:
         try:
-            async for output in outputs:
+            async for output in self._held_loop.watched(outputs):
                 if isinstance(output, pb.EngineEvent):
                     self._event(context, output)
                     continue
@@ -201,7 +206,10 @@ class IteratorDriver:
         finally:
             await _close(outputs)
         choices = ", ".join(map(str, sorted(progress.open_choices)))
-        raise EngineMistake(f"the stream ended, but choice {choices} had no output with a finish_reason")
+        raise EngineMistake(
+            f"the stream ended, but choice {choices} had no output with a finish_reason: "
+            "answer.token sets one at the last token, answer.finish for a reason of your own"
+        )
 
     def _event(self, context: GenerateContext, event: pb.EngineEvent) -> None:
         if self._pending is not None and self._pending.outputs:

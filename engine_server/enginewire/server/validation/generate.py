@@ -103,7 +103,8 @@ def check_model(name: str, config: pb.EngineConfig) -> None:
         return
     # Which adapters are loaded is the engine's to know.
     if not config.capabilities.lora or not NAME.fullmatch(name):
-        raise ModelNotFound(f"model: no such model here, got {shown(name)}", field="model")
+        here = shown(config.served_model_name or config.model)
+        raise ModelNotFound(f"model: no such model here, got {shown(name)}, allowed {here}", field="model")
 
 
 def _check_role(request: pb.PreprocessedRequest, role: pb.EngineRole.ValueType) -> None:

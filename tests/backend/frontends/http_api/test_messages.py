@@ -205,7 +205,7 @@ IMAGE = [{"type": "image", "source": {"type": "url", "url": "a"}}]
     ("more", "begin"),
     [
         ({"max_tokens": None}, "max_tokens:"),
-        ({"max_tokens": 0}, "stop_conditions.max_tokens:"),
+        ({"max_tokens": 0}, "max_tokens:"),
         ({"messages": []}, "messages:"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role:"),
         ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].type:"),

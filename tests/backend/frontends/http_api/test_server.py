@@ -110,6 +110,13 @@ async def test_bodies_that_are_no_request_are_refused(
     assert (await http.post(COMPLETIONS, json={"prompt": "ok"})).json()["choices"][0]["text"] == "ok"
 
 
+@pytest.mark.parametrize("path", ["/completions", "/v1/v1/completions"])
+async def test_who_has_v1_never_or_twice_is_told_so(http: httpx2.AsyncClient, path: str) -> None:
+    error = (await http.post(path, json={"prompt": "ok"})).json()["error"]
+    advice = "no such route; /v1/completions is one: does the client's base URL end with /v1, once?"
+    assert (error["code"], error["message"]) == ("route_not_found", advice)
+
+
 @pytest.mark.parametrize("path", ["/v2", "/v1/completion", "/enginewire/nothing", "/v1"])
 async def test_who_asks_for_a_route_that_is_not_there_is_told_which_are(
     http: httpx2.AsyncClient, path: str

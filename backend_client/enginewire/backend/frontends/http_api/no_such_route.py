@@ -5,7 +5,7 @@ Knows nothing about what routes do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
@@ -21,14 +21,23 @@ async def no_such_route(request: Request, error: Exception) -> Response:
     """404 with every route beside the error; 405 with Allow."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        refusal = Refusal(error.status_code, "no such route; see routes", code="route_not_found")
         routes = sorted(shown(request.app.routes))
+        refusal = Refusal(error.status_code, advice(request, routes), code="route_not_found")
         return as_json({**error_fields(refusal, request.url.path), "routes": routes}, refusal.status)
     allowed = (error.headers or {}).get("Allow", "")
     refusal = Refusal(error.status_code, f"not with this method, only with {allowed}", code="wrong_method")
     answer = as_json(error_fields(refusal, request.url.path), refusal.status)
     answer.headers.update(error.headers or {})
     return answer
+
+
+def advice(request: Request, routes: Collection[str]) -> str:
+    """What to ask for instead. The usual mistake is a base URL that lacks `/v1`, or has it twice."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    for near in (f"/v1{path}", path.removeprefix("/v1")):
+        if f"{request.method} {near}" in routes:
+            return f"no such route; {near} is one: does the client's base URL end with /v1, once?"
+    return "no such route; this answer lists those that there are under routes"
 
 
 def shown(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[str]:

@@ -120,14 +120,21 @@ def refusal_of(failure: Failure, param_of: Callable[[str], str | None]) -> Refus
     status = STATUS_OF_REASON.get(failure.reason, HTTPStatus.INTERNAL_SERVER_ERROR)
     reason = pb.ErrorReason.Name(failure.reason).removeprefix("ERROR_REASON_").lower()
     retry_after = DEFAULT_RETRY_AFTER_SECONDS if failure.retry_after is None else failure.retry_after
+    param = param_of(failure.field) if failure.field else None
     can_retry = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     return Refusal(
         status,
-        failure.message,
-        param_of(failure.field) if failure.field else None,
+        in_words_of_the_body(failure.message, failure.field, param),
+        param,
         OPENAI_CODES.get(failure.reason, reason),
         retry_after if can_retry else None,
     )
+
+
+def in_words_of_the_body(message: str, field: str, param: str | None) -> str:
+    """The message; one that begins with a path of the contract begins with the body's key for it instead."""
+    path, colon, rest = message.partition(": ")
+    return f"{param}: {rest}" if param and colon and path == field else message
 
 
 def invalid(message: str, param: str | None = None) -> Refusal:

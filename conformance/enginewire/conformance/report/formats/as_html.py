@@ -143,7 +143,7 @@ def _explanation(report: Report, outcome: Outcome) -> Iterator[str]:
     if outcome.message:
         yield f'<p class="message">{_text(outcome.message)}</p>'
     yield '<dl class="facts">'
-    shown = {"expected": outcome.expected, "seen": outcome.seen, "known": outcome.known}
+    shown = {"expected": outcome.expected, "seen": outcome.seen, "log": outcome.log, "known": outcome.known}
     yield from (
         f"<dt>{name}</dt><dd><code>{_text(value)}</code></dd>" for name, value in shown.items() if value
     )

@@ -66,6 +66,7 @@ def _evidence(report: Report, outcome: Outcome) -> dict[str, object]:
     return {
         "expected": outcome.expected,
         "seen": outcome.seen,
+        "log": outcome.log,
         "known": outcome.known,
         "repro": [kit_line(report, outcome), *grpcurl_lines(report, outcome)],
         "calls": [asdict(call) for call in calls_of(outcome)],

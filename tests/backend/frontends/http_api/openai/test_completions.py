@@ -166,6 +166,7 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
         ({"prompt": ["x"] * 513}, "prompt"),
         ({"prompt": ["x"] * 9, "n": 128}, "n"),
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
     ],
 )
 async def test_what_is_wrong_is_a_bad_request_with_its_field(
@@ -235,6 +236,7 @@ async def test_a_prompt_beyond_the_context_has_openais_code(start_backend: Start
         with pytest.raises(BadRequestError) as refusal:
             await client.completions.create(model=MODEL, prompt="x" * 65)
     assert refusal.value.code == "context_length_exceeded"
+    assert refusal.value.body["message"].startswith("prompt: ")
 
 
 async def test_the_deadline_is_a_gateway_timeout(start_backend: StartBackend) -> None:

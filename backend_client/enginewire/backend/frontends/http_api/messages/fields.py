@@ -5,6 +5,7 @@ Sans-IO. Holds what the two call differently and what cannot be done here. Knows
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
@@ -53,9 +54,10 @@ def read_prompt(body: Body, formats: ModelFormats) -> GenerationRequest:
     """The same without `max_tokens`, which counting does not need. Raises InvalidBody."""
     chat = Body(as_chat(body))
     try:
-        return ChatEndpoint(formats).read(chat)
+        asked = ChatEndpoint(formats).read(chat)
     except InvalidBody as error:
         raise InvalidBody(renamed(error.field), error.message) from error
+    return replace(asked, params={path: renamed(field) for path, field in asked.params.items()})
 
 
 def renamed(field: str) -> str:

@@ -37,6 +37,7 @@ PARAMS: Final[Mapping[str, str]] = {
     "chat": "messages",
     "cache_salt": "cache_salt",
     "sampling_options.bad_words_token_ids": "bad_words",
+    "sampling_options.logit_bias": "logit_bias",
     "stop_conditions.max_thinking_tokens": "thinking_token_budget",
     "output_options.logprobs": "logprobs",
     "output_options.logprob_token_ids": "logprob_token_ids",
