@@ -82,7 +82,7 @@ async def generated_tokens_are_counted(ctx: Context) -> None:
     streams = await asyncio.gather(
         *(ctx.generate(ctx.request(max_tokens=ctx.tokens(TOKENS))) for _ in range(REQUESTS))
     )
-    wanted = before + sum(len(stream.tokens) for stream in streams)
+    wanted = before + sum(len(choice.tokens) for stream in streams for choice in stream.choices.values())
     now = await _until(ctx, lambda now: now.sum_of(GENERATED) >= wanted)
     expect_equal(now.sum_of(GENERATED), wanted, "the exported tokens are not those that were streamed")
 
