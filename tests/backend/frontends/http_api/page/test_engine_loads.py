@@ -64,7 +64,7 @@ async def test_an_engine_that_does_not_answer_is_shown_as_last_heard_of(socket_f
     engine = Lives()
     async with backend_on(socket_folder, vocabulary, engine) as backend:
         await backend.engines.wait_ready(10)
-        backend.engines.all[0].heard(pb.Load(running=7))
         await engine.stop()
+        backend.engines.all[0].heard(pb.Load(running=7))
         (load,) = await EngineLoads(backend).look()
         assert load.running == 7 or load.state == pb.ENGINE_STATE_DEAD
