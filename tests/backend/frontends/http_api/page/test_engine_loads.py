@@ -11,6 +11,7 @@ from enginewire.backend.frontends.http_api.page.engine_loads import MAX_LOOKS, E
 from tests.backend.asking import ask
 from tests.backend.hostile import tokens
 from tests.backend.replay.test_attempts import Lives, backend_on
+from tests.server.serving import until_true
 
 FOREVER = 30.0
 
@@ -64,7 +65,9 @@ async def test_an_engine_that_does_not_answer_is_shown_as_last_heard_of(socket_f
     engine = Lives()
     async with backend_on(socket_folder, vocabulary, engine) as backend:
         await backend.engines.wait_ready(10)
+        [endpoint] = backend.engines.all
         await engine.stop()
-        backend.engines.all[0].heard(pb.Load(running=7))
+        await until_true(lambda: not endpoint.is_usable)
+        endpoint.heard(pb.Load(running=7))
         (load,) = await EngineLoads(backend).look()
         assert load.running == 7 or load.state == pb.ENGINE_STATE_DEAD
