@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import grpc
 import pytest
 
 from enginewire import v1 as pb
@@ -17,16 +18,21 @@ FOREVER = 30.0
 
 
 class Behind(Lives):
-    """An engine whose load tells of its requests only when it has been asked a few times."""
+    """An engine whose load tells of its requests only when it has been asked a few times, by nobody else."""
 
     def __init__(self, num_behind: int, *scripts: object) -> None:
         super().__init__(*scripts)
+        # Else the backend asks from time to time.
+        self.has_watch = True
         self.num_asked = 0
         self._num_behind = num_behind
 
+    async def _load(self, data: bytes, call: grpc.aio.ServicerContext) -> bytes:
+        self.num_asked += 1
+        return await super()._load(data, call)
+
     @property
     def load(self) -> pb.Load:
-        self.num_asked += 1
         load = super().load
         if self.num_asked > self._num_behind:
             load.running = 1
