@@ -75,14 +75,18 @@ async def test_an_abort_reaches_a_request_that_still_waits_for_an_engine(socket_
 
 
 async def test_a_request_that_lost_its_engine_recovers_and_is_counted(socket_folder, vocabulary) -> None:
-    policy = RetryPolicy(shortest_backoff=0.2, longest_backoff=0.2)
-    engine = Lives([tokens(b"pon"), LOST], [0.1, tokens(b"g", 3), 0.1, terminal(b"", 4)])
+    policy = RetryPolicy(shortest_backoff=1.0, longest_backoff=1.0)
+    waited, decoded = asyncio.Event(), asyncio.Event()
+    engine = Lives([tokens(b"pon"), LOST], [waited, tokens(b"g", 3), decoded, terminal(b"", 4)])
     async with backend_on(socket_folder, vocabulary, engine, policy=policy) as backend:
         asked = asyncio.create_task(hear(backend, ask()))
         live = await only(backend)
-        for phase in ("recovering", "waiting", "decode"):
-            await in_phase(live, phase)
+        await in_phase(live, "recovering")
+        await in_phase(live, "waiting")
+        waited.set()
+        await in_phase(live, "decode")
         assert live.num_attempts == 2
+        decoded.set()
         assert (await asked).text() == "pong"
         totals = backend.activity.totals
         assert (totals.retries, totals.continuations) == (1, 1)
@@ -108,9 +112,14 @@ async def test_every_choice_is_counted_by_how_it_ended(socket_folder, vocabulary
 
 
 async def test_tokens_that_come_together_count_one_by_one(socket_folder, vocabulary) -> None:
-    engine = Lives([tokens(b"a"), 0.05, tokens(b"bcde", 1), 0.05, terminal(b"", 5)])
+    seen = [asyncio.Event(), asyncio.Event()]
+    engine = Lives([tokens(b"a"), seen[0], tokens(b"bcde", 1), seen[1], terminal(b"", 5)])
     async with backend_on(socket_folder, vocabulary, engine) as backend:
-        await hear(backend, ask())
+        async for _ in backend.generate(ask()):
+            # As they are counted where they arrive, the engine goes on no sooner.
+            await asyncio.sleep(0.05)
+            if seen:
+                seen.pop(0).set()
         totals = backend.activity.totals
     assert totals.between_tokens.count == 4
     assert 0.04 < totals.between_tokens.sum <= totals.whole.sum
@@ -153,12 +162,14 @@ async def test_a_stop_that_only_this_side_saw_is_counted(socket_folder, vocabula
 async def test_what_an_engine_has_answered_is_delivered_as_fast_as_its_caller_reads(
     socket_folder, vocabulary
 ) -> None:
-    engine = Lives([tokens(b"a"), 0.05, tokens(b"bc", 1, finish_reason=pb.FINISH_REASON_LENGTH)])
+    seen = asyncio.Event()
+    engine = Lives([tokens(b"a"), seen, tokens(b"bc", 1, finish_reason=pb.FINISH_REASON_LENGTH)])
     async with backend_on(socket_folder, vocabulary, engine) as backend:
         async with aclosing(backend.generate(ask(), face="door")) as items:
             await anext(items)
             live = await only(backend)
             assert (live.phase, live.face) == ("decode", "door")
+            seen.set()
             await in_phase(live, "delivering")
             assert [item.data.finish_reason async for item in items if item.data] == [pb.FINISH_REASON_LENGTH]
         (ended,) = backend.activity.ended

@@ -52,7 +52,7 @@ async def test_a_slow_target_is_measured_by_what_it_sends_in_a_while(monkeypatch
     monkeypatch.setattr(bounds, "ENOUGH_SECONDS", 0.5)
     found = await bounds_of(Slow())
     # Messages that a busy machine reads late seem to have come closer together.
-    assert (found.ttft >= 0.2, found.least_itl >= 0.1) == (True, True)
+    assert (found.ttft >= 0.2, found.least_itl >= 0.05) == (True, True)
     assert "measured first token" in found.describe()
 
 
