@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from enginewire import v1 as pb
+from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running.outcome import Status
@@ -67,10 +71,29 @@ class SmallVocabulary(Reference):
     settings = replace(Settings(), vocab_size=32)
 
 
+LATE_SECONDS = 1.5
+
+
+class EndsSlowReaders(Reference):
+    """Soon, and tells its load so late that it has done so before the kit has sent all."""
+
+    settings = replace(Settings(), buffer_tokens=4)
+
+    def has_room(self, job: Job) -> bool:
+        if super().has_room(job):
+            return True
+        self.fail(job, Refusal(pb.ERROR_REASON_SLOW_CONSUMER, "the reader is too slow"))
+        return False
+
+    async def get_load(self) -> pb.GetLoadResponse:
+        await asyncio.sleep(LATE_SECONDS if self.live else 0)
+        return await super().get_load()
+
+
 @pytest.mark.parametrize(
     ("server", "passes", "says_nothing"),
     [
-        (SmallWindow, ("PRB-04", "USE-06", "MUX-11", "SAM-05", "KVE-03", "KVE-04", "KVE-08"), ()),
+        (SmallWindow, ("PRB-04", "USE-06", "MUX-11", "SAM-05", "KVE-03", "KVE-04", "KVE-08", "WLD-02"), ()),
         (
             TinyWindow,
             ("PRB-04", "USE-06", "USE-07", "MUX-08", "MUX-10"),
@@ -96,6 +119,7 @@ class SmallVocabulary(Reference):
         (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
         (OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08")),
         (LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",)),
+        (EndsSlowReaders, (), ("ERR-16",)),
         (SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), ()),
     ],
 )

@@ -17,6 +17,7 @@ from enginewire.conformance.checks import all_checks
 from enginewire.conformance.conclusion import baseline as known_failures
 from enginewire.conformance.report.progress import Progress
 from enginewire.conformance.requirements.levels import NO_LEVEL
+from enginewire.conformance.requirements.profiles import BARE
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
 from enginewire.conformance.running.launch import CommandLauncher
 from enginewire.conformance.running.outcome import Report
@@ -157,6 +158,7 @@ def _session(connection: Connection, asked: Asked, launcher: Launcher | None = N
             seed=asked.get("seed", SEED),
             cases=asked.get("cases", CASES),
             companies=asked.get("companies", COMPANIES),
+            is_bare=BARE in asked.get("profiles", ()),
         ),
     )
 

@@ -20,7 +20,8 @@ def test_a_case_is_the_same_however_many_are_drawn() -> None:
 
 def test_every_option_is_drawn_often() -> None:
     counted = Counter(name for case in drawn(500) for name in case.options)
-    assert {each.name for each in fields(Case)} == set(counted)
+    # What is asked for beyond the window is for cases that fill it.
+    assert {each.name for each in fields(Case)} - {"beyond"} == set(counted)
     assert min(counted.values()) > 50
 
 
@@ -38,7 +39,7 @@ def test_lists_with_more_ids_than_some_engines_keep_are_drawn() -> None:
 
 def test_every_drawn_case_may_be_sent() -> None:
     for case in drawn(500):
-        assert is_possible(case, RUNS[case.prompt].tokens, OFFER.eos_token_ids), case.described
+        assert is_possible(case, RUNS[case.prompt], OFFER.eos_token_ids), case.described
 
 
 def test_only_what_is_offered_is_drawn() -> None:

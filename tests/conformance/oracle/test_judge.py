@@ -8,6 +8,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.oracle.ask import Answer
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.judge import Fault, judge, requirement
+from enginewire.conformance.session.context import Greedy
 from enginewire.conformance.wire.exchange import Exchange
 from tests.conformance.oracle.cases import OFFER, RUNS
 
@@ -97,3 +98,27 @@ def test_a_fault_belongs_to_the_option_that_it_needs() -> None:
     assert requirement(usage, Case(max_tokens=2, n=2)) == "SEQ-03"
     assert requirement(usage, Case(max_tokens=2, n=2, resumed=(1,))) == "RES-04"
     assert requirement(usage, Case(max_tokens=2, resumed=(1,), multiplexed=True)) == "MUX-01"
+
+
+def test_each_choice_is_held_against_its_own_run() -> None:
+    seeded = Greedy(RUN.prompt, RUN.tokens, ([30, 31, 32, 33, 34, 35, 36, 37],))
+    both = [
+        pb.LLMEngineOutput(token_ids=ids, index=index, finish_reason=LENGTH)
+        for index, ids in enumerate(([10, 11], [30, 31]))
+    ]
+    usage = pb.CompletionUsage(prompt_tokens=len(RUN.prompt), completion_tokens=4, total_tokens=4)
+    usage.total_tokens += len(RUN.prompt)
+    both[1].completion_usage.CopyFrom(usage)
+    case, exchange = Case(max_tokens=2, n=2), Exchange("EngineService.Generate", None)
+    assert judge(case, Answer(both, "OK", exchange), seeded, OFFER) is None
+    both[1].token_ids[0] = 10
+    fault = judge(case, Answer(both, "OK", exchange), seeded, OFFER)
+    assert fault
+    assert fault.message == "choice 1 has other tokens than the seeded run"
+
+
+def test_what_ends_early_behind_a_maximum_beyond_the_window_is_not_clamped() -> None:
+    beyond = Case(max_tokens=4, beyond=1)
+    assert rule(beyond, answer([10, 11, 12], LENGTH)) == "LIM-09"
+    assert rule(replace(beyond, beyond=0), answer([10, 11, 12], LENGTH)) == "STR-06"
+    assert [replace(beyond, beyond=count).asked_for for count in (0, 1, -1)] == [4, 5, None]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.draw import Offer
-from enginewire.conformance.oracle.mistakes import mistaken
+from enginewire.conformance.oracle.mistakes import NOT_OFFERED, mistaken
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import CAPABILITIES, without
@@ -38,13 +38,18 @@ def test_mistakes_are_the_same_for_a_seed_and_meet_many_options() -> None:
     assert {"n", "resumed", "multiplexed", "stream_interval", "logprobs", "seed", "temperature"} <= met
 
 
-def test_what_is_not_offered_is_not_asked_for() -> None:
+def test_what_is_not_offered_is_asked_for_as_a_mistake_alone() -> None:
     class Bare(Reference):
         settings = without(*CAPABILITIES)
 
     config = Bare().config
     for each in mistaken(1, RUNS, Offer.of(config), config):
-        assert each.changes.keys() <= {
-            *("request_id", "model", "token_ids", "eos_token_ids", "temperature", "top_p", "top_k"),
-            *("stop_token_ids", "stop_token_ids_hidden"),
-        }
+        assert (
+            each.changes.keys()
+            <= {
+                *("request_id", "model", "token_ids", "eos_token_ids", "temperature", "top_p", "top_k"),
+                *("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden", "stream_interval"),
+                *("max_tokens", "min_tokens", "resume"),
+            }
+            or each.reasons == NOT_OFFERED
+        )

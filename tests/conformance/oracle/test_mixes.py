@@ -4,7 +4,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.draw import Offer
-from enginewire.conformance.oracle.mixes import Mix, drawn, options_of, smaller
+from enginewire.conformance.oracle.mixes import Mix, drawn, neutral_of, of_runs, options_of, smaller
+from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.session.context import Greedy
 from enginewire.conformance.session.requests import change, good_request
@@ -41,7 +42,27 @@ def test_every_option_has_a_request_that_a_correct_server_takes() -> None:
 
 def test_what_an_engine_does_not_offer_is_beside_nothing() -> None:
     modest = pb.EngineConfig(vocab_size=60, capabilities=pb.Capabilities(logprobs=True))
-    assert set(options_of(RUN, modest)) == {"top_k 1", "top_p", "logprobs", "annotations"}
+    assert set(options_of(RUN, modest)) == {
+        *("top_k 1", "top_p", "logprobs", "annotations", "bypass_prefix_cache")
+    }
+
+
+def test_what_changes_nothing_of_a_run_is_beside_it() -> None:
+    server = Reference()
+    for under in ({"temperature": 1.0, "seed": 7}, {"repetition_penalty": 1.3}):
+        neutral = neutral_of(under, CONFIG)
+        for changes in neutral.values():
+            assert under.keys().isdisjoint(changes)
+            server.validate(change(good_request("r", RUN.prompt), **under, **changes))
+        assert ("top_k -1" in neutral) == ("seed" in under)
+
+
+def test_choices_of_a_seeded_run_differ_and_most_of_its_cases_ask_for_two() -> None:
+    run = Greedy([5, 6, 7], [9, 10, 11, 12, 13, 14], ([9, 20, 21, 22, 23, 24],))
+    assert (run.of(0), run.of(1)) == (run.tokens, run.others[0])
+    found = of_runs(1, 60, [run], OFFER, [{"temperature": 1.0, "seed": 7}], CONFIG)
+    assert all(is_possible(mix.case, run, OFFER.eos_token_ids) for mix in found)
+    assert 20 < sum(mix.case.n == 2 for mix in found) < 60
 
 
 def test_the_mixes_of_a_seed_are_the_same_however_many_are_drawn() -> None:

@@ -5,9 +5,11 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.predict import Ending, certain, ending, is_possible
+from enginewire.conformance.session.context import Greedy
 from tests.conformance.oracle.cases import OFFER, RUNS, drawn
 
 TOKENS = [10, 11, 12, 13, 14, 11, 15, 16]
+RUN = Greedy([9], TOKENS)
 EOS, STOP, LENGTH = pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH
 
 
@@ -48,7 +50,7 @@ def test_below_min_tokens_a_stop_id_makes_what_follows_uncertain() -> None:
 
 def test_a_cut_has_to_be_before_the_end() -> None:
     stopped = Case(max_tokens=8, stop_token_ids=(12,))
-    assert [cut for cut in range(5) if is_possible(stopped.changed("resumed", (cut,)), TOKENS, [2])] == [1, 2]
+    assert [cut for cut in range(5) if is_possible(stopped.changed("resumed", (cut,)), RUN, [2])] == [1, 2]
 
 
 def brute(case: Case, tokens: list[int]) -> tuple[int, str, int | None]:

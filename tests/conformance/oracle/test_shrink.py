@@ -35,7 +35,7 @@ class Planted:
 
 
 def possible(case: Case) -> bool:
-    return is_possible(case, RUNS[case.prompt].tokens, OFFER.eos_token_ids)
+    return is_possible(case, RUNS[case.prompt], OFFER.eos_token_ids)
 
 
 def patience(steps: int = 500) -> Patience:

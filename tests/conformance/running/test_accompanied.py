@@ -5,12 +5,14 @@ from collections.abc import Collection
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.reference.generation.job import Choice
+from enginewire.conformance.reference.generation.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.running.outcome import Report, Status
-from enginewire.conformance.running.registry import Check, Phase
+from enginewire.conformance.running.registry import Check
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.company import JOINS
+from enginewire.conformance.session.company import FULL, MEMBERS, MULTIPLEXED
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
@@ -57,7 +59,9 @@ async def test_nothing_is_told_of_a_server_that_is_right() -> None:
     assert "8 times in company" in report.bounds
 
 
-@pytest.mark.parametrize("wrong_times", [[2], range(2, 100)], ids=["once", "without company as well"])
+@pytest.mark.parametrize(
+    "wrong_times", [[2], [2, 3, 4]], ids=["once", "without company as well, for a while"]
+)
 async def test_a_failure_that_is_not_of_the_company_says_nothing(wrong_times: Collection[int]) -> None:
     asked = 0
 
@@ -71,6 +75,19 @@ async def test_a_failure_that_is_not_of_the_company_says_nothing(wrong_times: Co
     assert asked > 9
 
 
+async def test_what_never_passes_again_is_broken_for_good() -> None:
+    asked = 0
+
+    async def fails(ctx: Context) -> None:
+        nonlocal asked
+        asked += 1
+        expect(asked == 1, "one block is lost")
+
+    report = await judged(Reference, one(fails), options=OFTEN)
+    [found] = [each for each in report.outcomes if each.status is Status.FAIL]
+    assert (found.key, "without from then on" in found.message) == (KEY, True)
+
+
 async def test_what_is_not_asked_for_is_not_judged_again() -> None:
     asked = 0
 
@@ -78,10 +95,10 @@ async def test_what_is_not_asked_for_is_not_judged_again() -> None:
         nonlocal asked
         asked += 1
 
-    for checks in (one(counts, in_company=False), one(counts, is_costly=True), one(counts, phase=Phase.LOAD)):
+    for checks in (one(counts, in_company=False), one(counts, is_costly=True)):
         await judged(Reference, checks, options=OFTEN)
     await judged(Reference, one(counts), options=RunOptions(companies=0))
-    assert asked == 4
+    assert asked == 3
 
 
 async def test_a_check_that_did_not_pass_is_not_judged_again() -> None:
@@ -127,4 +144,54 @@ async def test_a_check_that_is_judged_twice_meets_everybody() -> None:
     for key in ("STR-05", "STR-06", "LIM-01"):
         met.clear()
         await judged(Reference, [made_up(key, meets)], options=RunOptions(companies=2))
-        assert sorted(met) == sorted(JOINS)
+        assert sorted(met) == sorted(MEMBERS)
+
+
+class OneMoreOverAStream(Reference):
+    """Wrong for what a multiplexed stream carries."""
+
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        submit.generate.request.stop_conditions.max_tokens += 1
+        return super().submitted(submit, call)
+
+
+class OneMoreInAFullEngine(Reference):
+    """Wrong for a request that finds no free slot."""
+
+    def enqueue(self, job: Job) -> None:
+        running = sum(len(other.open_choices) for other in self.running)
+        job.request.stop_conditions.max_tokens += running >= self.settings.max_num_seqs
+        super().enqueue(job)
+
+
+async def brings_two_tokens(ctx: Context) -> None:
+    stream = await ctx.generate(ctx.request(max_tokens=2))
+    expect(len(stream.tokens) == 2, "another length")
+
+
+@pytest.mark.parametrize(
+    ("server", "member"), [(OneMoreOverAStream, MULTIPLEXED), (OneMoreInAFullEngine, FULL)]
+)
+async def test_a_rule_that_breaks_on_another_way_or_among_others_is_found(
+    server: type[Reference], member: str
+) -> None:
+    report = await judged(server, one(brings_two_tokens), Selection(skip=["*/seen"]), options=OFTEN)
+    [message] = [outcome.message for outcome in report.outcomes if outcome.key == KEY]
+    assert message.startswith("another length, beside ")
+    assert message.endswith(f"{member} (seed 240)")
+
+
+class KeepsTheOldestRevision(Reference):
+    """What one client said holds for all."""
+
+    oldest = pb.CONTRACT_REVISION
+
+    def check_revision(self, revision: int) -> None:
+        if revision > self.oldest:
+            raise Refusal(pb.ERROR_REASON_REVISION_MISMATCH, "client_revision", field="client_revision")
+        self.oldest = min(self.oldest, revision or self.oldest)
+
+
+async def test_clients_of_several_revisions_take_turns() -> None:
+    report = await judged(KeepsTheOldestRevision, one(brings_two_tokens), options=OFTEN)
+    assert KEY in failures(report)

@@ -56,6 +56,7 @@ class SumsOfLongAnswers(Reference):
             yield output
 
 
+@pytest.mark.long
 async def test_the_reference_conforms_as_an_address_alone_and_with_all_that_a_run_can_be_given() -> None:
     alone = await judged()
     assert [outcome.key for outcome in alone.unexpected] == []

@@ -4,7 +4,17 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.session.company import ALONE, JOINS, Company, draw
+from enginewire.conformance.session.company import (
+    ALONE,
+    FULL,
+    JOINS,
+    MEMBERS,
+    MULTIPLEXED,
+    NEW_FIELD,
+    NEWER,
+    Company,
+    draw,
+)
 from enginewire.conformance.session.requests import change, good_request, path_of
 
 PLAIN = good_request("r", [5, 6, 7])
@@ -25,7 +35,7 @@ def test_without_company_a_request_is_sent_as_it_is() -> None:
     assert ALONE.joined(PLAIN) is PLAIN
 
 
-@pytest.mark.parametrize("member", JOINS)
+@pytest.mark.parametrize("member", [member for member in JOINS if member != NEWER])
 def test_each_member_sets_its_field_and_no_other(member: str) -> None:
     joined = Company((member,), (3, 4), (9, 9)).joined(PLAIN)
     assert value_of(joined, member) != value_of(PLAIN, member)
@@ -33,10 +43,42 @@ def test_each_member_sets_its_field_and_no_other(member: str) -> None:
     assert change(joined, **fields) == change(PLAIN, **fields)
 
 
-@pytest.mark.parametrize("member", JOINS)
+@pytest.mark.parametrize("member", [member for member in JOINS if member != NEWER])
 def test_what_a_request_says_itself_stays(member: str) -> None:
     said = Company((member,), (3, 4), (9, 9)).joined(PLAIN)
     assert Company((member,), (9,), (9, 9)).joined(said) == said
+
+
+def test_fields_of_a_newer_contract_are_on_the_wire_and_nowhere_else() -> None:
+    joined = Company((NEWER,)).joined(PLAIN)
+    assert joined.SerializeToString().count(NEW_FIELD) == 3
+    joined.DiscardUnknownFields()
+    assert joined.SerializeToString() == change(PLAIN, stream_interval=None).SerializeToString()
+
+
+def test_nothing_ends_an_answer_where_eos_counts_or_a_guide_does() -> None:
+    hidden = Company(("stop_token_ids_hidden",), (3, 4))
+    assert list(hidden.joined(PLAIN).request.stop_conditions.stop_token_ids_hidden) == [3, 4]
+    guided = change(PLAIN, guided_decoding=pb.GuidedDecoding(regex="a"))
+    for other in (change(PLAIN, ignore_eos=False), guided):
+        assert hidden.joined(other) == other
+
+
+def test_a_filter_comes_along_where_the_most_probable_token_is_due() -> None:
+    filters = Company(("top_p", "min_p"))
+    assert filters.joined(PLAIN).request.sampling_options.top_p == 0.5
+    hot = change(PLAIN, temperature=1.0)
+    assert filters.joined(hot) == hot
+    assert filters.joined(change(hot, top_k=1)).request.sampling_options.min_p == 0.5
+
+
+def test_a_full_engine_is_for_those_that_say_how_full_they_can_be() -> None:
+    can = pb.Capabilities(multiplexed=True)
+    for slots, is_there in ((0, False), (1, True), (64, True), (65, False)):
+        config = pb.EngineConfig(vocab_size=9, capabilities=can, max_num_seqs=slots)
+        members = {member for number in range(8) for member in draw(1, number, config).members}
+        assert MULTIPLEXED in members
+        assert (FULL in members) is is_there
 
 
 def test_nobody_ends_an_answer_that_would_go_on() -> None:
@@ -74,11 +116,17 @@ def test_what_an_engine_does_not_offer_does_not_come_along() -> None:
     assert {member for company in companies for member in company.members} == {
         "eos_token_ids",
         "min_tokens",
+        "stop_token_ids_hidden",
         "stream_interval",
         "temperature",
+        "top_p",
         "token_ids",
         "cache_salt",
         "annotations",
+        "request_id",
+        "metadata",
+        "client_revision",
+        NEWER,
     }
     assert all(company.members and max(company.some_ids) < 3 for company in companies)
 
@@ -105,7 +153,7 @@ def test_who_is_not_in_one_company_is_in_the_other_of_its_pair() -> None:
     for even in range(0, 8, 2):
         one, other = draw(1, even, config), draw(1, even + 1, config)
         assert not set(one.members) & set(other.members)
-        assert set(one.members) | set(other.members) == set(JOINS)
+        assert set(one.members) | set(other.members) == set(MEMBERS)
 
 
 def test_a_second_choice_does_not_come_along_where_there_is_one() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Final
 
+from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import queued, saturated
@@ -15,6 +16,9 @@ from enginewire.conformance.wire.violation import NotApplicable
 
 KEEPALIVE_SECONDS: Final = 15.0
 """The contract's default: a ping after 10 s of silence, and 5 s for its answer."""
+
+SOON_SECONDS: Final = 4.0
+"""Servers that ping earlier may have noticed by then."""
 
 VISIBLE: Final = 4
 """A request's deadline leaves so many times the time in which one was seen to wait."""
@@ -86,7 +90,7 @@ async def a_late_waiter_is_never_started(ctx: Context) -> None:
 async def a_reset_connection_is_freed(ctx: Context) -> None:
     """With several streams on it."""
     proxy, client = await ctx.proxy()
-    streams = [ctx.start(ctx.long_request(), client=client) for _ in range(STREAMS)]
+    streams = [ctx.start(request, client=client) for request in ctx.unlike(ctx.long_request, STREAMS)]
     await asyncio.gather(*(stream.first_token() for stream in streams))
     await still_running(ctx, streams[0])
     proxy.reset()
@@ -98,13 +102,21 @@ async def a_vanished_peer_is_noticed(ctx: Context) -> None:
     """Bytes get lost in both directions, and nobody says so."""
     proxy, client = await ctx.proxy()
     before = await ctx.client.load()
-    stream = await ctx.start(ctx.long_request(), client=client).first_token()
+    stream = await ctx.start(_unnoticed_request(ctx), client=client).first_token()
     proxy.black_hole()
     await still_running(ctx, stream)
     await freed(ctx, [stream.request], within=KEEPALIVE_SECONDS * ctx.bounds.scale + ctx.bounds.reaction)
     generated = (await until(ctx, is_idle, "")).tokens_generated - before.tokens_generated
     if generated >= stream.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the longest request ends before keepalive can notice anything")
+
+
+def _unnoticed_request(ctx: Context) -> pb.GenerateRequest:
+    """The longest one; where even that ends before the default would notice, one that ends sooner does."""
+    longest = ctx.long_request()
+    needed = ctx.bounds.tokens_in(KEEPALIVE_SECONDS)
+    is_long = longest.request.stop_conditions.max_tokens >= needed
+    return longest if is_long else ctx.lasting_request(SOON_SECONDS)
 
 
 async def _queued(ctx: Context, running: list[Stream]) -> tuple[Stream, float]:

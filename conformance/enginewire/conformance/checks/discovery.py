@@ -10,6 +10,7 @@ from typing import Final, cast
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.features import FEATURES, SERVED_ALONE
 from enginewire.conformance.session.requests import Value
@@ -188,7 +189,7 @@ async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]
 
 
 # A beam search draws nothing, and may be of one answer.
-@check("INF-09", needs=SHAPE, not_beside=("temperature", "seed", "resume", "n"))
+@check("INF-09", needs=SHAPE, not_beside=("temperature", "seed", "resume", "n", FULL))
 async def what_is_advertised_works(ctx: Context) -> None:
     """The simplest request of each capability."""
     for name in sorted(SERVED_ALONE):

@@ -26,6 +26,7 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation, expe
 DRAIN: Final = "EngineService.Drain"
 STREAMS: Final = 4
 CALLERS: Final = 3
+KINDS: Final = 5
 FINAL: Final = (pb.DRAIN_STATE_DRAINED, pb.DRAIN_STATE_TIMED_OUT)
 UNAVAILABLE: Final = (grpc.StatusCode.UNAVAILABLE,)
 
@@ -48,7 +49,7 @@ async def streams_finish(ctx: Context) -> None:
 
 @check("DRN-02", phase=Phase.DESTRUCTIVE, needs=SHAPE)
 async def later_ones_are_refused(ctx: Context) -> None:
-    """While a stream is still in flight, and after the end of the drain."""
+    """While a stream is still in flight, and after the end of the drain: requests of several kinds."""
     await ctx.generate(ctx.request())
     for exchange in await _refusals(ctx):
         require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
@@ -88,8 +89,8 @@ async def callers_join(ctx: Context) -> None:
 
 @check("DRN-04", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
 async def is_visible_at_once(ctx: Context) -> None:
-    """With the first message of the drain, while a stream is in flight."""
-    (stream,) = await _in_flight(ctx, 1, is_long=True)
+    """With the first message of the drain, while two streams are in flight."""
+    stream, _ = await _in_flight(ctx, 2, is_long=True)
     await _begun(ctx)
     state, health = (await ctx.client.load()).state, await ctx.client.health()
     await still_running(ctx, stream)
@@ -103,9 +104,9 @@ async def is_visible_at_once(ctx: Context) -> None:
 @check("DRN-05", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
 async def drained_means_empty(ctx: Context) -> None:
     """At the final state nothing runs any more."""
-    (stream,) = await _in_flight(ctx, 1)
+    streams = await _in_flight(ctx, 2)
     drain = await _begun(ctx)
-    reading = asyncio.ensure_future(stream.end())
+    reading = asyncio.gather(*(stream.end() for stream in streams))
     final = await _final(drain)
     load = await ctx.client.load()
     await reading
@@ -145,6 +146,22 @@ async def control_goes_on(ctx: Context) -> None:
         raise NotApplicable("the longest request ends before it can be aborted")
     expect_equal(stream.choice.reason_name, "CANCELLED", "an abort during a drain does not work")
     other.cancel()
+
+
+@check("DRN-06", variant="queued", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-06", "ABO-05", "INF-08"))
+async def those_who_wait_can_be_aborted(ctx: Context) -> None:
+    """A request that waits for a slot, within the grace of a drain."""
+    grace = 4 * ctx.bounds.reaction
+    async with saturated(ctx) as running:
+        waiting = await queued(ctx, running)
+        await _begun(ctx, 2 * grace, grace=grace)
+        await ctx.client.load()
+        await ctx.client.abort([waiting.request.request_id])
+        try:
+            async with asyncio.timeout(ctx.bounds.reaction):
+                await waiting.end()
+        except TimeoutError:
+            raise Violation("an abort during a drain does not reach the queue", expected="its end") from None
 
 
 @check("DRN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-01"))
@@ -213,9 +230,9 @@ async def the_grace_lets_in(ctx: Context) -> None:
 
 
 async def _in_flight(ctx: Context, count: int, *, is_long: bool = False) -> list[Stream]:
-    """Streams that have begun; the long ones are not meant to be read to their ends."""
-    make = ctx.long_request if is_long else ctx.lasting_request
-    streams = [ctx.start(make()) for _ in range(count)]
+    """Streams that have begun, every other one multiplexed; the long ones need not be read to their ends."""
+    requests = ctx.unlike(ctx.long_request if is_long else ctx.lasting_request, count)
+    streams = [ctx.start(each, is_multiplexed=number % 2 == 1) for number, each in enumerate(requests)]
     await asyncio.gather(*(stream.first_token() for stream in streams))
     return streams
 
@@ -251,10 +268,10 @@ async def _refusals(ctx: Context) -> list[Exchange]:
     """Generate during a drain and after it."""
     (stream,) = await _in_flight(ctx, 1)
     drain = await _begun(ctx)
-    during = await ctx.refused(ctx.request())
+    during = [await ctx.refused(request) for request in ctx.unlike(ctx.request, KINDS)]
     await stream.end()
     await drain.finish()
-    return [during, await ctx.refused(ctx.request())]
+    return [*during, *[await ctx.refused(request) for request in ctx.unlike(ctx.request, KINDS)]]
 
 
 def _state(response: pb.DrainResponse) -> str:

@@ -31,13 +31,15 @@ CHOICES: Final = {"MUX-01": ("MUX-01/choices",), "MUX-10": ("MUX-01/choices",)}
 
 BY_THE_REST: Final = (
     *("INF-09", "STR-02", "STR-03", "USE-01", "USE-02", "USE-03", "USE-04", "SAM-01"),
-    *("SEQ-01", "SEQ-02", "SEQ-03", "RES-01", "RES-06", "MUX-10"),
+    *("SEQ-01", "SEQ-02", "SEQ-03", "RES-01", "RES-06", "MUX-10", "LIM-09"),
 )
 """The ids that a drawn case can break."""
 
 OFFERED: Final = (
     *("SAM-02", "SAM-06", "SAM-08", "SAM-09", "SAM-11", "SAM-12", "SAM-13", "SAM-14", "SAM-17"),
-    *("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-11", "ABO-01", "ABO-02"),
+    *("SAM-03", "SAM-04", "SAM-04/batch-invariant", "SAM-04/full-batch", "SEQ-04", "SEQ-04/seeded"),
+    *("RES-02", "RES-02/choices", "RES-02/multiplexed", "MUX-01/seeded"),
+    *("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-07", "LOG-11", "ABO-01", "ABO-02"),
 )
 """What the options beside a case do by themselves."""
 

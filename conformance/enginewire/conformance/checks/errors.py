@@ -80,6 +80,9 @@ NOTHING: Final[dict[str, Value]] = {
 """Fields with a capability of their own, and the values that change nothing."""
 
 
+LONGEST_ID: Final = 128
+
+
 @check("ERR-01", needs=SHAPE)
 async def a_prompt_is_needed(ctx: Context) -> None:
     """Everything but the prompt."""
@@ -135,6 +138,14 @@ async def models_have_names(ctx: Context) -> None:
         expect(stream.exchange.is_ok, message, expected="OK", seen=stream.exchange.status)
     codes = (grpc.StatusCode.NOT_FOUND,)
     await ctx.rejects({"model": "no-such-model"}, codes=codes, reason=pb.ERROR_REASON_MODEL_NOT_FOUND)
+
+
+@check("ERR-27", needs=SHAPE)
+async def ids_are_names(ctx: Context) -> None:
+    """None at all, one character too many, and characters that no id has."""
+    for name in ("", "x" * (LONGEST_ID + 1), "a b", "a/b", "a\n", "ä"):
+        exchange = await ctx.refused(ctx.request(request_id=name))
+        require_refusal(exchange, INVALID, "request_id")
 
 
 @check("ERR-07", needs=SHAPE)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from enginewire import v1 as pb
 from enginewire.conformance.checks.shapes import CHOICES, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session import requests
-from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.context import INVALID, Context, require_refusal
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
 
@@ -121,3 +122,15 @@ async def _filling(ctx: Context) -> Stream:
         if len(stream.tokens) > ROOM:
             return stream
     return await stream.end()
+
+
+@check("LIM-12", needs=(*SHAPE, "INF-04", "LIM-06", "LIM-09"))
+async def the_minimum_has_room(ctx: Context) -> None:
+    """As many tokens as are left of the window, and one more."""
+    prompt = ctx.prompt(ctx.context_length() - ROOM)
+    good = ctx.request(token_ids=prompt, max_tokens=ROOM, min_tokens=ROOM)
+    stream = await ctx.generate(good)
+    expect_equal(len(stream.tokens), ROOM, "a minimum that fits the window is not kept")
+    more = {"max_tokens": 2 * ROOM, "min_tokens": ROOM + 1}
+    long = requests.change(good, request_id=ctx.request().request_id, **more)
+    require_refusal(await ctx.refused(long), INVALID, reason=pb.ERROR_REASON_CONTEXT_EXCEEDED)

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check, negative
 from enginewire.conformance.session import requests
+from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
 from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.exchange import Metadata
@@ -85,7 +86,7 @@ async def ids_come_back_as_they_were(ctx: Context) -> None:
             expect_equal(response.request_id, request.request_id, message)
 
 
-@check("MDT-05", needs=SHAPE)
+@check("MDT-05", needs=SHAPE, not_beside=(FULL,))
 async def reserved_keys_are_read(ctx: Context) -> None:
     """A number; no number; another number than the field's."""
     await _with_metadata(ctx, ctx.request(), (PRIORITY, "1"), is_good=True)

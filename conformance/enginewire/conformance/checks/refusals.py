@@ -20,6 +20,7 @@ from enginewire.conformance.session.saturation import MOST_SLOTS
 from enginewire.conformance.session.watching import is_idle, until
 from enginewire.conformance.wire import google_rpc
 from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.secrets import SECRETS
 from enginewire.conformance.wire.stream import Stream
@@ -213,12 +214,12 @@ def _require_details(refused: Refused) -> None:
 async def _flood(ctx: Context, count: int) -> tuple[list[Stream], int]:
     """So many long requests at once: those that failed, and how many waited at most."""
     observer, streams, most_waiting = ctx.connect(), list[Stream](), 0
-    # All are read, or their data would fill the connection; but seldom, or that would take the machine from
-    # the server. In bursts that an HTTP/2 stack takes, each on a connection of its own, for many servers take
-    # a hundred calls from one and let the others wait unseen.
+    # All are read, or their data would fill the connection; but seldom and through a narrow window, or the
+    # server would be busy with answers instead of requests. In bursts that an HTTP/2 stack takes, each on a
+    # connection of its own, for many servers take a hundred calls from one and let the others wait unseen.
     readers = []
     while len(streams) < count and not _failed(streams):
-        client = ctx.connect()
+        client = ctx.connect(None, *NARROW)
         burst = [ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.check) for _ in range(BURST)]
         readers += [asyncio.ensure_future(_read_seldom(stream)) for stream in burst]
         streams += burst
@@ -260,7 +261,13 @@ def _in_the_queue(ctx: Context, load: pb.Load) -> int:
 
 
 def _failed(streams: list[Stream]) -> list[Stream]:
-    return [stream for stream in streams if stream.exchange.code and not stream.exchange.is_ok]
+    """But for those that found room, and ended because they are read seldom."""
+    ended = (stream for stream in streams if stream.exchange.code and not stream.exchange.is_ok)
+    return [stream for stream in ended if not _was_slow(stream.exchange)]
+
+
+def _was_slow(exchange: Exchange) -> bool:
+    return bool(exchange.detail and exchange.detail.reason == pb.ERROR_REASON_SLOW_CONSUMER)
 
 
 def _require_overload(exchange: Exchange) -> None:

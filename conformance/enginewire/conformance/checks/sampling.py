@@ -91,7 +91,14 @@ async def all_tokens_are_their_own(ctx: Context) -> None:
     expect_equal(beside, alone, "tokens of a seed depend on what else is in the batch")
 
 
-@check("SAM-04", variant="full-batch", needs=(*SHAPE, "CON-01", "SAM-04", "SEQ-04/seeded"), alone=True)
+# A second choice of each neighbour would take the slots that are left.
+@check(
+    "SAM-04",
+    variant="full-batch",
+    needs=(*SHAPE, "CON-01", "SAM-04", "SEQ-04/seeded"),
+    alone=True,
+    not_beside=("n",),
+)
 async def first_tokens_are_their_own_in_a_full_batch(ctx: Context) -> None:
     """Those of some choices each, alone and all at once beside neighbours in the other slots."""
     slots = _slots(ctx)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.company import MULTIPLEXED
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.stream import Choice
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -10,7 +11,7 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 TOKENS = 24
 
 
-@check("STP-06", needs=(*SHAPE, "STP-03"))
+@check("STP-06", needs=(*SHAPE, "STP-03"), not_beside=(MULTIPLEXED,))
 async def stop_strings_are_cut_exactly(ctx: Context) -> None:
     """A string of the greedy text that two tokens share, hidden and shown."""
     prompt, count = ctx.prompt(), ctx.tokens(TOKENS)

@@ -114,7 +114,7 @@ async def stops_are_not_shared(ctx: Context) -> None:
 
 @check("STP-08", needs=NEEDS)
 async def the_prompt_does_not_stop(ctx: Context) -> None:
-    """An id of the prompt that the greedy run never brings, in every list."""
+    """An id of the prompt that the greedy run never brings, in every list; a prompt that ends with EOS."""
     greedy = await ctx.greedy()
     # Not all of the run, so that a model that repeats its prompt can be judged too.
     greedy = Greedy(greedy.prompt, greedy.tokens[:FEW])
@@ -125,6 +125,10 @@ async def the_prompt_does_not_stop(ctx: Context) -> None:
         stream = await _again(ctx, greedy, **_listed(ctx, greedy, field, absent[0]))
         message = f"an id of {field} that is only in the prompt ended the choice"
         expect_equal(stream.choice.reason_name, "LENGTH", message)
+    for end in ctx.config.eos_token_ids[:1]:
+        stream = await ctx.generate(ctx.request(token_ids=[*greedy.prompt, end], max_tokens=FEW))
+        is_ended = stream.choice.reason_name == "EOS" and stream.tokens[-1:] != [end]
+        expect(not is_ended, "an end of sequence at the end of the prompt ended the choice")
 
 
 def _listed(ctx: Context, greedy: Greedy, field: str, token: int) -> dict[str, Value]:

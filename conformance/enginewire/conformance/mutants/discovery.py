@@ -170,3 +170,14 @@ class RefusesWithoutAField(Reference):
 def counts_requests(load: pb.Load) -> None:
     """However many choices they have: here one at most."""
     load.running = min(load.running, 1)
+
+
+@mutant("held_blocks_are_cached_too", kills="INF-07/seen")
+class HeldBlocksAreCachedToo(Reference):
+    """Both counts are of all that is not empty."""
+
+    def load(self) -> pb.Load:
+        load = super().load()
+        if load.running:
+            load.kv_blocks_cached = load.kv_blocks_total
+        return load

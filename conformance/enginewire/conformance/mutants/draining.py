@@ -142,6 +142,15 @@ class DrainBlocksInfo(ClosedWhileDraining):
         return await super().info()
 
 
+@mutant("aborts_wait_with_the_queue", kills="DRN-06/queued")
+class AbortsWaitWithTheQueue(Reference):
+    """What waits when a drain begins is about to be handed back anyway."""
+
+    def abort(self, job: Job) -> None:
+        if self.state != pb.ENGINE_STATE_DRAINING or job not in self.waiting:
+            super().abort(job)
+
+
 @mutant("drain_drops_queue", kills="DRN-07")
 class DrainDropsQueue(Reference):
     def begin_drain(self, request: pb.DrainRequest) -> None:

@@ -235,3 +235,9 @@ class QueueFullWithoutATime(Reference):
         except Refusal as refusal:
             refusal.detail.ClearField("retry_after")
             raise
+
+
+@mutant("ids_of_any_length", kills="ERR-27")
+class IdsOfAnyLength(Reference):
+    def check_request_id(self, request_id: str) -> None:
+        super().check_request_id(request_id[:128])

@@ -105,3 +105,25 @@ class ClampedOneShort(Reference):
     def room(self, choice: Choice) -> int:
         window = self.config.context_length - len(choice.job.request.token_ids)
         return super().room(choice) - (choice.job.request.stop_conditions.max_tokens > window)
+
+
+@mutant("minimum_without_room", kills="LIM-12")
+class MinimumWithoutRoom(Reference):
+    """The window is held against the prompt alone."""
+
+    def check_prompt(self, request: pb.PreprocessedRequest) -> None:
+        least = request.stop_conditions.min_tokens
+        request.stop_conditions.ClearField("min_tokens")
+        super().check_prompt(request)
+        if least:
+            request.stop_conditions.min_tokens = least
+
+
+@mutant("clamped_short_in_intervals", kills="LIM-09/drawn", also="INF-04/seen")
+class ClampedShortInIntervals(Reference):
+    """More than fits, gathered: the last token has no place in the buffer."""
+
+    def room(self, choice: Choice) -> int:
+        request, room = choice.job.request, super().room(choice)
+        is_clamped = request.stop_conditions.max_tokens > room and request.output_options.stream_interval > 1
+        return room - is_clamped

@@ -9,7 +9,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.capabilities.multiplexed import Frame, Multiplex
 from enginewire.conformance.reference.generation.job import Job
-from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import without
@@ -267,3 +267,14 @@ class MuxServedUnadvertised(Reference):
     def require(self, capability: str) -> None:
         if capability != "multiplexed":
             super().require(capability)
+
+
+@mutant("mux_broken_streams_keep_their_requests", kills="MUX-05")
+class MuxBrokenStreamsKeepTheirRequests(Reference):
+    """Whoever cancels frees what runs; a stream that the server ends does not."""
+
+    def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
+        if submit.handle in stream.live:
+            stream.live.clear()
+            raise invalid("submits.handle", "is live", submit.handle, "a handle that is not in use")
+        super().submit(stream, submit, call)

@@ -6,7 +6,7 @@ import math
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.generation.job import Choice
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 
@@ -96,3 +96,34 @@ class SeededRefusalsNameTheSeed(Reference):
             if options.HasField("seed") and options.HasField("min_p") and refusal.detail.field:
                 refusal.detail.field = "sampling_options.seed"
             raise
+
+
+@mutant("all_candidates_are_one", kills="INF-09/mixed")
+class AllCandidatesAreOne(Reference):
+    """A `top_k` of -1 is the last of the sorted ones."""
+
+    def top_k(self, options: pb.SamplingOptions) -> int:
+        return 1 if options.top_k == -1 else super().top_k(options)
+
+
+@mutant("usage_of_choices_that_end_together", kills="INF-09/mixed", also="SEQ-03/seen")
+class UsageOfChoicesThatEndTogether(Reference):
+    """As many tokens for each choice as the last one has."""
+
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        if len(job.choices) > 1 and job.request.sampling_options.top_k:
+            usage.completion_tokens = len(job.choices) * max(len(choice.tokens) for choice in job.choices)
+            usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
+        return usage
+
+
+@mutant("cached_prompts_have_flat_rows", kills="LOG-11/mixed")
+class CachedPromptsHaveFlatRows(Reference):
+    """The values of what is cached are gone beside a mask."""
+
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        super().add_logprobs(choice, output, logits)
+        if choice.job.request.sampling_options.allowed_token_ids and output.HasField("prompt_logprobs"):
+            values = output.prompt_logprobs.logprobs.token_logprobs
+            values[:] = [value / 2 for value in values]

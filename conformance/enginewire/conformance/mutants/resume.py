@@ -36,6 +36,14 @@ class ResumeDrawsAgain(Reference):
         return random.Random(hash((choice.job.seed, choice.index, place))).random()
 
 
+@mutant("later_attempts_draw_anew", kills="INF-09/mixed")
+class LaterAttemptsDrawAnew(Reference):
+    def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
+        job = super().job(request_id, request, *others)
+        job.seed += max(request.resume.attempt, 1) - 1
+        return job
+
+
 @mutant("resume_forgets_penalties", kills="RES-03")
 class ResumeForgetsPenalties(Reference):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:

@@ -150,6 +150,16 @@ class StopSharedState(Reference):
         return super().stopped(choice, token)
 
 
+@mutant("prompts_that_end_are_answers", kills="STP-08", also=("STP-02/seen", "STP-04/seen"))
+class PromptsThatEndAreAnswers(Reference):
+    """A prompt whose last id is the end of sequence is taken for an answer that has ended."""
+
+    def stopped(self, choice: Choice, token: int) -> Ending:
+        if choice.job.request.token_ids[-1] in self.settings.eos_token_ids:
+            return pb.FINISH_REASON_EOS, None
+        return super().stopped(choice, token)
+
+
 @mutant("stop_matches_prompt", kills="STP-08", also=("LIM-02/seen", "STP-02/seen", "STP-03/seen"))
 class StopMatchesPrompt(Reference):
     def stopped(self, choice: Choice, token: int) -> Ending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
@@ -56,3 +57,17 @@ class WatchThatNobodyOffers(Reference):
 
     def allows(self, capability: str) -> bool:
         return capability == "watch_load" or super().allows(capability)
+
+
+@mutant("watch_leaves_out_what_comes_too_soon", kills="WLD-02")
+class WatchLeavesOutWhatComesTooSoon(Reference):
+    """A change within the interval is dropped, and not told later."""
+
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        interval, told = request.min_interval_ms, 0.0
+        if interval == 300:
+            request.min_interval_ms = 10
+        async for response in super().watch_load(request):
+            if interval != 300 or time.monotonic() >= told + interval / 1000:
+                told = time.monotonic()
+                yield response

@@ -15,7 +15,7 @@ from enginewire.conformance.oracle.draw import Offer
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.wire.client import Client
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import Exchange, detail_of
 from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
 from enginewire.conformance.wire.stream import Choice, Stream, choices_of
 from enginewire.conformance.wire.violation import Violation
@@ -36,6 +36,8 @@ class Answer:
     """Refused because there was no room beside the others, as CON-03 allows."""
     late: Sequence[object] = ()
     """What came on a multiplexed stream after the end of its handle."""
+    detail: pb.ErrorDetail | None = None
+    """What the server says about a failure."""
 
     @property
     def choices(self) -> dict[int, Choice]:
@@ -81,7 +83,9 @@ class Target:
     def _request(self, case: Case) -> pb.GenerateRequest:
         request = self.ctx.request()
         changes = case.changes(self.run_of(case), salt=request.request_id)
-        return self.ctx.request(**{**self.under_of(case), **changes})
+        request = self.ctx.request(**{**self.under_of(case), **changes})
+        # Only now: what does not fit the window may be asked for.
+        return change(request, max_tokens=case.asked_for)
 
     def under_of(self, case: Case) -> Changes:
         """What the run that a case repeats was asked for."""
@@ -118,7 +122,8 @@ class Target:
 
 def _answer(stream: Stream) -> Answer:
     status = "OK" if stream.exchange.is_ok else stream.exchange.status
-    return Answer(stream.outputs, status, stream.exchange, is_busy=stream.exchange.code is BUSY)
+    exchange = stream.exchange
+    return Answer(stream.outputs, status, exchange, exchange.code is BUSY, detail=exchange.detail)
 
 
 def _tokens_of(request: pb.GenerateRequest) -> int:
@@ -128,10 +133,11 @@ def _tokens_of(request: pb.GenerateRequest) -> int:
 def _answer_of(handle: Handle, stream: Multiplexed, stream_status: str) -> Answer:
     """Of one handle; the status of the stream is that of all that had no end."""
     status = "OK" if handle.has_ended else stream_status
-    code = handle.status.code if handle.status else 0
+    code, detail = handle.status.code if handle.status else 0, None
     if handle.status:
         status = f"{_name(code)}: {handle.status.message}"
-    return Answer(handle.outputs, status, stream.exchange, code == BUSY.value[0], handle.late)
+        detail = detail_of(handle.status)
+    return Answer(handle.outputs, status, stream.exchange, code == BUSY.value[0], handle.late, detail)
 
 
 def _name(number: int) -> str:

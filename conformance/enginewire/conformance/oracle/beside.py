@@ -18,11 +18,12 @@ from enginewire.conformance.oracle.findings import (
     TOGETHER,
     Finding,
     in_time,
+    mistakes_of,
     parts,
 )
 from enginewire.conformance.oracle.judge import Fault, judge
-from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
-from enginewire.conformance.oracle.mixes import Mix, drawn, of_cases, options_of, smaller
+from enginewire.conformance.oracle.mistakes import Mistaken
+from enginewire.conformance.oracle.mixes import Mix, drawn, neutral_of, of_runs, options_of, smaller
 from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.runs import TOKENS, target_of, under_options
 from enginewire.conformance.oracle.shrink import Patience, shrink
@@ -31,6 +32,7 @@ from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
+from enginewire.field_rules import FIELD_RULES
 
 SERVED: Final = "INF-09"
 IDLE: Final = "CON-07"
@@ -51,10 +53,14 @@ FAR: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """What there is to compare with. `values`: the log-probabilities of each greedy run, or nothing."""
+    """What there is to compare with. `values`: the log-probabilities of each greedy run, or nothing.
+
+    `of_prompts`: those of its prompt.
+    """
 
     target: Target
-    values: Sequence[Sequence[float]]
+    values: Sequence[Sequence[float]] = ()
+    of_prompts: Sequence[Sequence[float]] = ()
 
     async def ask(self, mixes: Sequence[Mix]) -> list[Answer]:
         """All at the same time; some are aborted meanwhile."""
@@ -68,8 +74,12 @@ class Mixed:
         return answers
 
     def _changes(self, mix: Mix) -> dict[str, object]:
-        offered = options_of(self.target.run_of(mix.case), self.target.ctx.config)
-        return {field: value for name in mix.beside for field, value in offered[name].items()}
+        config = self.target.ctx.config
+        if self.target.under:
+            offered = neutral_of(self.target.under_of(mix.case), config)
+        else:
+            offered = options_of(self.target.run_of(mix.case), config)
+        return {field: value for name in mix.beside for field, value in offered.get(name, {}).items()}
 
     async def _meanwhile(self, aborted: Sequence[str]) -> None:
         client = self.target.client
@@ -88,13 +98,14 @@ class Mixed:
     def _faults_of_tokens(self, mix: Mix, answer: Answer, run: Greedy) -> Iterator[Fault]:
         """What came before the abort stays valid."""
         for index, choice in answer.choices.items():
-            due = run.tokens[mix.case.delivered(index) :]
+            due = run.of(index)[mix.case.delivered(index) :]
             is_known = len(run.tokens) >= mix.case.min_tokens and not mix.case.min_tokens
             if is_known and choice.tokens != due[: len(choice.tokens)]:
                 yield Fault("SAM-01", f"choice {index} has other tokens before its abort", due, choice.tokens)
 
     def _faults_of_values(self, mix: Mix, answer: Answer, run: Greedy) -> Iterator[Fault]:
-        """As long as the tokens are those of the greedy run."""
+        """Of the prompt; of tokens as long as they are those of the greedy run."""
+        yield from self._faults_of_prompt(mix, answer)
         known = self.values[mix.case.prompt] if self.values else ()
         for index, choice in answer.choices.items():
             cut = mix.case.delivered(index)
@@ -109,6 +120,15 @@ class Mixed:
                     message = f"token {token} of choice {index} has another log-probability in a mix"
                     yield Fault(VALUES, message, f"{expected:.4f}", f"{value:.4f}")
 
+    def _faults_of_prompt(self, mix: Mix, answer: Answer) -> Iterator[Fault]:
+        known = self.of_prompts[mix.case.prompt] if self.of_prompts else ()
+        for output in answer.outputs:
+            rows = zip(output.prompt_logprobs.logprobs.token_logprobs, known, strict=False)
+            for row, (value, expected) in enumerate(rows):
+                if abs(value - expected) > FAR:
+                    message = f"row {row} of prompt_logprobs is another one in a mix"
+                    yield Fault(VALUES, message, f"{expected:.4f}", f"{value:.4f}")
+
 
 async def mixed(ctx: Context) -> list[Finding]:
     """All there is wrong, made once per session."""
@@ -120,7 +140,8 @@ async def _mixed(ctx: Context) -> list[Finding]:
         raise NotApplicable("--cases 0 draws none")
     client = ctx.session.client()
     target = await target_of(ctx, client)
-    everything = Mixed(target, [await _values(target, run) for run in target.runs])
+    tables = [(await _values(target, run), await _values_of_prompt(target, run)) for run in target.runs]
+    everything = Mixed(target, *zip(*tables, strict=True))
     seed = ctx.session.options.seed
     mixes = list(enumerate(drawn(seed, wanted, target.runs, target.offer, ctx.config)))
     found: list[Finding] = []
@@ -144,9 +165,10 @@ async def _mixed(ctx: Context) -> list[Finding]:
         fewer = f"mixes: {judged} of {wanted}, for want of time or room"
         ctx.session.drawn = "; ".join(filter(None, (ctx.session.drawn, fewer)))
     deadline = time.monotonic() + EFFORTS * ctx.bounds.effort
-    for wrong in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
+    for wrong in in_time(ctx, parts(mistakes_of(target, seed))):
         answers = await target.ask([each.case for each in wrong], [each.changes for each in wrong])
         found += [one for each, answer in zip(wrong, answers, strict=True) for one in _misnamed(each, answer)]
+    found += [each async for each in _after(ctx, target)]
     explained = [await _explained(everything, *each, deadline, seed) for each in failed[:MOST]]
     explained += await _of_other_runs(ctx, client, seed, deadline)
     return [*found, *filter(None, explained)]
@@ -160,8 +182,9 @@ async def _of_other_runs(ctx: Context, client: Client, seed: int, deadline: floa
         return []
     if not target.runs:
         return []
-    everything, failed = Mixed(target, []), list[tuple[int, Mix, Fault, Answer]]()
-    mixes = list(enumerate(of_cases(seed, ctx.session.options.cases, target.runs, target.offer)))
+    everything, failed = Mixed(target), list[tuple[int, Mix, Fault, Answer]]()
+    wanted = ctx.session.options.cases
+    mixes = list(enumerate(of_runs(seed, wanted, target.runs, target.offer, target.under, ctx.config)))
     for some in in_time(ctx, parts(mixes)):
         answers = await everything.ask([mix for _, mix in some])
         for (number, mix), answer in zip(some, answers, strict=True):
@@ -196,6 +219,16 @@ async def _values(target: Target, run: Greedy) -> list[float]:
     return [value for output in stream.choice.outputs for value in output.logprobs.token_logprobs]
 
 
+async def _values_of_prompt(target: Target, run: Greedy) -> list[float]:
+    """The log-probabilities of a prompt behind its first token; none where the engine tells none."""
+    most = FIELD_RULES["output_options.prompt_logprobs"].most(target.ctx.limits)
+    if not (target.ctx.capabilities.prompt_logprobs and most):
+        return []
+    asked = {"token_ids": run.prompt, "max_tokens": 1, "prompt_logprobs": 0}
+    stream = await target.ctx.start(target.ctx.request(**asked), client=target.client).ok()
+    return list(stream.choice.outputs[0].prompt_logprobs.logprobs.token_logprobs)
+
+
 async def _after(ctx: Context, target: Target) -> AsyncIterator[Finding]:
     """Nothing is held any more, and the engine is who it was."""
     try:
@@ -211,16 +244,20 @@ async def _after(ctx: Context, target: Target) -> AsyncIterator[Finding]:
 
 
 def _misnamed(mistake: Mistaken, answer: Answer) -> Iterator[Finding]:
-    """The field that is named is the one that is wrong, however many others are right."""
-    # Of a stream with several requests the exchange has no detail.
-    detail = None if mistake.case.multiplexed else answer.exchange.detail
-    if detail and detail.reason == pb.ERROR_REASON_INVALID_REQUEST:
-        try:
-            named = (detail.field + ".").startswith((f"{mistake.wrong}.", f"{mistake.wrong}["))
-            message = "a refusal names another field than the one that is wrong"
-            expect(named, message, expected=mistake.wrong, seen=detail.field or "none")
-        except Violation as violation:
-            yield Finding(NAMES, violation, answer.exchange)
+    """The reason and the field are those of what is wrong, however much else is right."""
+    detail = answer.detail
+    if detail is None or answer.is_busy:
+        return
+    try:
+        reasons = [pb.ErrorReason.Name(reason) for reason in mistake.reasons]
+        seen = pb.ErrorReason.Name(detail.reason)
+        message = f"a refusal of {mistake.wrong} has another reason"
+        expect(seen in reasons, message, expected=" or ".join(reasons), seen=seen)
+        named = (detail.field + ".").startswith((f"{mistake.wrong}.", f"{mistake.wrong}["))
+        message = "a refusal names another field than the one that is wrong"
+        expect(named, message, expected=mistake.wrong, seen=detail.field or "none")
+    except Violation as violation:
+        yield Finding(NAMES, violation, answer.exchange)
 
 
 async def _explained(
@@ -235,7 +272,7 @@ async def _explained(
 
     def possible(other: Mix) -> bool:
         run = mixed.target.run_of(other.case)
-        return is_possible(other.case, run.tokens, mixed.target.offer.eos_token_ids)
+        return is_possible(other.case, run, mixed.target.offer.eos_token_ids)
 
     small = await shrink(mix, smaller, possible, fails, Patience(STEPS, deadline))
     if not small.fault and fault.rule in LATE:

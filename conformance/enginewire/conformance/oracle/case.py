@@ -11,6 +11,9 @@ from enginewire.conformance.session.requests import Value
 LISTS = ("eos_token_ids", "stop_token_ids_hidden", "stop_token_ids", "stop_token_ids_visible")
 """The fields with ids that end a choice: two of the system, then two of the caller."""
 
+ATTEMPTS = 4
+"""How often a request may have been tried before; that says nothing about its answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -34,6 +37,8 @@ class Case:
     """Nothing of its prompt is cached: it has a salt of its own."""
     together: bool = False
     """Sent at the same time as others, not alone."""
+    beyond: int = 0
+    """Tokens that are asked for beyond `max_tokens`, which is all that fits the window; -1: no number is."""
 
     @property
     def options(self) -> dict[str, object]:
@@ -61,13 +66,18 @@ class Case:
         changes: dict[str, Value] = {name: self.options[name] for name in sent if name in self.options}
         if self.resumed:
             handed = [
-                pb.ResumedChoice(index=index, generated_token_ids=run.tokens[:count])
+                pb.ResumedChoice(index=index, generated_token_ids=run.of(index)[:count])
                 for index, count in enumerate(self.resumed)
             ]
-            changes["resume"] = pb.Resume(choices=handed, attempt=1)
+            changes["resume"] = pb.Resume(choices=handed, attempt=1 + sum(self.resumed) % ATTEMPTS)
         if self.is_first:
             changes["cache_salt"] = salt
         return {"token_ids": run.prompt, "ignore_eos": self.ignore_eos, **changes}
+
+    @property
+    def asked_for(self) -> int | None:
+        """The `max_tokens` of the request."""
+        return None if self.beyond < 0 else self.max_tokens + self.beyond
 
 
 def _shown(value: object) -> str:

@@ -64,6 +64,7 @@ def draw(seed: int, number: int, runs: Sequence[Greedy], offer: Offer) -> Case:
         multiplexed=offer.multiplexed and rng.random() < 0.35,
         is_first=rng.random() < 0.3,
         together=rng.random() < 0.85,
+        beyond=0,
     )
     return _resumed(rng, case, run, offer) if offer.resume and rng.random() < 0.4 else case
 
@@ -111,9 +112,10 @@ def _least(rng: random.Random, place: int, longest: int) -> int:
 
 def _resumed(rng: random.Random, case: Case, run: Greedy, offer: Offer) -> Case:
     """Goes on somewhere before its end, often right before it; unchanged where there is no such place."""
-    due = ending(case, run.tokens, offer.eos_token_ids)
-    if due is None or due.count < 2:
+    dues = [ending(case, run.of(index), offer.eos_token_ids) for index in range(case.n)]
+    ends = [due.count for due in dues if due and due.count > 1]
+    if len(ends) < case.n:
         return case
     both = case.n == 2 and rng.random() < 0.5
-    cuts = (rng.choice((due.count - 1, rng.randint(1, due.count - 1))) for _ in range(1 + both))
+    cuts = (rng.choice((end - 1, rng.randint(1, end - 1))) for end in ends[: 1 + both])
     return replace(case, resumed=tuple(cuts))

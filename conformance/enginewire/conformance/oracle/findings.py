@@ -12,7 +12,7 @@ from enginewire.conformance.oracle.ask import Answer, Target
 from enginewire.conformance.oracle.case import LISTS, Case
 from enginewire.conformance.oracle.draw import draw
 from enginewire.conformance.oracle.judge import Fault, judge, requirement
-from enginewire.conformance.oracle.mistakes import mistaken
+from enginewire.conformance.oracle.mistakes import Mistaken, mistaken
 from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.runs import TOKENS, at_the_end_of_the_window, target_of
 from enginewire.conformance.oracle.shrink import Patience, shrink, smaller
@@ -34,6 +34,8 @@ FILLING: Final = 300_000
 """The first of the cases that fill the window: others than those that are asked elsewhere."""
 SELDOM: Final = 8
 """Of all cases that are drawn, as many more fill the window."""
+BEYOND: Final = (0, 0, 1, -1, 2**31)
+"""Tokens that they ask for beyond the window, in turn; -1: they name no number."""
 
 STEPS: Final = 120
 """Cases asked to make one failure small."""
@@ -90,9 +92,16 @@ async def _findings(ctx: Context) -> list[Finding]:
     found += await _at_the_end_of_the_window(ctx, client, seed, deadline)
     if wanted:
         # What comes of them the monitor sees; here nothing is known to compare it with.
-        for some in in_time(ctx, parts(mistaken(seed, target.runs, target.offer, ctx.config))):
+        for some in in_time(ctx, parts(mistakes_of(target, seed))):
             await target.ask([each.case for each in some], [each.changes for each in some])
     return found
+
+
+def mistakes_of(target: Target, seed: int) -> list[Mistaken]:
+    """Those for a target; none for one that has a server in front of it, which refuses them."""
+    ctx = target.ctx
+    is_bare = ctx.session.options.is_bare
+    return [] if is_bare else mistaken(seed, target.runs, target.offer, ctx.config)
 
 
 async def _at_the_end_of_the_window(
@@ -104,18 +113,22 @@ async def _at_the_end_of_the_window(
     except (NotApplicable, Violation):
         return []
     numbers = range(FILLING, FILLING + ctx.session.options.cases // SELDOM)
-    cases = {number: _filling(draw(seed, number, target.runs, target.offer)) for number in numbers}
+    beyond = (0,) if ctx.session.options.is_bare else BEYOND
+    cases = {
+        number: _filling(draw(seed, number, target.runs, target.offer), beyond[number % len(beyond)])
+        for number in numbers
+    }
     failed = list[Failed]()
     for some in in_time(ctx, parts(list(cases))):
         failed += await _ask(target, {number: cases[number] for number in some})
     return [each async for each in _explained(target, failed, deadline, seed)]
 
 
-def _filling(case: Case) -> Case:
-    """The same without anything that ends it early."""
+def _filling(case: Case, beyond: int) -> Case:
+    """The same without anything that ends it early, `beyond`: and with more asked for than there is room."""
     for name in LISTS:
         case = case.changed(name, ())
-    return replace(case, max_tokens=TOKENS, ignore_eos=True, together=True)
+    return replace(case, max_tokens=TOKENS, ignore_eos=True, together=True, beyond=beyond)
 
 
 def in_time(ctx: Context, batches: Iterator[T]) -> Iterator[T]:
@@ -175,7 +188,7 @@ async def _smallest(target: Target, failed: Failed, patience: Patience) -> Faile
         return Failed(failed.number, case, fault, answer, beside) if fault and same else None
 
     def possible(case: Case) -> bool:
-        return is_possible(case, target.run_of(case).tokens, target.offer.eos_token_ids)
+        return is_possible(case, target.run_of(case), target.offer.eos_token_ids)
 
     return (await shrink(failed.case, smaller, possible, fails, patience)).fault or failed
 

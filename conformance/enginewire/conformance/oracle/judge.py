@@ -55,6 +55,8 @@ def requirement(fault: Fault, case: Case) -> str:
         if fault.of_ending and case.min_tokens:
             return "RES-05"
         return "RES-01" if fault.rule == "SAM-01" else "RES-04"
+    if case.beyond and fault.rule in ("LIM-01", "LIM-02", "STR-06"):
+        return "LIM-09"
     if case.n > 1 and is_usage:
         return "SEQ-03"
     if case.n > 1 and fault.rule in ("STR-02", "STR-03"):
@@ -65,7 +67,7 @@ def requirement(fault: Fault, case: Case) -> str:
 def _faults(case: Case, answer: Answer, run: Greedy, offer: Offer) -> Iterator[Fault]:
     yield from _shape(case, answer)
     for index in range(case.n):
-        handed = run.tokens[: case.delivered(index)]
+        handed = run.of(index)[: case.delivered(index)]
         yield from _choice(case, answer.choices[index], handed, run, offer)
     yield from _usage(case, answer, run)
     if offer.is_exact:
@@ -95,7 +97,7 @@ def _choice(case: Case, choice: Choice, handed: list[int], run: Greedy, offer: O
         position += len(output.token_ids)
     own = [*handed, *choice.tokens]
     due = ending(case, own, offer.eos_token_ids)
-    expected = due or ending(case, run.tokens, offer.eos_token_ids)
+    expected = due or ending(case, run.of(choice.index), offer.eos_token_ids)
     rule = _rule_of_end(case, own, choice, due, run, offer)
     if expected and rule:
         message = f"choice {choice.index} has another end"
@@ -113,7 +115,7 @@ def _rule_of_end(
     """The requirement that the end of a choice breaks; empty when it is the one that is due."""
     reason = choice.finish_reason
     if due is None:
-        return _rule_of_early_end(case, own, reason, run, offer)
+        return _rule_of_early_end(case, own, reason, run.of(choice.index), offer)
     if (due.count, due.reason) == (len(own), reason):
         return ""
     if due.reason == pb.FINISH_REASON_LENGTH:
@@ -122,15 +124,15 @@ def _rule_of_end(
 
 
 def _rule_of_early_end(
-    case: Case, own: list[int], reason: pb.FinishReason.ValueType, run: Greedy, offer: Offer
+    case: Case, own: list[int], reason: pb.FinishReason.ValueType, tokens: list[int], offer: Offer
 ) -> str:
     """Of a choice that nothing among its own tokens ended."""
     if reason not in ENDED:
         return "STR-06" if reason == pb.FINISH_REASON_LENGTH else "INF-09"
     if len(own) < case.min_tokens and _ids(case, offer).intersection(own[-1:]):
         return "LIM-06"
-    due = ending(case, run.tokens, offer.eos_token_ids)
-    if due and due.reason in ENDED and own == run.tokens[: due.count - 1]:
+    due = ending(case, tokens, offer.eos_token_ids)
+    if due and due.reason in ENDED and own == tokens[: due.count - 1]:
         return "STP-02"  # where it had to, only without the token that ended it
     return "STP-04" if reason == pb.FINISH_REASON_EOS else "STP-01"
 
@@ -154,11 +156,13 @@ def _usage(case: Case, answer: Answer, run: Greedy) -> Iterator[Fault]:
 
 
 def _tokens(case: Case, answer: Answer, run: Greedy, offer: Offer) -> Iterator[Fault]:
-    known = run.tokens[: certain(case, run.tokens, offer.eos_token_ids)]
     for index, choice in sorted(answer.choices.items()):
-        rest = known[case.delivered(index) :]
+        tokens = run.of(index)
+        rest = tokens[case.delivered(index) : certain(case, tokens, offer.eos_token_ids)]
         if choice.tokens[: len(rest)] != rest[: len(choice.tokens)]:
-            yield Fault("SAM-01", f"choice {index} has other tokens than the greedy run", rest, choice.tokens)
+            run_of = "seeded" if run.others else "greedy"
+            message = f"choice {index} has other tokens than the {run_of} run"
+            yield Fault("SAM-01", message, rest, choice.tokens)
 
 
 def _ids(case: Case, offer: Offer) -> set[int]:

@@ -15,6 +15,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.draw import Offer, draw
 from enginewire.conformance.session.context import Greedy
+from enginewire.conformance.session.features import FEATURES
 from enginewire.conformance.session.requests import Value, path_of
 from enginewire.conformance.session.sizes import most_alternatives
 from enginewire.field_rules import FIELD_RULES
@@ -22,8 +23,15 @@ from enginewire.field_rules import FIELD_RULES
 FIRST: Final = 100_000
 """Of the cases that get a mistake: others than those whose end is predicted."""
 
-EACH: Final = 3
+Reasons = tuple[pb.ErrorReason.ValueType, ...]
+
+EACH: Final = 2
 """How often each mistake is made."""
+
+INVALID: Final = (pb.ERROR_REASON_INVALID_REQUEST,)
+UNKNOWN: Final = (pb.ERROR_REASON_MODEL_NOT_FOUND,)
+NOT_OFFERED: Final = (pb.ERROR_REASON_UNSUPPORTED, pb.ERROR_REASON_INVALID_REQUEST)
+LONGEST_ID: Final = 128
 
 TOP: Final = 2
 SEED: Final = 7
@@ -31,21 +39,37 @@ SEED: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class Mistaken:
-    """A case, and what else is asked for: a mistake is among it, in the field `wrong`."""
+    """A case, and what else is asked for: a mistake is among it, in the field `wrong`.
+
+    `reasons`: those of which a refusal may have any.
+    """
 
     case: Case
     changes: dict[str, Value]
     wrong: str
+    reasons: Reasons = INVALID
 
 
 def mistaken(seed: int, runs: Sequence[Greedy], offer: Offer, config: pb.EngineConfig) -> list[Mistaken]:
     """Each mistake in some cases."""
-    found = []
-    for number, mistake in enumerate([*_mistakes(config)] * EACH):
+    found, longest = [], max(len(run.tokens) for run in runs)
+    made: list[tuple[dict[str, Value], Reasons]]
+    made = [(mistake, UNKNOWN if "model" in mistake else INVALID) for mistake in _mistakes(config, longest)]
+    made += [(FEATURES[name], NOT_OFFERED) for name in _not_offered(config)]
+    for number, (mistake, reasons) in enumerate(made * EACH):
         rng = random.Random(f"{seed}/mistake/{number}")
         case = draw(seed, FIRST + number, runs, offer)
-        found.append(Mistaken(case, {**_beside(rng, config), **mistake}, path_of(next(iter(mistake)))))
+        changes = {**_beside(rng, config), **mistake}
+        found.append(Mistaken(case, changes, path_of(next(iter(mistake))), reasons))
     return found
+
+
+def _not_offered(config: pb.EngineConfig) -> Iterator[str]:
+    """Capabilities whose use has to be refused, whatever else a request asks for."""
+    for name in sorted(FEATURES):
+        # Two candidates for two choices are what they are without best_of.
+        if name != "best_of" and not getattr(config.capabilities, name):
+            yield name
 
 
 def _beside(rng: random.Random, config: pb.EngineConfig) -> dict[str, Value]:
@@ -69,10 +93,17 @@ def _beside(rng: random.Random, config: pb.EngineConfig) -> dict[str, Value]:
     }
 
 
-def _mistakes(config: pb.EngineConfig) -> Iterator[dict[str, Value]]:
-    """What no server may accept, as far as it offers the field."""
+def _mistakes(config: pb.EngineConfig, longest: int) -> Iterator[dict[str, Value]]:
+    """What no server may accept, as far as it offers the field. `longest`: tokens of the longest answer."""
     can, beyond = config.capabilities, max(config.vocab_size, 1)
-    yield {"request_id": "no name / at all"}
+    for name in ("no name / at all", "", "x" * (LONGEST_ID + 1)):
+        yield {"request_id": name}
+    yield {"max_tokens": 0, "min_tokens": None, "resume": None}
+    yield {"min_tokens": longest + 1, "max_tokens": longest}
+    yield {"stream_interval": 0}
+    yield {"top_k": beyond + 1}
+    for name in ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden", "eos_token_ids"):
+        yield {name: [0] * (FIELD_RULES[path_of(name)].most(config.limits) + 1)}
     yield {"model": "no-such-model"}
     yield {"token_ids": []}
     yield {"token_ids": [1, beyond]}
@@ -88,7 +119,20 @@ def _mistakes(config: pb.EngineConfig) -> Iterator[dict[str, Value]]:
         for name in ("presence_penalty", "frequency_penalty"):
             yield {name: 2.5}
         yield {"repetition_penalty": 0.0}
+        yield {"repetition_penalty": 10.5}
+    if can.allowed_token_ids:
+        yield {"allowed_token_ids": [1, beyond]}
+    if can.bad_words:
+        for word in ([], [1, beyond]):
+            yield {"bad_words_token_ids": [pb.TokenSequence(token_ids=word)]}
+    if can.resume:
+        begun = pb.ResumedChoice(generated_token_ids=[1])
+        yield {"resume": pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=[beyond])], attempt=1)}
+        yield {"resume": pb.Resume(choices=[begun, begun], attempt=1)}
+        done = pb.ResumedChoice(generated_token_ids=[1], finished=True)
+        yield {"resume": pb.Resume(choices=[done], attempt=1), "n": None}
     if can.logit_bias:
+        yield {"logit_bias": [pb.LogitBias(token_id=1), pb.LogitBias(token_id=1)]}
         yield {"logit_bias": [pb.LogitBias(token_id=beyond, bias=1.0)]}
         yield {"logit_bias": [pb.LogitBias(token_id=1, bias=101.0)]}
     if can.logprobs:

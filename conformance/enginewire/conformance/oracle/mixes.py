@@ -1,7 +1,8 @@
 """Mixes: drawn cases beside options that change neither their tokens nor their end. Sends nothing.
 
-What such an option is the greedy run tells: a mask that allows all of its tokens changes nothing. Some mixes
-are aborted, so that the others have that beside them as well.
+What such an option is the greedy run tells: a mask that allows all of its tokens changes nothing. Beside a
+run under other options there are those that never change anything. Some mixes are aborted, so that the others
+have that beside them as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import Case
 from enginewire.conformance.oracle.draw import MANY, Offer, draw
+from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.shrink import smaller as smaller_case
 from enginewire.conformance.session.context import Greedy
 from enginewire.conformance.session.requests import Value, path_of
@@ -27,6 +29,8 @@ OF_CASES: Final = 400_000
 """Of those that repeat another run."""
 
 CHANCE: Final = 0.35
+SEVERAL: Final = 0.7
+"""How often a case asks for two choices where they differ."""
 ABORTED: Final = 0.2
 HOT: Final = 1.5
 UNLIKELY: Final = -50.0
@@ -67,10 +71,41 @@ def options_of(run: Greedy, config: pb.EngineConfig) -> dict[str, Changes]:
         "bad_words that nearly come": {"bad_words_token_ids": _nearly(run)},
         "logit_bias": {"logit_bias": [pb.LogitBias(token_id=token, bias=UNLIKELY) for token in never]},
         "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
-        "priority": {"priority": -1},
-        "annotations": {"annotations": ["nobody.knows:this"]},
+        **_told_beside(config),
     }
     return {name: changes for name, changes in found.items() if _are_offered(changes, config)}
+
+
+def neutral_of(under: Changes, config: pb.EngineConfig) -> dict[str, Changes]:
+    """What changes nothing of a run under these options, by name."""
+    biases = [pb.LogitBias(token_id=token, bias=0.0) for token in range(min(config.vocab_size, MANY))]
+    found: dict[str, dict[str, Value]] = {
+        "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        "logit_bias": {"logit_bias": biases},
+        **_told_beside(config),
+    }
+    if "temperature" in under:
+        filters: dict[str, Value] = {"top_p": 1.0, "min_p": 0.0}
+        found |= {name: {name: value} for name, value in filters.items()}
+        found |= {f"top_k {count}": {"top_k": count} for count in (0, -1, config.vocab_size)}
+    else:
+        found["top_k 1"] = {"temperature": HOT, "top_k": 1}
+    return {
+        name: changes
+        for name, changes in found.items()
+        if under.keys().isdisjoint(changes) and _are_offered(changes, config)
+    }
+
+
+def _told_beside(config: pb.EngineConfig) -> dict[str, dict[str, Value]]:
+    """What is told beside any answer, and what is for the engine alone."""
+    prompt = FIELD_RULES[path_of("prompt_logprobs")].most(config.limits)
+    return {
+        "prompt_logprobs": {"prompt_logprobs": min(1, prompt)},
+        "priority": {"priority": -1},
+        "annotations": {"annotations": ["nobody.knows:this"]},
+        "bypass_prefix_cache": {"bypass_prefix_cache": True},
+    }
 
 
 def _nearly(run: Greedy) -> list[pb.TokenSequence]:
@@ -110,10 +145,25 @@ def _mix(seed: int, number: int, runs: Sequence[Greedy], offer: Offer, config: p
     return Mix(case=case, beside=tuple(beside), is_aborted=rng.random() < ABORTED)
 
 
-def of_cases(seed: int, count: int, runs: Sequence[Greedy], offer: Offer) -> list[Mix]:
-    """Cases with nothing beside them that all cases of their run do not have."""
-    cases = (draw(seed, OF_CASES + number, runs, offer) for number in range(count))
-    return [Mix(case=replace(case, together=True)) for case in cases]
+def of_runs(
+    seed: int,
+    count: int,
+    runs: Sequence[Greedy],
+    offer: Offer,
+    under: Sequence[Changes],
+    config: pb.EngineConfig,
+) -> list[Mix]:
+    """Mixes of runs under other options. Where choices differ, most cases have two of them."""
+    neutral, found = [neutral_of(each, config) for each in under], []
+    for number in range(count):
+        rng = random.Random(f"{seed}/run/{number}")
+        case = replace(draw(seed, OF_CASES + number, runs, offer), together=True)
+        if runs[case.prompt].others and not case.resumed and rng.random() < SEVERAL:
+            case = replace(case, n=2)
+            case = case if is_possible(case, runs[case.prompt], offer.eos_token_ids) else replace(case, n=1)
+        beside = [name for name in neutral[case.prompt] if rng.random() < CHANCE]
+        found.append(Mix(case=case, beside=tuple(beside)))
+    return found
 
 
 def smaller(mix: Mix) -> Iterator[Mix]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.case import Case
+from enginewire.conformance.session.context import Greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,11 @@ def certain(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> int:
     return min(early, default=len(tokens))
 
 
-def is_possible(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> bool:
+def is_possible(case: Case, run: Greedy, of_engine: Sequence[int]) -> bool:
     """False for a request that would be refused, or whose outcome nothing tells."""
-    due = ending(case, tokens, of_engine)
-    lengths_fit = 1 <= case.max_tokens <= len(tokens) and case.min_tokens <= case.max_tokens
-    return lengths_fit and due is not None and all(0 < cut < due.count for cut in case.resumed)
+    if not (1 <= case.max_tokens <= len(run.tokens) and case.min_tokens <= case.max_tokens):
+        return False
+    dues = [ending(case, run.of(index), of_engine) for index in range(case.n)]
+    counts = [due.count for due in dues if due]
+    resumed = zip(case.resumed, counts, strict=False)
+    return len(counts) == case.n and all(0 < cut < count for cut, count in resumed)

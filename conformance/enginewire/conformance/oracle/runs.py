@@ -1,4 +1,4 @@
-"""The greedy runs that cases repeat: plain ones, one that fills the window, and some under other options."""
+"""The runs that cases repeat: plain greedy ones, one that fills the window, and some under other options."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from enginewire.conformance.oracle.draw import Offer
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import PROMPT_TOKENS
 from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.stream import Choice
 from enginewire.conformance.wire.violation import NotApplicable, expect
 
 TOKENS: Final = 24
 BLOCKS: Final = 2
 SALTS: Final = 7000
+
+SEEDED: Final[Changes] = {"temperature": 1.0, "seed": 7}
+"""What gives choices that differ, and end at different times."""
+CHOICES: Final = 2
 
 FEWEST: Final = 4
 """Tokens of a greedy run that tells anything about where to stop."""
@@ -47,9 +52,13 @@ async def under_options(ctx: Context, client: Client) -> Target:
     length = BLOCKS * ctx.block_size + 1
     if not _fits(ctx, length):
         raise NotApplicable("the window has no room for full blocks")
-    under = list(_options(ctx))
+    under, offer = list(_options(ctx)), Offer.of(ctx.config)
     runs = [await _run(ctx, client, length, SALTS - 2, **changes) for changes in under]
-    return Target(ctx, client, runs, Offer.of(ctx.config), under)
+    if ctx.capabilities.seed:
+        under.append(SEEDED)
+        several = {"n": CHOICES} if offer.choices else {}
+        runs.append(await _run(ctx, client, length, SALTS - 2, **SEEDED, **several))
+    return Target(ctx, client, runs, offer, under)
 
 
 def _options(ctx: Context) -> Iterator[Changes]:
@@ -65,13 +74,19 @@ def _options(ctx: Context) -> Iterator[Changes]:
 
 
 async def _run(ctx: Context, client: Client, length: int, salt: int, **changes: object) -> Greedy:
-    """A greedy answer to a prompt of so many tokens."""
+    """An answer that comes again to a prompt of so many tokens."""
     count = ctx.tokens(TOKENS, length)
     request = ctx.request(token_ids=ctx.prompt(length, salt=salt), max_tokens=count, **changes)
     stream = await ctx.start(request, client=client).ok()
-    message = "a greedy run past every end of sequence has another length"
-    expect(len(stream.tokens) == count, message, expected=count, seen=len(stream.tokens))
-    return Greedy(list(request.request.token_ids), stream.tokens)
+    message = "a run past every end of sequence has another length"
+    several = [stream.choices.get(index, Choice(index)).tokens for index in range(1, _choices_of(request))]
+    for tokens in (stream.tokens, *several):
+        expect(len(tokens) == count, message, expected=count, seen=len(tokens))
+    return Greedy(list(request.request.token_ids), stream.tokens, tuple(several))
+
+
+def _choices_of(request: pb.GenerateRequest) -> int:
+    return max(request.request.sampling_options.n, 1)
 
 
 def _fits(ctx: Context, prompt_tokens: int) -> bool:

@@ -75,7 +75,7 @@ def smaller(case: Case) -> Iterator[Case]:
     for name in LISTS:
         if getattr(case, name):
             yield case.changed(name, ())
-    for name in ("stream_interval", "min_tokens", "prompt"):
+    for name in ("beyond", "stream_interval", "min_tokens", "prompt"):
         if getattr(case, name):
             yield case.changed(name, 0)
     yield from _shorter(case)

@@ -65,13 +65,17 @@ class Service(Signals):
 
     # -- EngineService
 
+    def check_abort(self, request_id: str) -> None:
+        """Raise Refusal for a request whose abort came before it."""
+        if request_id in self.aborted_early:
+            raise Refusal(pb.ERROR_REASON_CANCELLED, "the request was aborted before it arrived")
+
     async def generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """Check, admit, accept, then everything the job brings."""
         self.check_state()
         self.fold(request, call)
         self.validate(request)
-        if request.request_id in self.aborted_early:
-            raise Refusal(pb.ERROR_REASON_CANCELLED, "the request was aborted before it arrived")
+        self.check_abort(request.request_id)
         await self.claim(request.request)
         job = self.job(request.request_id, request.request, call.deadline)
         self.admit(job)

@@ -42,10 +42,14 @@ AREAS: Final = {
 
 EXCEPTIONS: Final = {
     **dict.fromkeys(
-        (*("ERR-01", "ERR-02", "ERR-04", "ERR-05", "ERR-06"), *("ERR-11", "ERR-12", "ERR-13", "ERR-17")),
+        (
+            *("ERR-01", "ERR-02", "ERR-04", "ERR-05", "ERR-06"),
+            *("ERR-11", "ERR-12", "ERR-13", "ERR-17"),
+            "ERR-27",
+        ),
         Level.STREAMS,
     ),
-    **dict.fromkeys(("INF-08", "INF-12", "ABO-05", "ABO-06", "ABO-08", "ERR-16"), Level.OPERABLE),
+    **dict.fromkeys(("INF-08", "INF-12", "INF-13", "ABO-05", "ABO-06", "ABO-08", "ERR-16"), Level.OPERABLE),
     **dict.fromkeys(("LIM-11", "ABO-11", "DRN-11", "LIF-05", "LIF-06", "LIF-08"), Level.COMPLETE),
 }
 """Errors that everybody meets come first; what needs a full server, or is a courtesy, comes later."""

@@ -12,15 +12,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import grpc
+
+from enginewire import v1 as pb
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.running.registry import Check, Phase
-from enginewire.conformance.session.company import ALONE, DIFFERENT, Company, draw
+from enginewire.conformance.session.company import ALONE, DIFFERENT, FULL, Company, draw
+from enginewire.conformance.session.crowd import crowded
 from enginewire.conformance.session.session import Session
+from enginewire.conformance.wire.exchange import Exchange
 
 IN_COMPANY: Final = "in-company"
 """The end of a key of what failed so: `USE-01/in-company`."""
 
 WRONG: Final = frozenset({Status.FAIL, Status.WARN})
+
+BUSY: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 EFFORTS: Final = 1.2
 """For all of it; what is begun is judged to its end."""
@@ -39,23 +46,36 @@ class Accompanied:
     """By the check in company."""
     count: int = 0
     """How many were judged."""
+    _suspects: list[tuple[Check, Company, Outcome]] = field(default_factory=list)
+    """What failed in a full engine, and is judged once more in a calm one."""
+    _calm: list[tuple[Check, Company]] = field(default_factory=list)
+    """What says nothing in a full engine, and meets the rest of its company without it."""
 
     async def run(self, passed: Sequence[tuple[Check, float]]) -> None:
         """Each check that passed, with the seconds it took: the quick ones first, while there is time."""
+        ordered = [check for check, _ in sorted(passed, key=lambda each: each[1]) if is_comparable(check)]
+        due = [(check, company) for check in ordered for company in self._companies(check)]
+        await self._look_at_all([(check, company) for check, company in due if FULL not in company.members])
+        if among_others := [(check, company) for check, company in due if FULL in company.members]:
+            async with crowded(self.session):
+                await self._look_at_all(among_others)
+            for suspect in self._suspects:
+                await self._look_into_suspect(*suspect)
+            await self._look_at_all(self._calm)
+
+    async def _look_at_all(self, due: Sequence[tuple[Check, Company]]) -> None:
         deadline = time.monotonic() + EFFORTS * self.session.bounds.effort
         slots = asyncio.Semaphore(self.together)
-        due = [check for check, _ in sorted(passed, key=lambda each: each[1]) if is_comparable(check)]
 
-        async def again(check: Check) -> None:
-            for company in self._companies(check):
-                async with slots:
-                    if time.monotonic() < deadline and _named(check) not in self.found:
-                        await self._look(check, company)
+        async def look(check: Check, company: Company) -> None:
+            async with slots:
+                if time.monotonic() < deadline and _named(check) not in self.found:
+                    await self._look(check, company)
 
-        await asyncio.gather(*(again(check) for check in due if not check.alone))
-        for check in due:
-            if check.alone:
-                await again(check)
+        await asyncio.gather(*(look(*each) for each in due if not each[0].alone))
+        for each in due:
+            if each[0].alone:
+                await look(*each)
 
     def _companies(self, check: Check) -> list[Company]:
         """The same for a check whatever else runs; two are such that nobody is missing in both."""
@@ -71,26 +91,65 @@ class Accompanied:
         outcome = await self.judge(_named(check), company)
         if outcome.status is Status.ERROR:
             self.found[_named(check)] = outcome
-        if outcome.status in WRONG:
+        if outcome.status is Status.NOT_APPLICABLE and (calm := company.without(FULL)).members:
+            self._calm += [(check, calm)] if calm != company else []
+        if _is_wrong(outcome):
             await self._look_into(check, company)
 
     async def _look_into(self, check: Check, company: Company) -> None:
-        """A failure counts when it comes again, and not without company. Names the fewest that bring it."""
+        """A failure counts when it comes again. Names the fewest that bring it.
+
+        What passed before and never passes again has been broken by what ran meanwhile.
+        """
         outcome = await self.judge(_named(check), company)
-        if outcome.status not in WRONG or (await self.judge(check, ALONE)).status is not Status.PASS:
+        if not _is_wrong(outcome):
+            return
+        if FULL not in company.members and not await self._passes_alone(check):
+            if _is_wrong(await self.judge(check, ALONE)):
+                self._tell(check, f"{company}, and without from then on", outcome)
             return
         for member in company.members:
-            fewer = company.without(member)
+            fewer = company.without(member) if member != FULL else ALONE
             again = await self.judge(_named(check), fewer) if fewer.members else None
-            if again and again.status in WRONG:
+            if again and _is_wrong(again):
                 outcome, company = again, fewer
+        if FULL in company.members:
+            self._suspects.append((check, company, outcome))
+        else:
+            self._tell(check, str(company), outcome)
+
+    async def _look_into_suspect(self, check: Check, company: Company, outcome: Outcome) -> None:
+        """The others have gone: what fails without them as well is not for them."""
+        if not await self._passes_alone(check):
+            return
+        calm = company.without(FULL)
+        again = await self.judge(_named(check), calm) if calm.members else None
+        if again and _is_wrong(again):
+            outcome, company = again, calm
+        self._tell(check, str(company), outcome)
+
+    async def _passes_alone(self, check: Check) -> bool:
+        return (await self.judge(check, ALONE)).status is Status.PASS
+
+    def _tell(self, check: Check, company: str, outcome: Outcome) -> None:
         message = f"{outcome.message}, beside {company} (seed {self.session.options.seed})"
         self.found[_named(check)] = replace(outcome, message=message, traffic=check.key)
 
 
+def _is_wrong(outcome: Outcome) -> bool:
+    """A failure that is none of room: who comes when the queue is full may be refused."""
+    return outcome.status in WRONG and not any(map(_is_of_room, outcome.exchanges))
+
+
+def _is_of_room(exchange: Exchange) -> bool:
+    frames = (each for each in exchange.messages if isinstance(each, pb.GenerateMultiplexedResponse))
+    ends = (event.status.code for frame in frames for event in frame.events)
+    return exchange.code is BUSY or BUSY.value[0] in ends
+
+
 def is_comparable(check: Check) -> bool:
     """True for what asks a server that serves, and whose requests may have company."""
-    return check.phase is Phase.SAFE and check.in_company and not check.is_costly
+    return check.phase < Phase.DESTRUCTIVE and check.in_company and not check.is_costly
 
 
 def _named(check: Check) -> Check:

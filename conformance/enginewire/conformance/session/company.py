@@ -1,4 +1,4 @@
-"""Options beside those that a check sets, which change nothing of what it looks at.
+"""What is beside a request and changes nothing of what its check looks at: options, others, another way.
 
 Real requests bring several, and a rule that holds for a plain request may be broken beside one of them. Every
 request of a check gets the same company, so that what it compares stays comparable. Sends nothing.
@@ -22,8 +22,33 @@ MANY: Final = 20
 DIFFERENT: Final = 8
 """In a run, an even number: checks in the same company share what they look at."""
 
-LISTS: Final = ("eos_token_ids", "sampling_options.logit_bias")
+LISTS: Final = ("eos_token_ids", "stop_conditions.stop_token_ids_hidden", "sampling_options.logit_bias")
 """The fields that get a long list."""
+
+MULTIPLEXED: Final = "multiplexed"
+"""Each request travels over a multiplexed stream."""
+
+FULL: Final = "a full engine"
+"""All slots are taken by requests of others, and each request waits its turn."""
+
+USED_ID: Final = "request_id"
+"""Each request has the id of one that has ended."""
+
+REVISION: Final = "client_revision"
+"""Requests of the oldest clients and of the newest ones take turns."""
+
+METADATA: Final = "metadata"
+"""Each request brings much metadata that nobody knows, and some that cannot be read."""
+
+UNKNOWN: Final = (("x-nobody-knows", "this" * 1152), ("traceparent", "no-trace"))
+"""More than half of what a server may send."""
+
+NEWER: Final = "fields of a newer contract"
+MOST_SLOTS: Final = 64
+"""More would keep the kit busy, not the engine."""
+
+NEW_FIELD: Final = b"\xc0\xa9\x07\x01"
+"""Of a newer contract, with number 15000."""
 
 WHOLE: Final = (pb.ENGINE_ROLE_UNSPECIFIED, pb.ENGINE_ROLE_AGGREGATED)
 """Roles of engines that answer alone."""
@@ -62,8 +87,14 @@ class Company:
         accompanied = pb.GenerateRequest()
         accompanied.CopyFrom(request)
         for member in self.members:
-            JOINS[member](accompanied.request, self)
+            if member in JOINS:
+                JOINS[member](accompanied.request, self)
         return accompanied
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each request brings beside its fields."""
+        return UNKNOWN if METADATA in self.members else ()
 
     def without(self, *members: str) -> Company:
         """The same with fewer."""
@@ -82,7 +113,7 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
     Who is not in an even one is in the next: whoever is judged in both has met everybody.
     """
     rng = random.Random(f"{seed}/company/{number // 2}")
-    offered = [member for member in JOINS if _is_offered(member, config)]
+    offered = [member for member in MEMBERS if _is_offered(member, config)]
     even = {member for member in offered if rng.random() < CHANCE}
     members = tuple(member for member in offered if (member in even) != bool(number % 2))
     members = members or (rng.choice(offered),)
@@ -96,6 +127,12 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:
     """As the rule of its field has it: the capability is there, and the limit leaves room."""
+    if member in (MULTIPLEXED, FULL):
+        # The others come over one stream as well: that is cheap.
+        has_end = member == MULTIPLEXED or 0 < config.max_num_seqs <= MOST_SLOTS
+        return config.capabilities.multiplexed and has_end and config.role in WHOLE
+    if member in (USED_ID, METADATA, NEWER, REVISION):
+        return True
     if member == "n" and config.role not in WHOLE:
         return False  # what is handed over is of one choice
     rule = FIELD_RULES[path_of(member)]
@@ -108,6 +145,13 @@ def _eos_token_ids(body: pb.PreprocessedRequest, company: Company) -> None:
     is_guided = body.sampling_options.HasField("guided_decoding")
     if body.stop_conditions.ignore_eos and not is_guided and not body.eos_token_ids:
         body.eos_token_ids.extend(company.some_ids)
+
+
+def _stop_token_ids_hidden(body: pb.PreprocessedRequest, company: Company) -> None:
+    """They end nothing either where EOS is ignored."""
+    conditions, is_guided = body.stop_conditions, body.sampling_options.HasField("guided_decoding")
+    if conditions.ignore_eos and not is_guided and not conditions.stop_token_ids_hidden:
+        conditions.stop_token_ids_hidden.extend(company.some_ids)
 
 
 def _min_tokens(body: pb.PreprocessedRequest, company: Company) -> None:
@@ -140,6 +184,22 @@ def _temperature(body: pb.PreprocessedRequest, company: Company) -> None:
     options = body.sampling_options
     if options.HasField("temperature") and options.temperature == 0 and not options.HasField("top_k"):
         options.temperature, options.top_k = HOT, 1
+
+
+def _top_p(body: pb.PreprocessedRequest, company: Company) -> None:
+    """However small it is, the most probable token is left."""
+    if _is_greedy(body.sampling_options) and not body.sampling_options.HasField("top_p"):
+        body.sampling_options.top_p = 0.5
+
+
+def _min_p(body: pb.PreprocessedRequest, company: Company) -> None:
+    """The same."""
+    if _is_greedy(body.sampling_options) and not body.sampling_options.HasField("min_p"):
+        body.sampling_options.min_p = 0.5
+
+
+def _is_greedy(options: pb.SamplingOptions) -> bool:
+    return options.top_k == 1 or (options.HasField("temperature") and options.temperature == 0)
 
 
 def _n(body: pb.PreprocessedRequest, company: Company) -> None:
@@ -183,6 +243,12 @@ def _cache_salt(body: pb.PreprocessedRequest, company: Company) -> None:
         body.cache_salt = "company"
 
 
+def _newer(body: pb.PreprocessedRequest, company: Company) -> None:
+    """A server ignores what it does not know, wherever that is."""
+    for message in (body, body.stop_conditions, body.output_options):
+        message.MergeFromString(NEW_FIELD)
+
+
 def _annotations(body: pb.PreprocessedRequest, company: Company) -> None:
     """One that nobody knows is not answered."""
     if not body.annotations:
@@ -193,10 +259,13 @@ JOINS: Final[Mapping[str, Join]] = MappingProxyType(
     {
         "eos_token_ids": _eos_token_ids,
         "min_tokens": _min_tokens,
+        "stop_token_ids_hidden": _stop_token_ids_hidden,
         "stream_interval": _stream_interval,
         "logprobs": _logprobs,
         "seed": _seed,
         "temperature": _temperature,
+        "top_p": _top_p,
+        "min_p": _min_p,
         "n": _n,
         "resume": _resume,
         "token_ids": _token_ids,
@@ -204,6 +273,10 @@ JOINS: Final[Mapping[str, Join]] = MappingProxyType(
         "priority": _priority,
         "cache_salt": _cache_salt,
         "annotations": _annotations,
+        NEWER: _newer,
     }
 )
 """Each by the field that it sets."""
+
+MEMBERS: Final = (*JOINS, METADATA, REVISION, USED_ID, MULTIPLEXED, FULL)
+"""All that may come along."""

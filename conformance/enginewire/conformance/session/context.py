@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -18,12 +19,13 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.bounds import pause
-from enginewire.conformance.session.company import ALONE, Company
+from enginewire.conformance.session.company import ALONE, FULL, MULTIPLEXED, REVISION, USED_ID, Company, draw
 from enginewire.conformance.session.session import Program, Session
 from enginewire.conformance.session.sizes import Sizes
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.over_a_stream import CallOverStream
 from enginewire.conformance.wire.proxy import Proxy
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
@@ -39,6 +41,9 @@ LASTING_TOKENS = 4
 LEFT = (None, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 """What a call has whose caller went away: the server may not have noticed."""
 
+ENDED = (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
+"""What a call has that left nothing at the server."""
+
 INVALID = (grpc.StatusCode.INVALID_ARGUMENT,)
 REFUSALS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
 """What ERR-17 allows for a request that uses a capability which is not advertised."""
@@ -48,10 +53,18 @@ LEFT_OUT = (grpc.StatusCode.UNIMPLEMENTED,)
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """One greedy run past every EOS: prompt and the tokens it gives at this target."""
+    """One run past every EOS that comes again: prompt and the tokens it gives at this target.
+
+    `others`: those of the choices behind the first one, where they differ from its tokens.
+    """
 
     prompt: list[int]
     tokens: list[int]
+    others: tuple[list[int], ...] = ()
+
+    def of(self, index: int) -> list[int]:
+        """The tokens of one choice; without seeds all of them have the same."""
+        return self.others[index - 1] if 0 < index <= len(self.others) else self.tokens
 
     def first_new(self, start: int = 1) -> int:
         """The first position from `start` on whose token occurred at none before it."""
@@ -67,6 +80,7 @@ class Context(Sizes):
     def __init__(self, session: Session, name: str, company: Company = ALONE) -> None:
         super().__init__(session)
         self.client = session.client()
+        self.client.is_crowded = FULL in company.members
         self.company = company
         self._name = name.replace("/", "-")
         self._clients = [self.client]
@@ -99,22 +113,40 @@ class Context(Sizes):
         NotApplicable where it asks for more than fits the window.
         """
         request_id = f"{self.session.run_id}-{self._name}-{self.session.next_number()}"
+        if USED_ID in self.company.members and self.session.past_ids:
+            request_id = self.session.past_ids.popleft()
         request = requests.change(requests.good_request(request_id, self.prompt()), **changes)
         self.require_room(request)
         return request
 
     def start(
-        self, request: pb.GenerateRequest, *, client: Client | None = None, timeout: float = 0
+        self,
+        request: pb.GenerateRequest,
+        *,
+        client: Client | None = None,
+        timeout: float = 0,
+        is_multiplexed: bool = False,
     ) -> Stream:
-        """Start a Generate in company. Without a `timeout`, what its size allows at this target."""
+        """Start a Generate in company. Without a `timeout`, what its size allows at this target.
+
+        One that `is_multiplexed` travels over a stream of its own, if the target has that.
+        """
         request = self.company.joined(request)
+        if REVISION in self.company.members and not request.client_revision:
+            served = (self.info.minimum_client_revision, self.info.maximum_client_revision)
+            request.client_revision = served[self.session.next_number() // 2 % 2]  # its id took one too
         conditions, prompt = request.request.stop_conditions, len(request.request.token_ids)
         tokens = self.room(prompt)
         if conditions.HasField("max_tokens"):
             tokens = min(conditions.max_tokens, tokens)
         choices = max(request.request.sampling_options.n, 1)
         deadline = timeout or self.bounds.generation(tokens * choices, prompt)
-        stream = Stream(request, (client or self.client).generate(request, timeout=deadline))
+        client = client or self.client
+        over_a_stream = MULTIPLEXED in self.company.members or (
+            is_multiplexed and self.config.capabilities.multiplexed
+        )
+        make = partial(CallOverStream, client) if over_a_stream else client.generate
+        stream = Stream(request, make(request, timeout=deadline, metadata=self.company.metadata))
         self._streams.append(stream)
         return stream
 
@@ -176,6 +208,11 @@ class Context(Sizes):
         tokens = max(self.bounds.tokens_in(seconds), LASTING_TOKENS)
         return requests.change(request, max_tokens=min(tokens, longest))
 
+    def unlike(self, make: Callable[[], pb.GenerateRequest], count: int) -> list[pb.GenerateRequest]:
+        """So many requests: one as it is made, and each other one beside options of its own."""
+        seed, config = self.session.options.seed, self.config
+        return [make(), *(draw(seed, number, config).joined(make()) for number in range(count - 1))]
+
     async def idle(self) -> pb.Load:
         """Wait until nothing is held any more; a Violation when it takes longer than the reaction bound."""
         deadline = time.monotonic() + self.bounds.reaction
@@ -235,9 +272,20 @@ class Context(Sizes):
                 if call.exchange.code is None:
                     call.cancel()
         await self.end([stream.request.request_id for stream in alive])
+        self.session.past_ids += self._past_ids()
         await asyncio.gather(*(proxy.close() for proxy in self._proxies))
         await asyncio.gather(*(channel.close() for channel in self._channels))
         await asyncio.gather(*(program.stop() for program in self._programs))
+
+    def _past_ids(self) -> list[str]:
+        """Ids that are free again for certain, and that no abort is remembered of."""
+        sent = [
+            stream for stream in self._streams if stream.request.request_id.startswith(self.session.run_id)
+        ]
+        requests = [exchange.request for client in self._clients for exchange in client.exchanges]
+        taken = {name for each in requests if isinstance(each, pb.AbortRequest) for name in each.request_ids}
+        taken |= {stream.request.request_id for stream in sent if stream.exchange.code not in ENDED}
+        return [name for name in dict.fromkeys(each.request.request_id for each in sent) if name not in taken]
 
     def forget(self) -> None:
         """Leave what this check recorded to whoever holds its outcome."""

@@ -9,6 +9,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Final
 
+from enginewire.conformance.requirements.profiles import BARE
 from enginewire.conformance.session.company import DIFFERENT
 from enginewire.conformance.wire.violation import NotApplicable
 
@@ -44,6 +45,8 @@ class RunOptions:
     cases: int = CASES
     companies: int = COMPANIES
     patience: float = PATIENCE
+    is_bare: bool = False
+    """The target gets requests that were checked before, and no others."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for more companies than there are."""
@@ -127,6 +130,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         cases=options.cases,
         companies=options.companies,
         patience=options.patience,
+        is_bare=any(BARE in names.split(",") for names in options.profile),
     )
 
 

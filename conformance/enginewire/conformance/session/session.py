@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,8 @@ MUCH_SLOWER: Final = 2.5
 MOST_SLOWER: Final = 10.0
 """Times. Whoever is slower than that is waited for no longer."""
 
+
+MOST_PAST_IDS: Final = 256
 
 LOOKS: Final = 5
 LOOK_SECONDS: Final = 0.25
@@ -114,6 +117,8 @@ class Session:
     drawn: str = ""
     """Which cases were drawn, for the head of the report."""
     run_id: str = field(default_factory=lambda: f"kit-{secrets.token_hex(4)}")
+    past_ids: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_PAST_IDS))
+    """Of requests that have ended, the oldest first."""
     _channel: grpc.aio.Channel | None = None
     _numbers: count[int] = field(default_factory=count)
     _clients: list[Client] = field(default_factory=list)

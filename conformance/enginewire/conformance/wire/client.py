@@ -18,7 +18,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.exchange import Arrived, Exchange, Metadata, Sent
 from enginewire.conformance.wire.methods import GENERATE, Method, method_of
-from enginewire.conformance.wire.violation import Violation
+from enginewire.conformance.wire.violation import NotApplicable, Violation
 
 Requests = AsyncIterator[Message | bytes]
 
@@ -107,6 +107,8 @@ class Client:
     ) -> None:
         self.timeout = timeout
         self.target = target
+        self.is_crowded = False
+        """Others use the engine as well: its load says nothing about the requests of this client."""
         self.exchanges: list[Exchange] = []
         self.calls: list[Call] = []
         self._channel = channel
@@ -165,7 +167,9 @@ class Client:
         return cast(pb.GetEngineInfoResponse, exchange.response())
 
     async def load(self) -> pb.Load:
-        """The load; a failure is a Violation."""
+        """The load; a failure is a Violation. NotApplicable where it is that of others."""
+        if self.is_crowded:
+            raise NotApplicable("others use the engine as well")
         exchange = await self.ask("DiscoveryService.GetLoad", pb.GetLoadRequest())
         return cast(pb.GetLoadResponse, exchange.response()).load
 

@@ -104,11 +104,7 @@ class Exchange:
     def detail(self) -> pb.ErrorDetail | None:
         """The ErrorDetail of the status; None without one."""
         status = self.status_details
-        for packed in status.details if status else ():
-            detail = pb.ErrorDetail()
-            if packed.Unpack(detail):
-                return detail
-        return None
+        return detail_of(status) if status else None
 
     def response(self) -> Message:
         """The only message of a unary call that ended with OK; anything else is a Violation."""
@@ -117,3 +113,12 @@ class Exchange:
         if len(self.arrived) != 1:
             raise Violation(f"{self.method} is unary", expected="one message", seen=len(self.arrived))
         return self.arrived[0].message
+
+
+def detail_of(status: pb.Status) -> pb.ErrorDetail | None:
+    """What a status says to programs; None when it says nothing."""
+    for packed in status.details:
+        detail = pb.ErrorDetail()
+        if packed.Unpack(detail):
+            return detail
+    return None

@@ -8,31 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
+
+from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.wire.client import Call
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation
 
 
+class Running(Protocol):
+    """A Generate on whichever way: what `Call` says of itself."""
+
+    exchange: Exchange
+
+    def __aiter__(self) -> Running: ...
+
+    async def __anext__(self) -> Message: ...
+
+    async def accepted(self) -> bool:
+        """Wait for the acceptance; False when there is none."""
+
+    async def failed_unread(self) -> bool:
+        """Whether it has ended with another status than OK."""
+
+    async def finish(self) -> Exchange:
+        """Read to the end."""
+
+    def cancel(self) -> None:
+        """Cancel it as a caller that goes away would."""
+
+
 @dataclass(slots=True)
 class Choice:
-    """One choice: its outputs up to its first terminal, and what came after it."""
+    """One choice: its outputs up to its first terminal with all their token ids, and what came after it."""
 
     index: int
     outputs: list[pb.LLMEngineOutput] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     late: list[pb.LLMEngineOutput] = field(default_factory=list)
 
     @property
     def terminal(self) -> pb.LLMEngineOutput | None:
         """The first output with a finish_reason."""
         return self.outputs[-1] if self.outputs and self.outputs[-1].finish_reason else None
-
-    @property
-    def tokens(self) -> list[int]:
-        """All token ids up to the terminal."""
-        return [token for output in self.outputs for token in output.token_ids]
 
     @property
     def finish_reason(self) -> pb.FinishReason.ValueType:
@@ -46,7 +65,11 @@ class Choice:
 
     def add(self, output: pb.LLMEngineOutput) -> None:
         """Take the next output of this choice."""
-        (self.late if self.terminal else self.outputs).append(output)
+        if self.terminal:
+            self.late.append(output)
+        else:
+            self.outputs.append(output)
+            self.tokens.extend(output.token_ids)
 
 
 def choices_of(outputs: Iterable[pb.LLMEngineOutput]) -> dict[int, Choice]:
@@ -60,7 +83,7 @@ def choices_of(outputs: Iterable[pb.LLMEngineOutput]) -> dict[int, Choice]:
 class Stream:
     """A Generate under way or ended."""
 
-    def __init__(self, request: pb.GenerateRequest, call: Call) -> None:
+    def __init__(self, request: pb.GenerateRequest, call: Running) -> None:
         self.request = request
         self.call = call
 

@@ -31,7 +31,16 @@ INFO = pb.GetEngineInfoResponse(
         total_kv_blocks=8,
         max_num_seqs=4,
         role=pb.ENGINE_ROLE_AGGREGATED,
-        capabilities=pb.Capabilities(logprobs=True, multiplexed=True, annotations=["made.note"]),
+        capabilities=pb.Capabilities(
+            logprobs=True,
+            prompt_logprobs=True,
+            selected_logprobs=True,
+            multiple_choices=True,
+            resume=True,
+            logit_bias=True,
+            multiplexed=True,
+            annotations=["made.note"],
+        ),
     ),
 )
 

@@ -57,7 +57,7 @@ async def test_a_probe_generates_one_token_and_leaves_nothing_behind() -> None:
     recorder = await started()
     answer = await recorder.run(token_ids=[1], is_probe=True)
     assert (len(answer.choices[0].token_ids), answer.choices[0].reason) == (1, "LENGTH")
-    assert recorder.engine.load().requests_finished == 0
+    assert recorder.engine.load().requests_finished == 1
     assert_idle(recorder)
 
 

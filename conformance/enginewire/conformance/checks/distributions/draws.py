@@ -34,13 +34,18 @@ def tellable(ctx: Context) -> list[int]:
 async def drawn(ctx: Context, **changes: Value) -> list[list[Position]]:
     """The positions of each choice of one request; some choices, unless `n` is among the changes.
 
-    `logprob_token_ids` replaces the ids that are asked for by themselves.
+    `logprob_token_ids` replaces the ids that are asked for by themselves. Every other request has a seed, and
+    two of four travel over a multiplexed stream.
     """
     selected = changes.pop("logprob_token_ids", tellable(ctx))
     asked: dict[str, Value] = {"logprobs": alternatives(ctx), "logprob_token_ids": selected}
     count = ctx.choices(CHOICES)
     asked |= {"n": count} if count > 1 else {}
-    stream = await ctx.generate(ctx.request(**{**asked, **changes}))
+    request = ctx.request(**{**asked, **changes})
+    turn = ctx.session.next_number() // 2  # its id took one too
+    if turn % 2 and ctx.capabilities.seed:
+        request.request.sampling_options.seed = turn
+    stream = await ctx.start(request, is_multiplexed=turn // 2 % 2 == 1).ok()
     vocabulary = ctx.config.vocab_size
     ids = list(selected) if isinstance(selected, list) else []
     return [

@@ -105,6 +105,7 @@ class Multiplexed(Service):
         self.check_state()
         fold(request, submit.metadata.items(), self.allows)
         self.validate(request)
+        self.check_abort(request.request_id)
         job = self.job(request.request_id, request.request, self.deadline_of(submit, call))
         self.admit(job)
         return job

@@ -17,6 +17,9 @@ CLIENT_LIMIT: Final = 4 * 1024 * 1024
 MOST_METADATA: Final = 8 * 1024
 ENTRY_OVERHEAD: Final = 32
 
+LIFETIME_KEY: Final = "enginewire-lifetime-id"
+"""Initial metadata that a server sends when it accepts a request, and not earlier."""
+
 ENDS: Final = (pb.DRAIN_STATE_DRAINED, pb.DRAIN_STATE_TIMED_OUT)
 
 
@@ -127,6 +130,7 @@ def _lives(seen: Seen) -> Iterator[str]:
     """What is named; a message that names none says nothing."""
     named = [load.engine_lifetime_id for load in loads_of(seen.exchange)]
     named += [answer.engine_lifetime_id for answer in messages_of(seen.exchange, pb.GenerateResponse)]
+    named += [str(value) for key, value in seen.exchange.initial_metadata if key == LIFETIME_KEY]
     for frame in messages_of(seen.exchange, pb.GenerateMultiplexedResponse):
         named += [event.accepted.engine_lifetime_id for event in frame.events]
     return filter(None, named)

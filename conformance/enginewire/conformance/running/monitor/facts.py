@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import Exchange, detail_of
 from enginewire.conformance.wire.methods import GENERATE
 from enginewire.conformance.wire.stream import Choice, choices_of
 
@@ -50,11 +50,7 @@ class Failure:
     @property
     def detail(self) -> pb.ErrorDetail | None:
         """What the server says about it; None without."""
-        detail = pb.ErrorDetail()
-        for packed in self.status.details if self.status else ():
-            if packed.Unpack(detail):
-                return detail
-        return None
+        return detail_of(self.status) if self.status else None
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
+from enginewire.conformance.running.monitor.calls import LIFETIME_KEY
 from enginewire.conformance.running.monitor.facts import Failure
 from enginewire.conformance.running.monitor.invariant import of_failures
 from enginewire.conformance.wire import health_types
@@ -85,9 +86,6 @@ EARLY: Final = frozenset(
     }
 )
 """Reasons that are known before acceptance; INVALID_REQUEST may show itself later, where lists conflict."""
-
-LIFETIME_KEY: Final = "enginewire-lifetime-id"
-"""Initial metadata that a server sends when it accepts a request, and not earlier."""
 
 
 @of_failures("ERR-12")

@@ -28,8 +28,10 @@ class Use:
     finished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        resumed = self.answer.resumed.values()
-        self.finished |= {choice.index for choice in resumed if choice.finished}
+        finished = {choice.index for choice in self.answer.resumed.values() if choice.finished}
+        # With nothing left to do there is no end but a refusal.
+        if len(finished) < self.answer.count:
+            self.finished |= finished
 
     @property
     def has_begun(self) -> bool:

@@ -37,6 +37,9 @@ def blocks_add_up(seen: Seen) -> None:
             used, there = load.kv_blocks_used, load.kv_blocks_total
             message = "more KV blocks are in use than there are"
             expect(used <= there or load.state not in SERVING, message, expected=there, seen=used)
+            message = "more KV blocks are in use or cached than there are"
+            kept = used + load.kv_blocks_cached
+            expect(kept <= there or load.state not in SERVING, message, expected=there, seen=kept)
 
 
 @of_calls("INF-08")

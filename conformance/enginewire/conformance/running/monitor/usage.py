@@ -38,6 +38,8 @@ def aborted_answers_have_usage(answer: Answer) -> None:
         expect(usage, "the last terminal output of an aborted request has no completion_usage")
         seen = usage.completion_tokens if usage else 0
         expect_equal(seen, _sent(answer), "completion_tokens of an aborted request are not those sent")
+        if answer.count > 1:
+            _counts_prompt(answer)
 
 
 @of_answers("USE-01", needs=WHOLE)

@@ -335,7 +335,7 @@ class MockerEngine:
             self._load.kv_blocks_used -= request.blocks_per_sequence * num_sequences
         if not request.sequences:
             del self._live[request.context]
-            self._load.requests_finished += not request.is_probe
+            self._load.requests_finished += 1
 
     def _fail_on_purpose(self, fault: Fault, outputs: StepOutputs) -> None:
         running = [request for request in self._live.values() if request.is_running]

@@ -93,7 +93,6 @@ class RequestReader:
             echo=self._echo(message),
             logprobs=_wanted_logprobs(message.output_options),
             blocks_per_sequence=self._blocks(len(message.token_ids) + max_tokens),
-            is_probe=message.is_probe,
             completion_tokens=sum(len(c.generated_token_ids) for c in resumed.values() if c.finished),
             events=_events(message, context),
         )

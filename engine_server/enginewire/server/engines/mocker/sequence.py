@@ -58,7 +58,6 @@ class Request:
     echo: Echo
     logprobs: WantedLogprobs | None
     blocks_per_sequence: int
-    is_probe: bool
     sequences: list[Sequence] = field(default_factory=list)
     completion_tokens: int = 0
     is_running: bool = False

@@ -29,5 +29,6 @@ def watched(gap: float, **asked: int) -> Exchange:
 breaks("states_have_names", "none")(lambda: told(pb.Load(kv_blocks_total=8)))
 breaks("blocks_add_up", "other blocks")(lambda: told(load(kv_blocks_total=9)))
 breaks("blocks_add_up", "more in use")(lambda: told(load(kv_blocks_used=9)))
+breaks("blocks_add_up", "more in use and cached")(lambda: told(load(kv_blocks_used=5, kv_blocks_cached=4)))
 breaks("running_sequences_are_bounded", "five")(lambda: told(load(running=5)))
 breaks("the_load_is_not_told_too_often", "twice as often")(lambda: watched(0.05, min_interval_ms=100))

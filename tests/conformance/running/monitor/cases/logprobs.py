@@ -44,6 +44,7 @@ output(
     lambda made: made[1].logprobs.top_logprobs.__setitem__(slice(None), [-0.5, -0.5]),
     logprobs=2,
 )
+output("prompt_rows_are_there", "none", lambda made: None, prompt_logprobs=0)
 output("prompt_rows_are_of_the_prompt", "unasked", lambda made: made[0].prompt_logprobs.SetInParent())
 output(
     "prompt_rows_are_of_the_prompt",

@@ -32,6 +32,13 @@ output(
     reasons=(CANCELLED,),
 )
 output("aborted_answers_have_usage", "of less", fewer, reasons=(CANCELLED,))
+output(
+    "aborted_answers_have_usage",
+    "of another prompt",
+    usage("prompt_tokens", 9),
+    reasons=(CANCELLED, CANCELLED),
+    n=2,
+)
 output("completion_tokens_are_counted", "without the last", fewer)
 output("tokens_of_all_choices_are_counted", "without the last", fewer, n=2)
 output(

@@ -1,0 +1,176 @@
+"""CON-08, INF-13, and what else is different for a request that waits: ABO-06, MUX-12."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.checks.multiplexed import SHORT, open_stream
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.wire.exchange import detail_of
+from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+
+TAKEN: Final = (grpc.StatusCode.ALREADY_EXISTS,)
+ATTEMPTS: Final = 3
+PROMPT: Final = 21
+FULL: Final = ("INF-08", "ABO-05")
+"""What whoever fills the slots relies on."""
+
+
+@check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05"))
+async def lower_priorities_start_first(ctx: Context) -> None:
+    """One of two that wait gets the only slot that is free, and it is not the one that came first.
+
+    Again, where requests that held the other slots have ended meanwhile, as on a busy machine.
+    """
+    for _ in range(ATTEMPTS):
+        with suppress(NotApplicable):
+            if (has_waited := await _late_one_waits(ctx)) is not None:
+                expect(has_waited, "a request of priority 1 was served before one of priority -1 began")
+                return
+    raise NotApplicable("the slots are free again before a request can be seen to wait")
+
+
+async def _late_one_waits(ctx: Context) -> bool | None:
+    """The outcomes of aborts say who was alive; None where another slot got free."""
+    async with saturated(ctx) as running:
+        late = ctx.start(ctx.request(priority=1))
+        reading = asyncio.ensure_future(late.end())
+        await _waits(ctx, len(running), 1)
+        early = ctx.start(ctx.long_request(priority=-1))
+        await _waits(ctx, len(running), 2)
+        first, *others = [stream.request.request_id for stream in (*running, early)]
+        await ctx.client.abort([first])
+        await early.first_token()
+        *are_alive, is_late = await ctx.client.abort([*others, late.request.request_id])
+        await reading
+    if any(result.outcome != pb.ABORT_OUTCOME_ABORTED for result in are_alive):
+        return None
+    return is_late.outcome == pb.ABORT_OUTCOME_ABORTED
+
+
+@check("INF-13", alone=True, needs=(*WHOLE, "ABO-01"))
+async def counters_count(ctx: Context) -> None:
+    """Some requests that end by themselves, and one that is aborted; what is never counted stays at 0."""
+    before = await ctx.idle()
+    count = ctx.choices(2)
+    streams = [await ctx.generate(ctx.request(n=each)) for each in {1, count}]
+    streams.append(await ctx.start(ctx.long_request()).first_token())
+    await ctx.client.abort([streams[-1].request.request_id])
+    await streams[-1].end()
+    await ctx.refused(ctx.request(max_tokens=0))
+    after = await ctx.idle()
+    sent = sum(len(choice.tokens) for stream in streams for choice in stream.choices.values())
+    if after.requests_finished:
+        ended = after.requests_finished - before.requests_finished
+        expect_equal(ended, len(streams), "Load.requests_finished is not the number of requests that ended")
+    if after.tokens_generated:
+        generated = after.tokens_generated - before.tokens_generated
+        message = "Load.tokens_generated counts fewer tokens than were sent"
+        expect(generated >= sent, message, expected=f"at least {sent}", seen=generated)
+    for name in ("step", "preemptions"):
+        least, seen = getattr(before, name), getattr(after, name)
+        expect(seen >= least, f"Load.{name} went back", expected=f"at least {least}", seen=seen)
+
+
+@check("INF-13", variant="waiting", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL))
+async def waiting_requests_are_counted(ctx: Context) -> None:
+    """One of several choices is one request, and its prompt is waiting once."""
+    async with saturated(ctx) as running:
+        before = await ctx.client.load()
+        several = {"n": 2} if ctx.choices(2) > 1 else {}
+        ctx.start(ctx.long_request(token_ids=ctx.prompt(PROMPT), **several))
+        load = await _waits(ctx, len(running), before.waiting + 1)
+    expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
+    if load.waiting_tokens:
+        tokens = load.waiting_tokens - before.waiting_tokens
+        expect_equal(tokens, PROMPT, "Load.waiting_tokens does not count the prompts that wait")
+
+
+@check("ABO-06", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "ABO-06"))
+async def waiting_ids_are_taken(ctx: Context) -> None:
+    """A second request while the first one waits, and the first one is there to be aborted."""
+    async with saturated(ctx) as running:
+        waiting = await queued(ctx, running)
+        name = waiting.request.request_id
+        exchange = await ctx.refused(ctx.request(request_id=name, max_tokens=1))
+        require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
+        (result,) = await ctx.client.abort([name])
+        await waiting.end()
+    outcome = pb.AbortOutcome.Name(result.outcome)
+    expect_equal(
+        outcome, "ABORT_OUTCOME_ABORTED", "a request was lost when its id was refused to another one"
+    )
+
+
+@check(
+    "ABO-06",
+    variant="multiplexed",
+    gate="multiplexed",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*SHAPE, "ABO-06", "MUX-01", "MUX-04", "ABO-01/multiplexed"),
+)
+async def ids_are_taken_on_all_ways(ctx: Context) -> None:
+    """By a call for streams, by a stream for calls, and by one handle for another."""
+    async with open_stream(ctx) as stream:
+        called, submitted = await ctx.start(ctx.long_request()).first_token(), ctx.long_request()
+        stream.submit(1, submitted)
+        await stream.until(lambda: bool(stream.handle(1).tokens))
+        for number, request in enumerate((called.request, submitted), 2):
+            stream.submit(number, ctx.request(request_id=request.request_id))
+        await stream.until_ended(2, 3)
+        if (await ctx.client.load()).running < 2:
+            raise NotApplicable("the longest request ends before its id can be used again")
+        for number in (2, 3):
+            _require_taken(stream.handle(number))
+        exchange = await ctx.refused(ctx.request(request_id=submitted.request_id))
+        names = [called.request.request_id, submitted.request_id]
+        outcomes = {result.outcome for result in await ctx.client.abort(names)}
+        await called.end()
+    require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
+    message = "a request cannot be aborted after its id was refused to another one"
+    lost = pb.ABORT_OUTCOME_UNKNOWN in outcomes
+    expect(not lost, message, expected="ABORT_OUTCOME_ABORTED", seen="ABORT_OUTCOME_UNKNOWN")
+
+
+@check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))
+async def timeouts_end_what_waits(ctx: Context) -> None:
+    """A timeout that passes while all slots are taken; then its id is free."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        request = ctx.request()
+        stream.submit(1, request, timeout=SHORT)
+        await stream.until_ended(1, within=SHORT + 2 * ctx.bounds.reaction)
+        still_full = (await ctx.client.load()).running >= len(running)
+    status = stream.handle(1).status
+    if not (status or still_full):
+        raise NotApplicable("a slot is free before a timeout passes")
+    code, expected = status.code if status else 0, grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    expect_equal(code, expected, "a request whose timeout passed in the queue has another end")
+    await ctx.idle()
+    again = await ctx.start(request).end()
+    message = "the id of a request whose timeout passed in the queue is not free"
+    expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
+
+
+async def _waits(ctx: Context, running: int, count: int) -> pb.Load:
+    """The first load in which so many wait; NotApplicable when slots are free before."""
+    while (load := await ctx.client.load()).waiting < count:
+        if load.running < running:
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+    return load
+
+
+def _require_taken(handle: Handle) -> None:
+    status = handle.status or pb.Status()
+    detail = detail_of(status) or pb.ErrorDetail()
+    seen = (status.code, pb.ErrorReason.Name(detail.reason))
+    expected = (TAKEN[0].value[0], "ERROR_REASON_DUPLICATE_ID")
+    expect_equal(seen, expected, "an id that is live was not refused to a request of a stream")
