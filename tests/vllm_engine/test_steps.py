@@ -9,7 +9,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
-from enginewire.server.failures import Draining, StepFailed
+from enginewire.server.failures import Cancelled, Draining, StepFailed
 from enginewire.vllm_engine.answer import Answer
 from enginewire.vllm_engine.steps import OUT_OF_ROOM, PREEMPTED, SCHEDULED, STOPPED, Steps
 
@@ -51,6 +51,7 @@ class Output:
     new_prompt_logprobs_tensors: Rows | None = None
     events: list[Event] | None = None
     prefill_stats: Prefill | None = None
+    pooling_output: np.ndarray | None = None
 
 
 @dataclass
@@ -100,6 +101,15 @@ class Scene:
         context = GenerateContext(f"r{self._serial}")
         urgency = (priority, float(self._serial), self._serial)
         answer = Answer.of(message, context, frozenset({EOS}), frozenset({STOP}), urgency)
+        self.steps.add(answer)
+        return answer
+
+    def embedding(self, *lengths: int) -> Answer:
+        self._serial += 1
+        inputs = [pb.TokenSequence(token_ids=[5] * length) for length in lengths]
+        message = pb.PreprocessedEmbeddingRequest(token_ids=inputs)
+        urgency = (0, float(self._serial), self._serial)
+        answer = Answer.of_inputs(message, GenerateContext(f"r{self._serial}"), urgency)
         self.steps.add(answer)
         return answer
 
@@ -220,6 +230,25 @@ def test_the_load_is_that_of_the_last_step_and_what_came_since_waits(scene):
     assert (load.kv_blocks_used, load.kv_blocks_total, load.step) == (4, 10, 1)
 
 
+def test_choices_run_and_requests_wait(scene):
+    """Of the second request one choice runs, and of the third none."""
+    scene.request()
+    scene.request(n=3)
+    scene.request(n=2)
+    scene.step(running=2)
+    load = scene.steps.current_load()
+    assert (load.running, load.waiting, load.waiting_tokens) == (2, 1, 3)
+
+
+def test_a_request_that_had_to_stop_waits_and_is_not_handed_back(scene):
+    kept, stopped = scene.request(), scene.request()
+    scene.step(Output("1.0", [4]), Output("2.0", [4]), running=2)
+    scene.step(Output("1.0", [4]), running=1)
+    assert scene.steps.current_load().waiting == 1
+    assert scene.steps.waiting() == []
+    assert {kept, stopped} == {*scene.steps.answers}
+
+
 def test_what_has_ended_since_the_last_step_does_not_run(scene):
     answer = scene.request()
     scene.step(Output("1.0", [4]), running=1)
@@ -243,3 +272,48 @@ def test_vllm_says_when_a_request_began_to_run_and_when_it_had_to_stop(scene):
     scene.step(Output("1.0", [4], events=events))
     assert answer.context.running_since == 7.5
     assert scene.steps.load.preemptions == 1
+
+
+def vector(name: str, *numbers: float) -> Output:
+    return Output(name, [], STOPPED, pooling_output=np.array(numbers))
+
+
+async def test_an_answer_is_embedded_when_its_last_vector_has_come(scene):
+    answer = scene.embedding(1, 4)
+    load = scene.steps.current_load()
+    assert (load.waiting, load.waiting_tokens) == (1, 5)
+    made = scene.step(vector("1.1", 3.0, 4.0))
+    assert not answer.embedded.done()
+    assert not answer.is_fresh
+    scene.step(vector("1.0", 1.0, 2.0))
+    await answer.embedded
+    assert [choice.vector for choice in answer.choices] == [[1.0, 2.0], [3.0, 4.0]]
+    assert (made.outputs, made.failures, answer in scene.steps) == ([], [], False)
+
+
+async def test_who_embeds_hears_of_a_failure_and_the_shell_does_not(scene):
+    answer, made = scene.embedding(1, 4), StepOutputs(1)
+    scene.step(vector("1.0", 1.0))
+    assert scene.steps.fail(answer, Draining("over"), made) == ["1.1"]
+    with pytest.raises(Draining):
+        await answer.embedded
+    assert made.failures == []
+    other = scene.embedding(1)
+    assert scene.step(Output("2.0", [], ABORTED)).failures == []
+    with pytest.raises(StepFailed):
+        await other.embedded
+
+
+async def test_a_cancelled_request_to_embed_has_no_outputs(scene):
+    answer, made = scene.embedding(1), StepOutputs(1)
+    assert scene.steps.cancel(answer, made) == ["1.0"]
+    with pytest.raises(Cancelled):
+        await answer.embedded
+    assert made.outputs == []
+
+
+async def test_a_vector_that_nobody_awaits_any_more_ends_its_request_all_the_same(scene):
+    answer = scene.embedding(1)
+    answer.embedded.cancel()
+    scene.step(vector("1.0", 1.0))
+    assert answer not in scene.steps

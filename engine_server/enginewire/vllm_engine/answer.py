@@ -16,7 +16,7 @@ from enginewire.server.engines.interface import GenerateContext
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One choice; a request of its own for vLLM, which calls it `name`."""
+    """One choice, or one input that is embedded; a request of its own for vLLM, which calls it `name`."""
 
     answer: Answer
     index: int
@@ -24,6 +24,7 @@ class Choice:
     num_tokens: int = 0
     cum_log_prob: float = 0.0
     is_finished: bool = False
+    vector: Sequence[float] = ()
 
     def output(self, token_ids: Sequence[int]) -> pb.LLMEngineOutput:
         """The next tokens of the choice, counted from now on."""
@@ -84,7 +85,8 @@ class Answer:
 
     The ids of `end_of_sequence` end a choice with EOS, all other stops with STOP. `num_logprobs` are the
     alternatives of a token, for a request with log-probabilities. With `ends_with_any` the token behind which
-    there is no room is a stop, whatever vLLM calls it.
+    there is no room is a stop, whatever vLLM calls it. `embedded` is for a request to embed: done when all of
+    its choices have their vectors, and it hears of what goes wrong.
     """
 
     context: GenerateContext
@@ -96,6 +98,7 @@ class Answer:
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int | None = None
     timer: asyncio.TimerHandle | None = None
+    embedded: asyncio.Future[None] | None = None
 
     @classmethod
     def of(
@@ -110,9 +113,22 @@ class Answer:
         num_logprobs = request.output_options.logprobs
         answer = cls(context, len(request.token_ids), end_of_sequence, urgency, num_logprobs)
         answer.ends_with_any = has_only_endings(request, end_of_sequence | stops)
-        n = max(1, request.sampling_options.n)
-        answer.choices = [Choice(answer, index, f"{urgency[-1]}.{index}") for index in range(n)]
+        answer._open(max(1, request.sampling_options.n))
         return answer
+
+    @classmethod
+    def of_inputs(
+        cls, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext, urgency: Urgency
+    ) -> Answer:
+        """The answer to a valid request to embed, with a choice for each input. Needs a running loop."""
+        total = sum(len(each.token_ids) for each in request.token_ids)
+        answer = cls(context, total, frozenset(), urgency)
+        answer.embedded = asyncio.get_running_loop().create_future()
+        answer._open(len(request.token_ids))
+        return answer
+
+    def _open(self, n: int) -> None:
+        self.choices = [Choice(self, index, f"{self.urgency[-1]}.{index}") for index in range(n)]
 
     @property
     def unfinished(self) -> list[Choice]:
@@ -121,8 +137,8 @@ class Answer:
 
     @property
     def is_fresh(self) -> bool:
-        """True while no choice has produced a token."""
-        return not any(choice.num_tokens for choice in self.choices)
+        """True while no choice has produced a token or a vector."""
+        return not any(choice.num_tokens or choice.is_finished for choice in self.choices)
 
     def cancel(self) -> Iterator[pb.LLMEngineOutput]:
         """The terminals that are missing."""

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from operator import methodcaller
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
@@ -19,7 +19,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.executor import Executor
 
 from enginewire.server.failures import EngineDead
-from enginewire.vllm_engine.facts import Unservable, check_servable
+from enginewire.vllm_engine.facts import Unservable, check_servable, only_embeds
 from enginewire.vllm_engine.logits import add_processors
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Core:
         """
         config = _configuration(arguments)
         check_servable(config)
-        add_processors(config)
+        if not only_embeds(config):
+            add_processors(config)
         renderer = renderer_from_config(config)
         processor = InputProcessor(config, renderer)
         # A signal for a whole group, such as that of Ctrl-C, is for the server: requests finish first.
@@ -81,6 +82,10 @@ class Core:
         """End requests by their names; unknown ones are ignored."""
         if names and not self.is_dead:
             self._to_send.put_nowait(methodcaller("abort_requests_async", names))
+
+    async def tasks(self) -> Sequence[str]:
+        """What the model can do, as vLLM calls it. Raises EngineDead."""
+        return cast(Sequence[str], await self._call("get_supported_tasks_async"))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget what no request holds. False when something is held."""

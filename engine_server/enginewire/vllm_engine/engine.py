@@ -33,11 +33,13 @@ from enginewire.server.failures import (
     EngineError,
     InvalidRequest,
     NotStarted,
+    Unsupported,
 )
 from enginewire.torch_engine.folder.folder import ModelFolder
 from enginewire.torch_engine.folder.source import resolve_model
-from enginewire.vllm_engine.answer import Answer, endings_of
+from enginewire.vllm_engine.answer import Answer, Urgency, endings_of
 from enginewire.vllm_engine.environment import prepare_environment
+from enginewire.vllm_engine.facts import check_embeds, embedding_config, engine_config, only_embeds
 from enginewire.vllm_engine.options import VllmEngineOptions
 from enginewire.vllm_engine.steps import Steps
 from enginewire.vllm_engine.warm_up import warm_up_request
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
     from enginewire.vllm_engine.adapters import Adapters
     from enginewire.vllm_engine.core import Core
+    from enginewire.vllm_engine.embedding import Embedder
     from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
     from enginewire.vllm_engine.kv_events.listener import CacheListener
     from enginewire.vllm_engine.requests.builder import RequestBuilder
@@ -78,6 +81,7 @@ class VllmEngine:
         self._builder: RequestBuilder | None = None
         self._guides: Guides | None = None
         self._adapters: Adapters | None = None
+        self._embedder: Embedder | None = None
         self._config = pb.EngineConfig()
         self._blocks: CachedBlocks | None = None
         self._listener: CacheListener | None = None
@@ -107,7 +111,10 @@ class VllmEngine:
             assert self._blocks is not None
             listening = self._listener.run(self._blocks.take, self._blocks.clear)
             self._listening = asyncio.create_task(listening, name="vllm cache")
-        await self._warm_up()
+        if self.only_embeds:
+            check_embeds(self.options.model, await self._core.tasks())
+        else:
+            await self._warm_up()
         return self._config
 
     async def _warm_up(self) -> None:
@@ -121,7 +128,7 @@ class VllmEngine:
         prepare_environment()
         from enginewire.vllm_engine.adapters import Adapters
         from enginewire.vllm_engine.core import Core
-        from enginewire.vllm_engine.facts import engine_config
+        from enginewire.vllm_engine.embedding import Embedder
         from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
         from enginewire.vllm_engine.kv_events.listener import CacheListener
         from enginewire.vllm_engine.requests.builder import RequestBuilder
@@ -134,11 +141,16 @@ class VllmEngine:
         core, listener = Core(), CacheListener()
         self._core, self._listener = core, listener
         processor, config = core.load(self.options.command_line(folder.path, listener.arguments))
+        has_tokenizer = self._tokenizer is not None
+        if only_embeds(config):
+            self._config = embedding_config(self.options.model, config, has_tokenizer=has_tokenizer)
+            self._embedder = Embedder.of(processor)
+            return
         self._config = engine_config(
             self.options.model,
             config,
             folder,
-            has_tokenizer=self._tokenizer is not None,
+            has_tokenizer=has_tokenizer,
             tells_of_cache=listener.hears(config),
         )
         self._blocks = CachedBlocks(self._config.kv_cache_block_size, config.device_config.device_type)
@@ -158,17 +170,45 @@ class VllmEngine:
 
     def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
         """Queue a request, or raise an EngineError."""
-        core, builder = self._open()
+        core = self._open()
+        if self._builder is None:
+            raise Unsupported("this engine only embeds")
         endings = endings_of(request, self._config)
-        routing = request.routing
-        urgency = (routing.priority, time.monotonic() - routing.priority_jump, next(self._serials))
-        answer = Answer.of(request, context, *endings, urgency)
-        core.add(builder.build(request, answer))
+        answer = Answer.of(request, context, *endings, self._urgency(request.routing))
+        core.add(self._builder.build(request, answer))
         self._steps.add(answer)
         if context.deadline is not None:
             loop, late = asyncio.get_running_loop(), DeadlineExceeded("the deadline passed")
             wait = max(context.deadline - time.monotonic(), 0.0)
             answer.timer = loop.call_later(wait, self._fail, [answer], late)
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a vector; 0 before the start, and for a model that generates."""
+        return self._embedder.size if self._embedder else 0
+
+    @property
+    def only_embeds(self) -> bool:
+        """True for what vLLM calls a pooling model."""
+        return self._embedder is not None
+
+    async def embed(
+        self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
+    ) -> pb.EmbeddingsEngineOutput:
+        """Queue every input as a request of vLLM's; wait for all. Cancelling the call frees them."""
+        core = self._open()
+        if self._embedder is None:
+            raise Unsupported("this model cannot embed")
+        answer = Answer.of_inputs(request, context, self._urgency(context.routing))
+        assert answer.embedded is not None
+        core.add(self._embedder.build(request, answer))
+        self._steps.add(answer)
+        try:
+            await answer.embedded
+        finally:
+            if answer in self._steps:
+                self._cancel([answer])
+        return self._embedder.output(request, answer)
 
     async def generate(
         self, request: pb.PreprocessedRequest, context: GenerateContext
@@ -212,15 +252,17 @@ class VllmEngine:
         if dp_rank != 0:
             raise InvalidRequest(f"dp_rank: no such rank, got {dp_rank}, allowed 0", field="dp_rank")
         self._open()
-        assert self._blocks is not None
+        if self._blocks is None:
+            raise Unsupported("a model that only embeds has no prefix cache")
         async for message in self._blocks.log.subscribe(after_sequence):
             yield message
 
     async def reset_prefix_cache(self) -> int:
         """Drop the cached blocks, if no request holds any; returns how many those were."""
-        core, _ = self._open()
+        core = self._open()
+        if self._blocks is None:
+            raise Unsupported("a model that only embeds has no prefix cache")
         # vLLM tells of it with its next step only.
-        assert self._blocks is not None
         return self._blocks.clear() if await core.reset_prefix_cache() else 0
 
     async def load_adapter(self, adapter: AdapterSource) -> int:
@@ -267,12 +309,15 @@ class VllmEngine:
             return 0.0
         return max(time.monotonic() - self._core.heard_at - STEP_ALLOWANCE, 0.0)
 
-    def _open(self) -> tuple[Core, RequestBuilder]:
+    def _open(self) -> Core:
         if self._is_closed or (self._core and self._core.is_dead):
             raise EngineDead("the engine is closed")
-        if self._core is None or self._builder is None:
+        if self._core is None or not (self._builder or self._embedder):
             raise NotStarted("the engine is still starting")
-        return self._core, self._builder
+        return self._core
+
+    def _urgency(self, routing: pb.RoutingHints) -> Urgency:
+        return routing.priority, time.monotonic() - routing.priority_jump, next(self._serials)
 
     def _take(self, made: EngineCoreOutputs) -> None:
         outputs, orphans = self._steps.take(made)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from enginewire import v1 as pb
 from enginewire.torch_engine.folder.folder import ModelFolder
@@ -12,6 +13,8 @@ from enginewire.torch_engine.requests.limits import RequestLimits
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
+EMBED: Final = "embed"
+"""What vLLM calls the task of a model that embeds."""
 GUIDED_MODES = (
     pb.GUIDED_MODE_JSON_SCHEMA,
     pb.GUIDED_MODE_REGEX,
@@ -28,10 +31,37 @@ class Unservable(Exception):
 
 def check_servable(config: VllmConfig) -> None:
     """Raise Unservable for what vLLM may be asked for and the contract cannot have of it, before it loads."""
-    if config.model_config.runner_type != "generate":
-        raise Unservable(f"{config.model_config.model}: a model that does not generate")
+    if only_embeds(config) and config.lora_config is not None:
+        raise Unservable("--adapter-folder: not with a model that only embeds")
     if config.parallel_config.data_parallel_size > 1:
         raise Unservable("--data-parallel-size: start one server for each rank")
+
+
+def only_embeds(config: VllmConfig) -> bool:
+    """vLLM runs the model for its vectors, as `--runner` says or the folder."""
+    return bool(config.model_config.runner_type == "pooling")
+
+
+def check_embeds(model: str, tasks: Sequence[str]) -> None:
+    """Raise Unservable for a model that classifies or ranks."""
+    if EMBED not in tasks:
+        raise Unservable(f"{model}: a model that neither generates nor embeds")
+
+
+def embedding_config(model: str, config: VllmConfig, *, has_tokenizer: bool) -> pb.EngineConfig:
+    """What `start` reports of a model that only embeds. It holds no blocks for anybody."""
+    made = pb.EngineConfig(
+        model=model,
+        context_length=config.model_config.max_model_len,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        vocab_size=config.model_config.get_vocab_size(),
+        role=pb.ENGINE_ROLE_AGGREGATED,
+    )
+    made.capabilities.embeddings = True
+    made.capabilities.tokenizer = has_tokenizer
+    made.limits.max_prompt_tokens = made.context_length
+    return made
 
 
 def engine_config(

@@ -1,4 +1,5 @@
-"""What the contract asks of logits and vLLM does not do: temperatures above 2, and grammars that end early.
+"""What the contract asks of logits and vLLM does not do: temperatures above 2, grammars that end early, and
+log-probabilities beside grammars that are the model's own.
 
 These processors run within vLLM's workers, which load them by their names; a request says in its `extra_args`
 what it needs. vLLM takes none beside a draft model, and others in its V2 runner.
@@ -7,10 +8,12 @@ what it needs. vLLM takes none beside a draft model, and others in its V2 runner
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, LogitsProcessor
+from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -62,7 +65,37 @@ class ReluctantEndings(AdapterLogitsProcessor):  # type: ignore[misc]  # the sam
         return change
 
 
-PROCESSORS: Final = (HighTemperature, ReluctantEndings)
+class LateMasks(LogitsProcessor):  # type: ignore[misc]  # the same
+    """Masks what a grammar bars behind the moment at which log-probabilities are taken; vLLM does it before.
+
+    The worker's function that masks notes what it would do, and this does it, within the same step.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, device: object, is_pin_memory: bool) -> None:
+        from vllm.v1.worker import gpu_model_runner  # of which the CPU's is a kind
+
+        self._mask: Callable[[Any], None] | None = None
+        gpu_model_runner.apply_grammar_bitmask = self._note
+
+    def _note(self, step: object, grammars: object, batch: object, logits: Any) -> None:
+        self._mask = partial(apply_grammar_bitmask, step, grammars, batch)
+
+    def apply(self, logits: Any) -> Any:
+        """Of all rows of a step."""
+        mask, self._mask = self._mask, None
+        if mask is not None:
+            mask(logits)
+        return logits
+
+    def is_argmax_invariant(self) -> bool:
+        """Another token becomes the best one."""
+        return False
+
+    def update_state(self, batch_update: object) -> None:
+        """The mask knows its rows by itself."""
+
+
+PROCESSORS: Final = (HighTemperature, ReluctantEndings, LateMasks)
 
 
 def add_processors(config: VllmConfig) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import StepOutputs
-from enginewire.server.failures import EngineError, StepFailed
+from enginewire.server.failures import Cancelled, EngineError, StepFailed
 from enginewire.vllm_engine.answer import Answer, Choice
 from enginewire.vllm_engine.logprobs import logprobs_of
 
@@ -44,6 +44,10 @@ class Steps:
         """Those that have not ended, in the order in which they came."""
         return list(self._answers)
 
+    def __contains__(self, answer: Answer) -> bool:
+        """It has not ended."""
+        return answer in self._answers
+
     @property
     def num_live(self) -> int:
         """Choices that have not ended."""
@@ -60,30 +64,38 @@ class Steps:
         self._live.update((choice.name, choice) for choice in answer.choices)
 
     def waiting(self) -> list[Answer]:
-        """Requests that have produced nothing and are not being computed, the most urgent first.
+        """Requests that have produced nothing and are not being computed, the most urgent first."""
+        return [answer for answer in self._not_running() if answer.is_fresh]
 
-        vLLM says how many choices run, not which: those of the most urgent requests.
+    def _not_running(self) -> list[Answer]:
+        """Requests without a choice that is being computed: those that wait, and those that were preempted.
+
+        vLLM says how many choices run, not which: those that have begun, then those that are most urgent.
         """
-        fresh = [answer for answer in self._answers if answer.is_fresh]
-        begun = sum(len(answer.unfinished) for answer in self._answers if not answer.is_fresh)
-        places, waiting = self.load.running - begun, list[Answer]()
-        for answer in sorted(fresh, key=lambda answer: answer.urgency):
+        places, found = self.load.running, list[Answer]()
+        for answer in sorted(self._answers, key=lambda answer: (answer.is_fresh, answer.urgency)):
             if places <= 0:
-                waiting.append(answer)
-            places -= len(answer.choices)
-        return waiting
+                found.append(answer)
+            places -= len(answer.unfinished)
+        return found
 
     def current_load(self) -> pb.Load:
-        """After vLLM's last step. What has come since then waits; what has ended since then does not run."""
+        """After vLLM's last step. What has come since then waits; what has ended since then does not run.
+
+        Choices run, and requests wait.
+        """
         load = pb.Load()
         load.CopyFrom(self.load)
         load.running = min(self.load.running, self.num_live)
-        load.waiting = self.num_live - load.running
-        load.waiting_tokens = sum(answer.prompt_tokens for answer in self.waiting())
+        waiting = self._not_running()
+        load.waiting = len(waiting)
+        load.waiting_tokens = sum(answer.prompt_tokens for answer in waiting)
         return load
 
     def cancel(self, answer: Answer, outputs: StepOutputs) -> list[str]:
         """End every open choice as cancelled; returns what vLLM calls them."""
+        if answer.embedded is not None:
+            return self.fail(answer, Cancelled("the request was cancelled"), outputs)
         names = self._forget(answer)
         outputs.outputs += [(answer.context, output) for output in answer.cancel()]
         return names
@@ -91,7 +103,10 @@ class Steps:
     def fail(self, answer: Answer, failure: EngineError, outputs: StepOutputs) -> list[str]:
         """End a whole request with a failure; returns what vLLM calls its open choices."""
         names = self._forget(answer)
-        outputs.failures.append((answer.context, failure))
+        if answer.embedded is None:
+            outputs.failures.append((answer.context, failure))
+        elif not answer.embedded.done():
+            answer.embedded.set_exception(failure)
         return names
 
     def take(self, made: EngineCoreOutputs) -> tuple[StepOutputs, list[str]]:
@@ -116,6 +131,9 @@ class Steps:
                 return []
         elif each.finish_reason is not None and each.finish_reason not in (STOPPED, OUT_OF_ROOM):
             return self.fail(choice.answer, StepFailed("vLLM ended the request with an error"), step)
+        if each.pooling_output is not None:
+            self._take_vector(choice, each.pooling_output.tolist())
+            return []
         step.outputs.append((choice.answer.context, self._output(choice, each)))
         return []
 
@@ -128,6 +146,17 @@ class Steps:
             step.token_ids.append(token_id)
             choice.num_tokens += 1
         self.load.tokens_generated += len(token_ids)
+
+    def _take_vector(self, choice: Choice, vector: Sequence[float]) -> None:
+        """The end of an input that is embedded."""
+        del self._live[choice.name]
+        choice.vector, choice.is_finished = vector, True
+        answer = choice.answer
+        if not answer.unfinished:
+            self._forget(answer)
+            assert answer.embedded is not None
+            if not answer.embedded.done():
+                answer.embedded.set_result(None)
 
     def _output(self, choice: Choice, each: EngineCoreOutput) -> pb.LLMEngineOutput:
         token_ids = each.new_token_ids

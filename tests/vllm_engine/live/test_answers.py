@@ -71,6 +71,20 @@ def test_log_probabilities_are_those_of_the_torch_engine(vllm, torch):
     assert other.token_ranks == mine.token_ranks
 
 
+def test_log_probabilities_beside_a_grammar_are_those_of_the_torch_engine(vllm, torch):
+    """They are the model's own: the mask of the grammar is not in them."""
+    asked = request("Who are you?")
+    asked.sampling_options.guided_decoding.regex = "[0-9]{4}"
+    asked.output_options.logprobs = 3
+    ours, theirs = outputs(torch, asked), outputs(vllm, asked)
+    assert text_of(theirs).isdigit()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert other.token_ids == mine.token_ids
+        assert other.logprobs.token_logprobs == pytest.approx(mine.logprobs.token_logprobs, abs=1e-3)
+        assert other.logprobs.token_ranks == mine.logprobs.token_ranks
+        assert other.logprobs.top_token_ids[0] == mine.logprobs.top_token_ids[0]
+
+
 def test_a_seed_gives_the_same_choices_again_and_different_ones_side_by_side(vllm):
     asked = request("Hello", temperature=2.0, seed=7, n=3)
     first, second = outputs(vllm, asked), outputs(vllm, asked)

@@ -21,7 +21,8 @@ from tests.vllm_engine.live.conftest import DRAIN_SECONDS, TORCH, VLLM, Server, 
 from tests.vllm_engine.live.test_answers import PATIENCE_SECONDS, request
 
 PLACES = 4
-CROWD = 4 * PLACES
+CROWD = 8 * PLACES
+"""Of the half that each engine gets, some wait for most of the time."""
 TOKENS = 200
 LOST = {pb.ERROR_REASON_ENGINE_DEAD, pb.ERROR_REASON_STREAM_INCOMPLETE}
 RECOVERY_SECONDS = 5.0
@@ -66,7 +67,10 @@ async def heard_while(
             await endpoint.client.wait_ready(PATIENCE_SECONDS)
         asked = asyncio.create_task(crowd(backend, **sampling))
         # Two reports: the first one that has a place taken may come before its first token.
-        await asyncio.to_thread(until, lambda: is_crowded(load_of(one.target)), PATIENCE_SECONDS)
+        await asyncio.to_thread(
+            until, lambda: asked.done() or is_crowded(load_of(one.target)), PATIENCE_SECONDS
+        )
+        assert not asked.done(), "everybody was answered before it was seen that some wait"
         ends()
         return await asked
 

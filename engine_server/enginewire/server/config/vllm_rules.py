@@ -18,8 +18,8 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "guided_disable_any_whitespace": "use --engine-args='--structured-outputs-config.backend xgrammar"
     " --structured-outputs-config.disable_any_whitespace true'",
     "speculative_config": "use --engine-args=\"--speculative-config 'JSON'\"",
-    "pooling": "vLLM embeds nothing here",
-    "normalize_embeddings": "vLLM embeds nothing here",
+    "pooling": "use --engine-args=\"--pooler-config 'JSON'\" with pooling_type",
+    "normalize_embeddings": "use --engine-args=\"--pooler-config 'JSON'\" with use_activation",
     "max_batch_prefill_tokens": "use --max-num-batched-tokens",
     "max_mixed_prefill_tokens": "use --engine-args='--long-prefill-token-threshold TOKENS'",
     "max_batch_total_tokens": "use --max-num-seqs or --kv-cache-memory-bytes",

@@ -60,6 +60,7 @@ class RequestBuilder:
     def build(self, message: pb.PreprocessedRequest, answer: Answer) -> list[EngineCoreRequest]:
         """Raises InvalidRequest or Unsupported for what vLLM refuses."""
         _check_something_is_left(message.sampling_options)
+        self._check_values_are_the_models(message)
         guide = self._guides.of(message.sampling_options)
         stays_out = message.bypass_prefix_cache or message.is_probe
         # vLLM caches every block: a salt that nobody else has keeps them from being found.
@@ -69,6 +70,12 @@ class RequestBuilder:
             return [self._one(message, prompt, choice, guide) for choice in answer.choices]
         except REFUSALS as error:
             raise InvalidRequest(f"vLLM refuses the request: {first_line(error)}") from error
+
+    def _check_values_are_the_models(self, message: pb.PreprocessedRequest) -> None:
+        """Raise Unsupported where vLLM would tell the log-probabilities of what a grammar has left."""
+        if is_guided(message) and message.output_options.HasField("logprobs") and not self._has_processors:
+            field = "output_options.logprobs"
+            raise Unsupported(f"{field}: not beside a grammar here", field=field)
 
     def _one(
         self,
