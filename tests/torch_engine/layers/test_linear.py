@@ -42,12 +42,13 @@ def test_float32_is_packed_wherever_this_torch_can():
 
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_eight_bits_come_close(rows, dtype):
+@pytest.mark.parametrize("steps", [None, 63])
+def test_eight_bits_come_close(rows, dtype, steps):
     torch.manual_seed(rows)
     weight, bias = torch.randn(48, 256).to(dtype), torch.randn(48).to(dtype)
     value, other = torch.randn(rows, 256).to(dtype), torch.randn(rows, 48).to(dtype)
     expected = PlainLinear(weight, bias).plus(value, other).float()
-    error = Int8Linear(weight, bias).plus(value, other).float() - expected
+    error = Int8Linear(weight, bias, steps=steps).plus(value, other).float() - expected
     assert error.std() < 0.02 * expected.std()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from enginewire.torch_engine.layers.linear import Int8Linear, PackedLinear, PlainLinear
+from enginewire.torch_engine.layers.linear import Int8Linear, PlainLinear, make_linear
 from enginewire.torch_engine.lora.projections import AdaptedLinear, AdaptedProjections, LowRank
 
 INPUTS, SIZES = 16, {"q": 16, "k": 8, "v": 8}
@@ -52,8 +52,8 @@ def test_every_row_gets_its_own_adapter_in_every_module(owners, chosen):
     [
         (PlainLinear, torch.float32),
         (PlainLinear, torch.float16),
-        (PackedLinear, torch.float32),
-        (PackedLinear, torch.bfloat16),
+        (make_linear, torch.float32),
+        (make_linear, torch.bfloat16),
         (Int8Linear, torch.bfloat16),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Protocol, cast
 
 import torch
@@ -81,10 +81,12 @@ class Int8Linear:
 
     __slots__ = ("_bias", "_ops", "_scales", "_weight", "_zeros")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ops: LayerOps | None = None) -> None:
-        """`ops` round the inputs; plain torch where none is given."""
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, ops: LayerOps | None = None, steps: int | None = None
+    ) -> None:
+        """`ops` round the inputs, plain torch where none is given; `steps` are those of `weight_steps`."""
         wide = weight.float()
-        self._scales = step_sizes(wide)[:, 0]
+        self._scales = step_sizes(wide, steps or weight_steps())[:, 0]
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
         rounded = (wide / self._scales[:, None]).round().to(torch.int8)
         self._weight: Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
@@ -151,10 +153,20 @@ def can_pack(dtype: torch.dtype) -> bool:
 @cache
 def can_quantize(dtype: torch.dtype) -> bool:
     """True when this torch and this processor have 8-bit products that give `dtype`."""
-    return dtype in PACKED_DTYPES and _computes(Int8Linear, dtype)
+    return dtype in PACKED_DTYPES and weight_steps() > 0
 
 
-def _computes(form: type[PackedLinear] | type[Int8Linear], dtype: torch.dtype) -> bool:
+@cache
+def weight_steps() -> int:
+    """How many steps on each side of zero 8-bit weights may have here; 0 if there are no 8-bit products.
+
+    x86 without VNNI adds two products in 16 bits, which hold those of 7-bit weights only.
+    """
+    tried = (steps for steps in (127, 63) if _computes(partial(Int8Linear, steps=steps), torch.float32))
+    return next(tried, 0)
+
+
+def _computes(form: Callable[[Tensor, None], Linear], dtype: torch.dtype) -> bool:
     try:
         tried = form(torch.ones(16, 16, dtype=dtype), None)
         value = torch.ones(1, 16, dtype=dtype)

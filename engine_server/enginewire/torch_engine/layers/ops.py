@@ -101,6 +101,6 @@ class TorchOps:
         return attended.flatten(1)
 
 
-def step_sizes(rows: Tensor) -> Tensor:
-    """What one step of 8 bits is worth in each row: [rows, 1]."""
-    return (rows.abs().amax(-1, keepdim=True) / 127).clamp_(min=SMALLEST_STEP)
+def step_sizes(rows: Tensor, steps: int = 127) -> Tensor:
+    """What one of so many steps on each side of zero is worth in each row: [rows, 1]."""
+    return (rows.abs().amax(-1, keepdim=True) / steps).clamp_(min=SMALLEST_STEP)
