@@ -160,6 +160,19 @@ def test_every_field_that_is_published_has_its_row_and_no_other() -> None:
         assert bool(why) == bool({"refused", "no effect"} & {*cells}), key
 
 
+def test_the_count_of_the_fields_of_chat_is_that_of_the_table() -> None:
+    count = Counter(row[2] for row in rows("field") if row[0].strip("`") in IN_VLLM["chat"])
+    told = re.search(
+        r"Of the (\d+) fields that vLLM publishes for chat, (\d+) are served, (\d+) are refused, "
+        r"(\d+) have no effect and 0 are ignored",
+        PAGE,
+    )
+    assert told is not None
+    served, refused, without_effect = (count[cell] for cell in ("served", "refused", "no effect"))
+    assert [*map(int, told.groups())] == [len(IN_VLLM["chat"]), served, refused, without_effect]
+    assert served + refused + without_effect == len(IN_VLLM["chat"])
+
+
 def test_generation_serves_refuses_and_leaves_alone_what_the_table_says(demo: httpx2.Client) -> None:
     check(dict.fromkeys(["chat", "completions", "responses"], demo))
 

@@ -273,7 +273,7 @@ def test_in_chat_the_template_writes_the_special_tokens() -> None:
         ({"bad_words": ["a"] * 1025}, "bad_words"),
         ({"bad_words": [7]}, "bad_words[0]"),
         ({"logprob_token_ids": [7]}, "logprob_token_ids"),
-        ({"logprobs": None, "logprob_token_ids": [-1]}, "logprob_token_ids"),
+        ({"logprobs": None, "logprob_token_ids": [-1]}, "logprob_token_ids[0]"),
         ({"return_token_ids": 1}, "return_token_ids"),
         ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),

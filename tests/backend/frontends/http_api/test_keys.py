@@ -7,7 +7,6 @@ import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anthropic
 import httpx2
 import openai
 import pytest
@@ -81,6 +80,8 @@ async def test_a_key_is_refused_in_the_words_of_either_api(http) -> None:
 
 
 async def test_both_sdks_bring_it_as_they_do(http) -> None:
+    import anthropic  # takes seconds, which no other test here needs
+
     url = str(http.base_url)
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEYS[Role.INFER], max_retries=0) as sdk:
         done = await sdk.completions.create(model="mocker", prompt="x", max_tokens=2)

@@ -32,10 +32,14 @@ class InvalidBody(ValueError):
 
 
 class Body:
-    """The fields of a request. Every reader raises InvalidBody for a value of another kind."""
+    """The fields of a request, or of an object in it at `path`.
 
-    def __init__(self, fields: Mapping[str, object]) -> None:
+    Every reader raises InvalidBody for a value of another kind.
+    """
+
+    def __init__(self, fields: Mapping[str, object], path: str = "") -> None:
         self._fields = fields
+        self._path = path
 
     @classmethod
     def parse(cls, data: bytes | bytearray) -> Body:
@@ -55,7 +59,7 @@ class Body:
         value = self.get(key)
         if isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        return None if value is None else checked(key, value, float)
+        return None if value is None else checked(self._name(key), value, float)
 
     def integer(self, key: str) -> int | None:
         """A whole number."""
@@ -72,7 +76,7 @@ class Body:
     def nested(self, key: str) -> Body | None:
         """An object, to be read in turn."""
         fields = self._optional(key, dict)
-        return None if fields is None else Body(fields)
+        return None if fields is None else Body(fields, self._name(key))
 
     def items(self) -> Sequence[tuple[str, object]]:
         """Every field with its value."""
@@ -81,24 +85,30 @@ class Body:
     def strings(self, key: str) -> list[str]:
         """A string or a list of strings; absent is none."""
         value = self.get(key)
-        return [value] if isinstance(value, str) else self._list(key, str)
+        return [value] if isinstance(value, str) else self._list(key, str, "a string or a list of strings")
 
     def integers(self, key: str) -> list[int]:
         """A list of whole numbers; absent is none."""
-        return self._list(key, int)
+        return self._list(key, int, "a list of whole numbers")
 
-    def _list(self, key: str, kind: type[T]) -> list[T]:
-        items = self._optional(key, list) or []
-        return [checked(f"{key}[{place}]", item, kind) for place, item in enumerate(items)]
+    def _list(self, key: str, kind: type[T], wanted: str) -> list[T]:
+        items = self._optional(key, list, wanted) or []
+        return [checked(f"{self._name(key)}[{place}]", item, kind) for place, item in enumerate(items)]
 
-    def _optional(self, key: str, kind: type[T]) -> T | None:
+    def _optional(self, key: str, kind: type[T], wanted: str = "") -> T | None:
         value = self.get(key)
-        return None if value is None else checked(key, value, kind)
+        return None if value is None else checked(self._name(key), value, kind, wanted)
+
+    def _name(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key
 
 
-def checked(field: str, value: object, kind: type[T]) -> T:
-    """`value`, when it is of that kind. Raises InvalidBody."""
+def checked(field: str, value: object, kind: type[T], wanted: str = "") -> T:
+    """`value`, when it is of that kind. Raises InvalidBody, with all that is `wanted` where that is more."""
     # bool is a subclass of int, but true is no number.
     if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
-    raise InvalidBody(field, f"must be {KIND_NAMES[kind]}" if field else "the body must be a JSON object")
+    wanted = wanted or KIND_NAMES[kind]
+    if not field:
+        raise InvalidBody(field, "the body must be a JSON object")
+    raise InvalidBody(field, f"must be {wanted}{', but is missing or null' if value is None else ''}")

@@ -16,6 +16,7 @@ import orjson
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.failure import Failure
+from enginewire.backend.prompting.prompts import InvalidPrompt
 
 MAX_MESSAGE_CHARACTERS: Final = 512
 # Without a word from the engine: soon, but not at once.
@@ -140,6 +141,12 @@ def in_words_of_the_body(message: str, field: str, param: str | None) -> str:
 def invalid(message: str, param: str | None = None) -> Refusal:
     """A body that cannot be used."""
     return Refusal(HTTPStatus.BAD_REQUEST, message, param, "invalid_request")
+
+
+def invalid_prompt(error: InvalidPrompt, param_of: Callable[[str], str | None]) -> Refusal:
+    """A prompt that cannot be used; `param_of` as in refusal_of."""
+    param = param_of(error.field)
+    return invalid(in_words_of_the_body(str(error), error.field, param), param)
 
 
 def no_such_model(param: str = "model") -> Refusal:

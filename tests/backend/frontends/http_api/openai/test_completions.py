@@ -162,7 +162,7 @@ async def test_what_vllm_adds_reaches_the_engine(text_backend: TextBackend) -> N
         ({"prompt": []}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"prompt": [99999]}, "prompt[0]"),
-        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": ["x"] * 513}, "prompt"),
         ({"prompt": ["x"] * 9, "n": 128}, "n"),
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
@@ -275,7 +275,7 @@ async def test_a_failed_prompt_of_a_batch_fails_the_answer_and_frees_the_others(
             await client.completions.create(
                 model=MODEL, prompt=["for ever", ""], max_tokens=4000, extra_body={"ignore_eos": True}
             )
-        assert refusal.value.param == "prompt"
+        assert refusal.value.param == "prompt[1]"
         await serving.until_idle()
 
 

@@ -19,6 +19,8 @@ from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checke
 from enginewire.backend.frontends.http_api.openai.fields.generation import Neutral, refuse_unsupported
 
 MAX_TOKEN_ID: Final = 2**32 - 1
+AN_INPUT: Final = "a string or a list of token ids"
+INPUTS: Final = f"{AN_INPUT}, or a list of either"
 ENCODINGS: Final = ("float", "base64")
 # What would change the vectors and cannot be done here: refused, unless the value changes nothing.
 UNSUPPORTED: Final[Neutral] = {
@@ -63,13 +65,13 @@ def read_inputs(body: Body) -> Sequence[str | Sequence[int]]:
         if not value:
             raise InvalidBody("input", "must not be empty")
         return [value]
-    items = checked("input", value, list)
+    items = checked("input", value, list, INPUTS)
     if items and isinstance(items[0], int):
         return [_token_ids("input", items)]
     return [
         item
         if isinstance(item, str)
-        else _token_ids(f"input[{place}]", checked(f"input[{place}]", item, list))
+        else _token_ids(f"input[{place}]", checked(f"input[{place}]", item, list, AN_INPUT))
         for place, item in enumerate(items)
     ]
 

@@ -19,7 +19,7 @@ def chat_messages(body: Body) -> list[Message]:
     """`system` and `messages`. Raises InvalidBody."""
     rules = text_of("system", body.get("system"))
     messages: list[Message] = [{"role": "system", "content": rules}] if rules else []
-    given = checked("messages", body.get("messages"), list)
+    given = checked("messages", body.get("messages"), list, "a list of messages")
     if not 0 < len(given) <= MAX_MESSAGES:
         raise InvalidBody("messages", f"must be 1 to {MAX_MESSAGES} messages")
     for place, value in enumerate(given):
@@ -88,7 +88,7 @@ def call_of(field: str, block: Body) -> Message:
 
 def blocks(field: str, content: object) -> Iterator[tuple[str, Body]]:
     """Each block with its name. Raises InvalidBody."""
-    for place, value in enumerate(checked(field, content, list)):
+    for place, value in enumerate(checked(field, content, list, "a string or a list of blocks")):
         name = f"{field}[{place}]"
         yield name, Body(checked(name, value, dict))
 

@@ -32,6 +32,11 @@ RENAMED: Final = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
+# Path of the contract → key, for what an engine refuses.
+PARAMS: Final = {
+    "stop_conditions.max_thinking_tokens": RENAMED["thinking_token_budget"],
+    "stop_conditions.stop": RENAMED["stop"],
+}
 # What chat calls the same.
 SAME: Final = ("model", "stream", "temperature", "top_k", "top_p")
 CHOICES: Final = {"any": "required", "auto": "auto", "none": "none"}
@@ -42,8 +47,7 @@ PREFILLED: Final = {"continue_final_message": True}
 def read_request(body: Body, formats: ModelFormats) -> GenerationRequest:
     """Raises InvalidBody."""
     refuse_unsupported(body, UNSUPPORTED)
-    if body.integer("max_tokens") is None:
-        raise InvalidBody("max_tokens", "must be a whole number")
+    checked("max_tokens", body.get("max_tokens"), int)
     asked = read_prompt(body, formats)
     # A stream begins with how long its prompt is.
     ask_for_prompt_ids(asked.prompts)
@@ -57,15 +61,16 @@ def read_prompt(body: Body, formats: ModelFormats) -> GenerationRequest:
         asked = ChatEndpoint(formats).read(chat)
     except InvalidBody as error:
         raise InvalidBody(renamed(error.field), error.message) from error
-    return replace(asked, params={path: renamed(field) for path, field in asked.params.items()})
+    params = {path: renamed(field) for path, field in asked.params.items()}
+    return replace(asked, params={**PARAMS, **params})
 
 
 def renamed(field: str) -> str:
     """What a field of a chat completion is called here; a message may have become several."""
-    key = field.partition("[")[0]
-    if key == "tools":
+    key, bracket, rest = field.partition("[")
+    if field.startswith("tool"):
         return field.replace(".function.parameters", ".input_schema").replace(".function.", ".")
-    return key if key == "messages" else RENAMED.get(field, field)
+    return key if key == "messages" else RENAMED.get(key, key) + bracket + rest
 
 
 def as_chat(body: Body) -> dict[str, object]:

@@ -15,7 +15,7 @@ from enginewire.backend.frontends.http_api.openai.answer import Head
 from enginewire.backend.frontends.http_api.openai.generate_route import AnswerRoute, ServedBackend
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.prompts.streams import PromptStreams
-from enginewire.backend.frontends.http_api.refusal import Refused, invalid
+from enginewire.backend.frontends.http_api.refusal import Refused, invalid_prompt
 from enginewire.backend.prompting.prompts import InvalidPrompt
 
 
@@ -46,5 +46,5 @@ class CountTokensRoute(PostRoute):
         try:
             _, prompt = await self._served.backend.preprocess(asked.prompts[0], asked.conversation)
         except InvalidPrompt as error:
-            raise Refused(invalid(str(error))) from error
+            raise Refused(invalid_prompt(error, asked.param_of)) from error
         await reply.whole(orjson.dumps({"input_tokens": len(prompt.token_ids)}))

@@ -12,7 +12,7 @@ from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.openai.answers.format import AnswerFormat, CallFormat, ModelFormats
 from enginewire.backend.frontends.http_api.openai.fields.guide import FIELD
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.openai.tools.fields import TOOLS, AskedTools
+from enginewire.backend.frontends.http_api.openai.tools.fields import CHOICE, TOOLS, AskedTools
 from enginewire.backend.frontends.http_api.openai.tools.guide import tool_guide
 from enginewire.backend.parsing.thinking import ThinkingMarkers
 
@@ -53,7 +53,8 @@ def with_tool_guide(asked: GenerationRequest, tools: AskedTools, formats: ModelF
         return asked
     guide, field = guided
     sampling.guided_decoding.CopyFrom(guide)
-    params = {FIELD: field, f"{FIELD}.{guide.WhichOneof('guide')}": field}
+    # The choice asks for the grammar; what may be wrong in it are the parameters of the tools.
+    params = {FIELD: field, f"{FIELD}.{guide.WhichOneof('guide')}": TOOLS if field == CHOICE else field}
     return replace(asked, params={**asked.params, **params})
 
 

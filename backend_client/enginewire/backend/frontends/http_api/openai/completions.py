@@ -14,8 +14,8 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.fields.generation import (
+    add_token_ids,
     assign,
-    extend,
     fill_request,
 )
 from enginewire.backend.frontends.http_api.openai.generation_request import (
@@ -29,6 +29,8 @@ from enginewire.backend.frontends.http_api.openai.logprobs import CompletionRows
 MAX_PROMPTS: Final = 512
 # OpenAI's default; every other endpoint goes on until the context is full.
 DEFAULT_MAX_TOKENS: Final = 16
+A_PROMPT: Final = "a string or a list of token ids"
+PROMPTS: Final = f"{A_PROMPT}, or a list of either"
 
 
 class CompletionEndpoint:
@@ -96,21 +98,22 @@ def read_prompts(body: Body) -> list[pb.BackendServiceGenerateRequest]:
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return [pb.BackendServiceGenerateRequest(text=prompt)]
-    items = checked("prompt", prompt, list)
+    items = checked("prompt", prompt, list, PROMPTS)
     if items and isinstance(items[0], int):
-        return [token_prompt(body)]
+        return [token_prompt("prompt", items)]
     if not 0 < len(items) <= MAX_PROMPTS:
         raise InvalidBody("prompt", f"must be 1 to {MAX_PROMPTS} prompts")
     return [
         pb.BackendServiceGenerateRequest(text=item)
         if isinstance(item, str)
-        else token_prompt(Body({"prompt": checked(f"prompt[{place}]", item, list)}))
+        else token_prompt(f"prompt[{place}]", checked(f"prompt[{place}]", item, list, A_PROMPT))
         for place, item in enumerate(items)
     ]
 
 
-def token_prompt(body: Body) -> pb.BackendServiceGenerateRequest:
+def token_prompt(field: str, items: Sequence[object]) -> pb.BackendServiceGenerateRequest:
     """A prompt of token ids. Raises InvalidBody."""
     asked = pb.BackendServiceGenerateRequest(token_ids=True)
-    extend(asked.request.token_ids, body, "prompt")
+    token_ids = [checked(f"{field}[{place}]", each, int) for place, each in enumerate(items)]
+    add_token_ids(asked.request.token_ids, field, token_ids)
     return asked

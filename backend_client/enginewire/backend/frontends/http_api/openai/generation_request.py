@@ -27,6 +27,9 @@ MAX_CHOICES: Final = 1024
 
 NOTHING_TO_TOKENIZE: Final = TokenizerFields()
 
+# The contract has a list where the body has an object.
+LOGIT_BIAS: Final = re.compile(r"sampling_options\.logit_bias\[(\d{1,9})\]")
+
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 # Path of the contract → key in the body, for what callers spell differently.
@@ -103,11 +106,24 @@ class GenerationRequest:
 
     def param_of(self, field: str) -> str | None:
         """The body's key for a path of the contract; None when no field is at fault."""
+        if (bias := LOGIT_BIAS.match(field)) is not None:
+            return self._bias_of(int(bias[1]))
         params = {**PARAMS, **({} if self.conversation is None else CHAT_PARAMS), **self.params}
         for path in sorted(params, key=len, reverse=True):
             if field.startswith(path):
                 return params[path] + field.removeprefix(path)
         return field.rpartition(".")[2] or None
+
+    def param_of_prompt(self, place: int, field: str) -> str | None:
+        """The same for what one of the prompts was refused for."""
+        param = self.param_of(field)
+        if len(self.prompts) == 1 or param is None or not param.startswith("prompt"):
+            return param
+        return param.replace("prompt", f"prompt[{place}]", 1)
+
+    def _bias_of(self, place: int) -> str:
+        biases = self.prompts[0].request.sampling_options.logit_bias
+        return f"logit_bias.{biases[place].token_id}" if place < len(biases) else "logit_bias"
 
 
 def request_of(

@@ -8,8 +8,8 @@ from typing import Final
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
 from enginewire.backend.prompting.prompts import MAX_MESSAGES
 
-# Chat templates know the older name of those who make the rules.
-ROLES: Final = {"developer": "system"}
+# As chat templates know them, which have the older name of those who make the rules.
+ROLES: Final = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 THINKING_PARTS: Final = ("reasoning_text",)
 CALL: Final = "function_call"
@@ -26,9 +26,7 @@ def read_messages(body: Body) -> list[Message]:
     given = body.get("input")
     if isinstance(given, str):
         return [*rules, {"role": "user", "content": given}]
-    if given is None:
-        raise InvalidBody("input", "must be a string or a list of items")
-    items = checked("input", given, list)
+    items = checked("input", given, list, "a string or a list of items")
     if not 0 < len(items) <= MAX_MESSAGES - len(rules):
         raise InvalidBody("input", f"must be 1 to {MAX_MESSAGES} items, instructions included")
     conversation = Items(rules)
@@ -83,10 +81,10 @@ class Items:
 def read_message(field: str, item: Body) -> Message:
     """What somebody has said. Raises InvalidBody."""
     role = checked(f"{field}.role", item.get("role"), str)
-    if not role:
-        raise InvalidBody(f"{field}.role", "must not be empty")
+    if role not in ROLES:
+        raise InvalidBody(f"{field}.role", f"must be one of {', '.join(ROLES)}")
     content = read_content(f"{field}.content", item.get("content"), TEXT_PARTS)
-    return {"role": ROLES.get(role, role), "content": content}
+    return {"role": ROLES[role], "content": content}
 
 
 def read_call(field: str, item: Body) -> Message:
@@ -108,7 +106,7 @@ def read_content(field: str, content: object, parts: Sequence[str]) -> str:
     if isinstance(content, str):
         return content
     texts = []
-    for place, value in enumerate(checked(field, content, list)):
+    for place, value in enumerate(checked(field, content, list, "a string or a list of parts")):
         part = Body(checked(f"{field}[{place}]", value, dict))
         if part.get("type") not in parts:
             raise InvalidBody(f"{field}[{place}].type", f"must be {' or '.join(parts)}")

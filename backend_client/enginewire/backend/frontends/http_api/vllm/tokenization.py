@@ -19,7 +19,7 @@ from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
 from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.openai.chat import ChatEndpoint
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
-from enginewire.backend.frontends.http_api.refusal import Refused, invalid
+from enginewire.backend.frontends.http_api.refusal import Refused, invalid_prompt
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
@@ -67,7 +67,7 @@ class TokenizeRoute(PostRoute):
         try:
             _, prompt = await self._served.backend.preprocess(asked.prompts[0], asked.conversation)
         except InvalidPrompt as error:
-            raise Refused(invalid(str(error), asked.param_of(error.field))) from error
+            raise Refused(invalid_prompt(error, asked.param_of)) from error
         return prompt.token_ids
 
 
@@ -80,7 +80,7 @@ class DetokenizeRoute(PostRoute):
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""
         if body.get("tokens") is None:
-            raise InvalidBody("tokens", "must be a list")
+            raise InvalidBody("tokens", "must be a list of token ids, but is missing or null")
         token_ids = body.integers("tokens")
         await self._served.config_of(body.text("model"))
         text = await aside(partial(text_of, self._served.backend.tokenizer), token_ids)

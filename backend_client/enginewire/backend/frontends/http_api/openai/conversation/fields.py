@@ -15,6 +15,9 @@ from enginewire.backend.frontends.http_api.openai.conversation.messages import r
 from enginewire.backend.frontends.http_api.openai.tools.fields import TOOLS, AskedTools
 from enginewire.backend.prompting.conversation import Conversation, Message
 
+DEVELOPER: Final = "developer"
+EVERYWHERE: Final = ("system", "user", "assistant", "tool")
+ROLES: Final = (DEVELOPER, *EVERYWHERE)
 # Fields of their own.
 RESERVED: Final = frozenset({"add_generation_prompt", "documents", "messages", "tools"})
 VARIABLES: Final = "chat_template_kwargs"
@@ -29,7 +32,7 @@ CONVERSATION: Final = (ADD_PROMPT, CONTINUE, EFFORT, VARIABLES)
 
 def read_conversation(body: Body, formats: ModelFormats, tools: AskedTools | None) -> Conversation:
     """Everything that becomes the prompt. Raises InvalidBody."""
-    messages = read_messages(body)
+    messages = with_known_roles(read_messages(body), formats)
     check_tools(messages, tools, formats)
     goes_on = body.flag(CONTINUE)
     if goes_on and body.flag(ADD_PROMPT):
@@ -41,6 +44,20 @@ def read_conversation(body: Body, formats: ModelFormats, tools: AskedTools | Non
         add_generation_prompt=not goes_on and (body.get(ADD_PROMPT) is None or body.flag(ADD_PROMPT)),
         continue_final_message=goes_on,
     )
+
+
+def with_known_roles(messages: Sequence[Message], formats: ModelFormats) -> Sequence[Message]:
+    """The same, with `developer` as the `system` that templates know. Raises InvalidBody for other roles.
+
+    A template may have more than OpenAI; one that it does not name would become a user's or nobody's.
+    """
+    others = {str(message["role"]) for message in messages}.difference(EVERYWHERE)
+    named = {role for role in others if any(f"{mark}{role}{mark}" in formats.template for mark in "'\"")}
+    for place, message in enumerate(messages):
+        if message["role"] in others - named - {DEVELOPER}:
+            raise InvalidBody(f"messages[{place}].role", f"must be one of {', '.join(ROLES)}")
+    older = {} if DEVELOPER in named else {DEVELOPER: "system"}
+    return [{**message, "role": older.get(str(message["role"]), message["role"])} for message in messages]
 
 
 def check_tools(messages: Sequence[Message], tools: AskedTools | None, formats: ModelFormats) -> None:

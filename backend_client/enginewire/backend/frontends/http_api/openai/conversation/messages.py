@@ -14,13 +14,19 @@ from enginewire.backend.prompting.prompts import MAX_MESSAGES
 
 # Passed on as they are.
 TEXTS: Final = ("name", "tool_call_id")
+# What would be left out of the prompt → what is there instead.
+UNSUPPORTED: Final = {
+    "audio": "only text is",
+    "function_call": "tool_calls are",
+    "refusal": "put its text into content",
+}
 # Where callers put thinking; templates read the first one.
 THINKING: Final = ("reasoning_content", "reasoning")
 
 
 def read_messages(body: Body) -> list[Message]:
     """The conversation. Raises InvalidBody."""
-    messages = checked("messages", body.get("messages"), list)
+    messages = checked("messages", body.get("messages"), list, "a list of messages")
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidBody("messages", f"must be 1 to {MAX_MESSAGES} messages")
     return [read_message(f"messages[{place}]", message) for place, message in enumerate(messages)]
@@ -32,8 +38,9 @@ def read_message(field: str, value: object) -> Message:
     role = checked(f"{field}.role", message.get("role"), str)
     if not role:
         raise InvalidBody(f"{field}.role", "must not be empty")
-    if message.get("function_call"):
-        raise InvalidBody(f"{field}.function_call", "not supported; tool_calls are")
+    for key, instead in UNSUPPORTED.items():
+        if message.get(key):
+            raise InvalidBody(f"{field}.{key}", f"not supported; {instead}")
     read: dict[str, object] = {
         "role": role,
         "content": read_content(f"{field}.content", message.get("content")),
@@ -88,7 +95,8 @@ def read_content(field: str, content: object) -> str:
     """The text of a message. Raises InvalidBody."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [Body(checked(field, part, dict)) for part in checked(field, content, list)]
+    given = checked(field, content, list, "a string or a list of parts")
+    parts = [Body(checked(f"{field}[{place}]", part, dict)) for place, part in enumerate(given)]
     for place, part in enumerate(parts):
         if part.get("type") != "text":
             raise InvalidBody(f"{field}[{place}].type", "only text is supported")

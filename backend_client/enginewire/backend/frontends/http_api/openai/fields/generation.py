@@ -6,14 +6,17 @@ engine, which knows them. Knows nothing about prompts and grammars.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from typing import Final
 
 import orjson
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
 from enginewire.backend.frontends.http_api.openai.fields.guide import fill_guide
+from enginewire.field_rules import rules_of
 
 # Fields that change the answer, each with the values that do not.
 Neutral = Mapping[str, tuple[object, ...]]
@@ -79,6 +82,7 @@ UNSUPPORTED: Final[Neutral] = {
 MAX_SALT_CHARACTERS: Final = 1024
 SEEDS: Final = range(-(2**63), 2**63)
 UNLIMITED_THINKING: Final = -1
+TOKEN_IDS: Final = range(2**32)
 
 
 def refuse_unsupported(body: Body, unsupported: Neutral = UNSUPPORTED, served: Collection[str] = ()) -> None:
@@ -104,6 +108,8 @@ def fill_request(request: pb.PreprocessedRequest, body: Body, served: Collection
     fill_seed(request, body)
     fill_salt(request, body)
     budget = body.integer("thinking_token_budget")
+    if budget is not None and budget < UNLIMITED_THINKING:
+        raise InvalidBody("thinking_token_budget", "must be at least 0, or -1 for no limit")
     if budget not in (None, UNLIMITED_THINKING):
         assign(request.stop_conditions, "max_thinking_tokens", budget, "thinking_token_budget")
     fill_guide(request, body)
@@ -132,12 +138,15 @@ def fill_lists(request: pb.PreprocessedRequest, body: Body) -> None:
     request.stop_conditions.stop.extend(body.strings("stop"))
     extend(request.stop_conditions.stop_token_ids, body, "stop_token_ids")
     extend(request.sampling_options.allowed_token_ids, body, "allowed_token_ids")
+    # To the contract no list is every token.
+    if body.get("allowed_token_ids") == []:
+        raise InvalidBody("allowed_token_ids", "must not be empty")
     extend(request.output_options.logprob_token_ids, body, "logprob_token_ids")
     biases = body.nested("logit_bias")
     for token, bias in biases.items() if biases is not None else ():
         field = f"logit_bias.{token[:16]}"
         if not (token.isascii() and token.isdecimal()) or len(token) > len(str(2**32)):
-            raise InvalidBody(field, "the key must be a token id")
+            raise InvalidBody(field, "the key must be a token id, as a string of digits")
         assign(entry := request.sampling_options.logit_bias.add(), "token_id", int(token), field)
         assign(entry, "bias", checked_number(field, bias), field)
 
@@ -149,18 +158,34 @@ def checked_number(field: str, value: object) -> float:
     return checked(field, value, float)
 
 
-def assign(message: object, field: str, value: object, key: str) -> None:
+def assign(message: Message, field: str, value: object, key: str) -> None:
     """Set a field. Raises InvalidBody for a value outside the field's type."""
     try:
         setattr(message, field, value)
     except ValueError as error:
-        raise InvalidBody(key, "out of range") from error
+        raise InvalidBody(key, f"{bound_of(message, field, value)}, got {value}") from error
+
+
+def bound_of(message: Message, field: str, value: object) -> str:
+    """The end of a field's range that a whole number is beyond."""
+    rule = rules_of(message.DESCRIPTOR)[field]  # type: ignore[arg-type]  # its stubs have a second Descriptor
+    is_signed = rule.field.type == FieldDescriptor.TYPE_INT32
+    if isinstance(value, int) and value > 0:
+        return f"must be at most {2**31 - 1 if is_signed else 2**32 - 1}"
+    return f"must be at least {max(-(2**31) if is_signed else 0, rule.min):.0f}"
 
 
 def extend(ids: MutableSequence[int], body: Body, key: str) -> None:
     """Add token ids. Raises InvalidBody, also for ids outside the contract's type."""
-    token_ids = body.integers(key)
+    add_token_ids(ids, key, body.integers(key))
+
+
+def add_token_ids(ids: MutableSequence[int], field: str, token_ids: Sequence[int]) -> None:
+    """The same for ids that are read already."""
     try:
         ids.extend(token_ids)
     except ValueError as error:
-        raise InvalidBody(key, "a token id is out of range") from error
+        place, wrong = next((p, each) for p, each in enumerate(token_ids) if each not in TOKEN_IDS)
+        raise InvalidBody(
+            f"{field}[{place}]", f"must be a token id, 0 to {TOKEN_IDS[-1]}, got {wrong}"
+        ) from error

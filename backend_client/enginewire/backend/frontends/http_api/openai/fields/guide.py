@@ -106,7 +106,10 @@ def response_format_guides(body: Body) -> list[Guide]:
     if kind == "structural_tag":
         return [(pb.GuidedDecoding(structural_tag=json_text(asked)), RESPONSE_FORMAT)]
     described = asked.nested("json_schema")
-    schema = described.nested("schema") if described is not None else None
+    schema = None
+    if described is not None:
+        described.text("name"), described.flag("strict")
+        schema = described.nested("schema")
     if kind != "json_schema" or schema is None:
         kinds = "text, json_object, structural_tag, or json_schema with a schema"
         raise InvalidBody(RESPONSE_FORMAT, f"must be {kinds}")
@@ -122,7 +125,9 @@ def guides_in(asked: Body, prefix: str) -> Iterator[Guide]:
             yield guide, prefix + end
     if (schema := asked.get(f"{prefix}json")) is not None:
         yield pb.GuidedDecoding(json_schema=schema_text(f"{prefix}json", schema)), f"{prefix}json"
-    if choices := asked.strings(f"{prefix}choice"):
+    if asked.get(f"{prefix}choice") is not None:
+        if not (choices := asked.strings(f"{prefix}choice")):
+            raise InvalidBody(f"{prefix}choice", "must not be empty")
         yield pb.GuidedDecoding(choice=pb.GuidedChoice(choices=choices)), f"{prefix}choice"
     if asked.flag(f"{prefix}json_object"):
         yield pb.GuidedDecoding(json_object=True), f"{prefix}json_object"

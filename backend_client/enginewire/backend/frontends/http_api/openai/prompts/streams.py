@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,7 +20,7 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.engines.failure import Failure, internal_failure
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
-from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
+from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid_prompt, refusal_of
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.annotations import FORMATTED_PROMPT, PROMPT_IDS
 from enginewire.backend.prompting.prompts import InvalidPrompt, PromptFit
@@ -101,6 +102,7 @@ class PromptStreams:
         # The backend's own answer comes first; whatever an engine calls by that name is no list for us.
         wants_ids = prompt.request.output_options.return_tokens_as_token_ids
         wants_text = prompt.request.output_options.formatted_prompt
+        param_of = partial(self._asked.param_of_prompt, place)
         try:
             answer = self._backend.generate(
                 prompt,
@@ -114,7 +116,7 @@ class PromptStreams:
             async with aclosing(answer) as items:
                 async for item in items:
                     if item.error is not None:
-                        raise Refused(refusal_of(item.error, self._asked.param_of))
+                        raise Refused(refusal_of(item.error, param_of))
                     if item.event == PROMPT_IDS and wants_ids and place not in self.prompt_ids:
                         self.prompt_ids[place] = json.loads(item.comment[0])
                     if item.event == FORMATTED_PROMPT and wants_text and place not in self.prompt_texts:
@@ -122,7 +124,7 @@ class PromptStreams:
                     if item.data is not None:
                         await self._put(place, item.data)
         except InvalidPrompt as error:
-            raise Refused(invalid(str(error), self._asked.param_of(error.field))) from error
+            raise Refused(invalid_prompt(error, param_of)) from error
 
     async def _put(self, place: int, output: BackendOutput) -> None:
         if output.finish_reason in UNFINISHED:

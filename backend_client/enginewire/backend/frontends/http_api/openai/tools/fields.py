@@ -49,7 +49,7 @@ class AskedTools:
 
 def read_tools(body: Body) -> AskedTools | None:
     """What may be called; None for nothing. Raises InvalidBody."""
-    given = [] if body.get(TOOLS) is None else checked(TOOLS, body.get(TOOLS), list)
+    given = [] if body.get(TOOLS) is None else checked(TOOLS, body.get(TOOLS), list, "a list of tools")
     if len(given) > MAX_TOOLS:
         raise InvalidBody(TOOLS, f"at most {MAX_TOOLS} tools")
     tools = [read_tool(f"{TOOLS}[{place}]", each) for place, each in enumerate(given)]
@@ -101,5 +101,5 @@ def read_choice(choice: object, names: Sequence[str]) -> str:
     if asked.get("type") != "function" or not isinstance(name, str):
         raise InvalidBody(CHOICE, allowed)
     if name not in names:
-        raise InvalidBody(f"{CHOICE}.function.name", allowed)
+        raise InvalidBody(f"{CHOICE}.function.name", "must be the name of one of tools")
     return name
