@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, settings
 # Several torch processes share the cores: threads that spin while they wait take them from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# No authorities are in this folder: each client of HTTP that a test makes would read all of this machine's.
+os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
+
 # A busy machine is no failure: how long things take is tested where it matters, with a clock.
 settings.register_profile("enginewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("enginewire")
-
-# These mostly wait: whoever meets one last waits for it alone.
-LONGEST = ("tests/conformance/running/test_runner.py::test_the_reference_conforms",)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -35,11 +35,6 @@ def pytest_collection() -> Generator[None, object, object]:
         # Libraries look for what was left behind when the process ends.
         atexit.register(gc.unfreeze)
         gc.enable()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests first; all others as they were."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.fixture

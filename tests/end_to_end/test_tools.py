@@ -100,8 +100,8 @@ async def test_a_format_beside_tools_is_kept_where_none_is_called(client: AsyncO
         assert json.loads(message.content or "").keys() == {"ready"}
 
 
-async def test_a_function_whose_schema_is_none_is_refused_with_the_choice(client: AsyncOpenAI) -> None:
+async def test_a_function_whose_schema_is_none_is_refused_with_the_tools(client: AsyncOpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}]
     with pytest.raises(BadRequestError) as refusal:
         await client.chat.completions.create(**asking(tools=tools, tool_choice="required"))
-    assert refusal.value.param == "tool_choice"
+    assert refusal.value.param == "tools"

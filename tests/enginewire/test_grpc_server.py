@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from enginewire.grpc_listening import bind_tcp
 from enginewire.grpc_server import LOGGER, bare_server, new_server
+from enginewire.listening.binding import bind_tcp
 from tests.repository import ROOT
 
 PLACES = ("engine_server", "backend_client", "conformance", "proto")

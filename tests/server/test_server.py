@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.listening.sockets import UnixSocket
 from enginewire.server import server as server_module
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import StepListener, StepOutputs
@@ -19,7 +20,6 @@ from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
 from enginewire.server.status import PUSHBACK_KEY
-from enginewire.sockets import UnixSocket
 from tests.server.serving import (
     PATIENCE_SECONDS,
     Serving,

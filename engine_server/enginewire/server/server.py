@@ -22,9 +22,10 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.access.guard import guards
 from enginewire.access.listener_options import access_of
-from enginewire.grpc_listening import add_reflection, listen
 from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
-from enginewire.health_port import health_port
+from enginewire.listening.binding import add_reflection, listen
+from enginewire.listening.health_port import health_port
+from enginewire.listening.sockets import AddressError, check_port_is_free
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
 from enginewire.server.admission.live import Observer
@@ -40,10 +41,9 @@ from enginewire.server.services.discovery import DiscoveryServicer, Identity
 from enginewire.server.services.embedding import EmbeddingServicer
 from enginewire.server.services.engine import EngineServicer
 from enginewire.server.services.handlers import handlers, refuse_caller
-from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, HealthServicer
+from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, EngineHealth
 from enginewire.server.services.kv import KvServicer
 from enginewire.server.validation.bounds import effective_limits
-from enginewire.sockets import AddressError, check_port_is_free
 from enginewire.v1 import (
     admin_service_pb2,
     discovery_service_pb2,
@@ -302,7 +302,7 @@ class EngineServer:
 
     def _health(self) -> grpc.GenericRpcHandler:
         services = frozenset(service.full_name for service in SERVICES)
-        return handlers(HEALTH_SERVICE, HealthServicer(self.lifecycle, services))
+        return handlers(HEALTH_SERVICE, EngineHealth(self.lifecycle, services))
 
     def _add_health(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((self._health(),))

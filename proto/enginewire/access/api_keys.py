@@ -6,9 +6,7 @@ Knows nothing about gRPC and HTTP.
 from __future__ import annotations
 
 import hmac
-import logging
 import re
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,9 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from enginewire.access.roles import WORDS, Role
-from enginewire.file_stamps import stamps
-
-log = logging.getLogger(__name__)
+from enginewire.watched_files import WatchedFiles
 
 # The characters are those of bearer tokens, RFC 6750: a colon can only be the one behind a role.
 KEY: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
@@ -41,46 +37,22 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys of one server. Threads may share it.
-
-    The file is looked at when somebody asks. One that has changed and cannot be used is logged, and the keys
-    from before stay in use.
-    """
+    """The keys of one server. Threads may share it; the file is looked at when somebody asks."""
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
         """`given` are keys as `key_of` takes them, `file` has hashes. Raises InvalidKeys."""
         self._given = tuple(key_of(text, number) for number, text in enumerate(given, 1))
         self._file = file
-        self._lock = threading.Lock()
-        self._seen = stamps([file] if file else [])
-        self._keys = self._read()
+        self._keys = WatchedFiles([file] if file else [], self._read, "list of keys", InvalidKeys)
 
     def find(self, key: str) -> ApiKey | None:
         """The key, if it is one of these. How long it takes says nothing about which, or how nearly."""
         digest = digest_of(key)
         found = None
-        for each in self._current():
+        for each in self._keys.current():
             if hmac.compare_digest(each.digest, digest):
                 found = each
         return found
-
-    def _current(self) -> tuple[ApiKey, ...]:
-        if self._file is None:
-            return self._keys
-        with self._lock:
-            seen = stamps([self._file])
-            if seen != self._seen:
-                self._seen = seen
-                self._read_again()
-            return self._keys
-
-    def _read_again(self) -> None:
-        try:
-            self._keys = self._read()
-        except InvalidKeys as error:
-            log.warning("the keys from before stay in use: %s", error)
-        else:
-            log.info("%s: the new keys are in use, %d in all", self._file, len(self._keys))
 
     def _read(self) -> tuple[ApiKey, ...]:
         """Raises InvalidKeys."""

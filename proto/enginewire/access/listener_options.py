@@ -1,66 +1,131 @@
-"""The options by which servers of ours get keys, and which addresses need them. The name is vLLM's.
+"""The options by which servers of ours listen: where, with which TLS and which keys. The names are vLLM's."""
 
-Each program declares them in a dataclass of its own, with the functions here.
-"""
+# ruff: noqa: RUF009 - `option` makes a dataclass field, which is no shared mutable default.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from enginewire.access.access import Access
 from enginewire.access.api_keys import ApiKeys, InvalidKeys
 from enginewire.addresses import listens_on_loopback
 from enginewire.options import OptionError, option
-from enginewire.tls.listener_options import ListenerOptions, listener_tls, requires_client
+
+if TYPE_CHECKING:
+    from enginewire.tls.listener import ListenerTls
+
+CertReqs = Literal["none", "required", "0", "2"]
+"""Whether callers need a certificate; the numbers are those of Python's ssl, which vLLM takes."""
+REQUIRED: Final = ("required", "2")
 
 
-class AccessOptions(ListenerOptions, Protocol):
-    """What a program's options have that declares these and those of TLS."""
+@dataclass(frozen=True, kw_only=True)
+class ListenerOptions:
+    """What every program that listens takes. Each has defaults of its own for `uds` and `host`.
 
-    @property
-    def api_key(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def api_key_file(self) -> Path | None: ...  # noqa: D102
-    @property
-    def allow_insecure(self) -> bool: ...  # noqa: D102
+    Without slots: the options of a program have other ancestors beside this one.
+    """
 
-
-def api_key_option() -> tuple[str, ...]:
-    """`api_key`."""
-    none: tuple[str, ...] = ()
-    return option(
-        none,
+    uds: Path = option(Path(), "Unix socket to listen on, readable by its owner only", heading="address")
+    host: str = option("127.0.0.1", "listen on TCP at this host")
+    port: int | None = option(
+        None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
+    )
+    allow_insecure: bool = option(
+        False,
+        "allow an address beyond loopback where anyone can send requests, and without TLS read prompts",
+    )
+    ssl_certfile: Path | None = option(
+        None,
+        "serve TLS on every TCP port, with this certificate and its chain (PEM); read again when it changes",
+        heading="TLS",
+    )
+    ssl_keyfile: Path | None = option(
+        None, "key of --ssl-certfile (PEM), without a passphrase; in the same file when not set"
+    )
+    ssl_ca_certs: Path | None = option(
+        None, "let in callers alone that have a certificate of these authorities (PEM)"
+    )
+    ssl_cert_reqs: CertReqs | None = option(
+        None, "whether callers need a certificate; required when --ssl-ca-certs is given, else none"
+    )
+    ssl_allowed_client_names: tuple[str, ...] = option(
+        (),
+        "name that a caller's certificate must have among its alternative names, such as"
+        " backend.example.org, *.example.org or spiffe://example.org/backend; any will do when not set",
+    )
+    api_key: tuple[str, ...] = option(
+        (),
         "key of which callers need one: KEY, whose role is infer, or ROLE:KEY, with a role of read, infer or"
         " admin; others see it in the process list, so better in the environment or in --api-key-file",
         heading="keys",
         secret=True,
     )
-
-
-def api_key_file_option() -> Path | None:
-    """`api_key_file`."""
-    return option(
+    api_key_file: Path | None = option(
         None,
         "file with the hashes of more keys, one per line: infer sha256:<hexadecimal>; read again when it"
         " changes",
     )
-
-
-def allow_insecure_option() -> bool:
-    """`allow_insecure`."""
-    return option(
-        False,
-        "allow an address beyond loopback where anyone can send requests, and without TLS read prompts",
+    health_port: int | None = option(
+        None,
+        "serve grpc.health.v1 alone at this port of --health-host, without TLS; 0 picks a free one and"
+        " prints it",
+        at_least=0,
+        at_most=65535,
+        heading="probes",
     )
+    health_host: str = option("127.0.0.1", "where --health-port is; nothing but the state is told there")
+
+    @property
+    def requires_client(self) -> bool:
+        """Callers need a certificate."""
+        if self.ssl_cert_reqs is None:
+            return self.ssl_ca_certs is not None
+        return self.ssl_cert_reqs in REQUIRED
 
 
-def access_of(options: AccessOptions) -> Access:
+def access_of(options: ListenerOptions) -> Access:
     """Who the options let in. Raises OptionError, also for files that cannot be used."""
     return Access(listener_tls(options), _keys_of(options))
 
 
-def _keys_of(options: AccessOptions) -> ApiKeys | None:
+def listener_tls(options: ListenerOptions) -> ListenerTls | None:
+    """The TLS that the options ask for. Raises OptionError, also for files that cannot be used."""
+    if options.ssl_certfile is None:
+        _check_no_other(options)
+        return None
+    # Without TLS the modules behind this need not be loaded.
+    from enginewire.tls.certificate import CertificateFiles, InvalidCertificate, PemFiles
+    from enginewire.tls.listener import ListenerTls
+
+    is_mutual = options.requires_client
+    if is_mutual and options.ssl_ca_certs is None:
+        raise OptionError("--ssl-cert-reqs: required needs --ssl-ca-certs, the authorities of callers")
+    if options.ssl_allowed_client_names and not is_mutual:
+        raise OptionError("--ssl-allowed-client-names needs --ssl-ca-certs, the authorities of callers")
+    key = options.ssl_keyfile or options.ssl_certfile
+    try:
+        files = CertificateFiles(PemFiles(options.ssl_certfile, key, options.ssl_ca_certs), "server")
+    except InvalidCertificate as error:
+        raise OptionError(str(error)) from error
+    return ListenerTls(files, requires_client=is_mutual, allowed_names=options.ssl_allowed_client_names)
+
+
+def _check_no_other(options: ListenerOptions) -> None:
+    """Raise OptionError for what means nothing without a certificate."""
+    for flag, is_given in (
+        ("--ssl-keyfile", options.ssl_keyfile is not None),
+        ("--ssl-ca-certs", options.ssl_ca_certs is not None),
+        ("--ssl-cert-reqs", options.requires_client),
+        ("--ssl-allowed-client-names", bool(options.ssl_allowed_client_names)),
+    ):
+        if is_given:
+            raise OptionError(f"{flag} needs --ssl-certfile, the certificate to serve TLS with")
+
+
+def _keys_of(options: ListenerOptions) -> ApiKeys | None:
     if not options.api_key and options.api_key_file is None:
         return None
     try:
@@ -69,14 +134,14 @@ def _keys_of(options: AccessOptions) -> ApiKeys | None:
         raise OptionError(str(error)) from error
 
 
-def check_exposure(flag: str, host: str, options: AccessOptions) -> None:
+def check_exposure(flag: str, host: str, options: ListenerOptions) -> None:
     """Raise OptionError when anyone beyond this machine could send requests to `host`, or read along.
 
     The one rule for all that listens: loopback, or TLS with keys or with certificates of callers, or a word
     that says so.
     """
     has_keys = bool(options.api_key) or options.api_key_file is not None
-    is_closed = options.ssl_certfile is not None and (has_keys or requires_client(options))
+    is_closed = options.ssl_certfile is not None and (has_keys or options.requires_client)
     if is_closed or options.allow_insecure or listens_on_loopback(host):
         return
     could = [] if options.ssl_certfile else ["read prompts and keys" if has_keys else "read prompts"]

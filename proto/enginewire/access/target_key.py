@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Final
 
 from enginewire.access.api_keys import KEY, KEY_WORDS, InvalidKeys
-from enginewire.file_stamps import stamps
-
-log = logging.getLogger(__name__)
+from enginewire.watched_files import WatchedFiles
 
 OPTION: Final = "--target-api-key"
 FILE_OPTION: Final = f"{OPTION}-file"
@@ -22,19 +19,16 @@ class TargetKey:
         """One of the two. Raises InvalidKeys, which never tells the key."""
         if bool(key) == (file is not None):
             raise InvalidKeys(f"{OPTION} and {FILE_OPTION}: one of them is needed")
-        self._file = file
-        self._seen = stamps([file] if file else [])
-        self._key = _checked(OPTION, key) if file is None else _read(file)
+        self._key = WatchedFiles(
+            [file] if file else [],
+            lambda: _read(file) if file else _checked(OPTION, key),
+            "key",
+            InvalidKeys,
+        )
 
     def current(self) -> str:
         """The key for a call that begins now."""
-        if self._file is not None and (seen := stamps([self._file])) != self._seen:
-            self._seen = seen
-            try:
-                self._key = _read(self._file)
-            except InvalidKeys as error:
-                log.warning("the key from before stays in use: %s", error)
-        return self._key
+        return self._key.current()
 
     @property
     def authorization(self) -> tuple[str, str]:

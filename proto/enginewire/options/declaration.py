@@ -65,9 +65,9 @@ def option(
 ) -> T:
     """A field of an options dataclass. The flag is the field's name with dashes.
 
-    `heading` begins a new section of the help. `unit` is that of a number ("s", "tokens"; "bytes" also
-    allows 8MiB), `contract` the field of `enginewire.v1` that shows the value. `positional` also takes
-    the value without its flag. A secret is masked wherever options are printed.
+    `heading` begins a section of the help, or goes on with it. `unit` is that of a number ("s", "tokens";
+    "bytes" also allows 8MiB), `contract` the field of `enginewire.v1` that shows the value. `positional` also
+    takes the value without its flag. A secret is masked wherever options are printed.
     """
     declaration = Declaration(
         meaning=meaning,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,12 +25,13 @@ COLUMNS: Final = ("Flag", "Environment", "Default", "Meaning", "Contract field")
 
 def filled(page: str) -> str:
     """The page with every table as the options are now."""
-    return SECTION.sub(lambda match: f"{match[1]}{table(_named(match[2], match[3]))}{match[4]}", page)
+    shown = {_named(match[2], match[3]) for match in SECTION.finditer(page)}
+    return SECTION.sub(lambda match: f"{match[1]}{table(_named(match[2], match[3]), shown)}{match[4]}", page)
 
 
-def table(options_class: type[DataclassInstance]) -> str:
-    """A Markdown table of the options that this class adds to those it inherits."""
-    bases = [base for base in options_class.__bases__ if is_dataclass(base)]
+def table(options_class: type[DataclassInstance], shown: Collection[type] = ()) -> str:
+    """A Markdown table of the options of a class, without those it inherits from others that are shown."""
+    bases = (base for base in options_class.__mro__[1:] if base in shown and is_dataclass(base))
     inherited = {each.name for base in bases for each in fields(base)}
     own = [option for option in options_of(options_class) if option.name not in inherited]
     prefix = env_prefix_of(options_class)

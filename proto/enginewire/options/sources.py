@@ -54,9 +54,11 @@ def make_parser(
         "--dump-config", action="store_true", help="print every value and its source as TOML, then exit"
     )
     section: argparse._ActionsContainer = parser
+    sections: dict[str, argparse._ActionsContainer] = {}
     for option in options:
-        if option.declaration.heading:
-            section = parser.add_argument_group(option.declaration.heading)
+        if heading := option.declaration.heading:
+            section = sections.get(heading) or parser.add_argument_group(heading)
+            sections[heading] = section
         _add(section, option)
     return parser
 

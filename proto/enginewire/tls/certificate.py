@@ -6,17 +6,13 @@ Knows nothing about options, gRPC or HTTP.
 from __future__ import annotations
 
 import contextlib
-import logging
 import ssl
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.file_stamps import stamps
-
-log = logging.getLogger(__name__)
+from enginewire.watched_files import WatchedFiles, stamps
 
 Side = Literal["server", "client"]
 """Who shows the certificate."""
@@ -59,44 +55,18 @@ class Material:
     not_after: float
 
 
-class CertificateFiles:
-    """The newest usable material of some files. Threads may share it.
-
-    The files are looked at when somebody asks, so before each handshake. Files that have changed and cannot
-    be used are logged once and counted; what was read before stays in use.
-    """
+class CertificateFiles(WatchedFiles[Material]):
+    """The newest usable material of some files, which are looked at before each handshake."""
 
     def __init__(self, files: PemFiles, side: Side) -> None:
         """Raises InvalidCertificate."""
         self.files = files
-        self.num_failures = 0
-        self._side: Side = side
-        self._lock = threading.Lock()
-        self._seen = stamps(files.paths)
-        self._material = read(files, side)
-
-    def current(self) -> Material:
-        """What to show in a handshake that begins now; the same object as long as the files are the same."""
-        with self._lock:
-            seen = stamps(self.files.paths)
-            if seen != self._seen:
-                self._seen = seen
-                self._read_again()
-            return self._material
+        super().__init__(files.paths, lambda: read(files, side), "certificate", InvalidCertificate)
 
     @property
     def remaining_seconds(self) -> float:
         """How long the certificate in use is still valid; below 0 when it has expired."""
         return self.current().not_after - time.time()
-
-    def _read_again(self) -> None:
-        try:
-            self._material = read(self.files, self._side)
-        except InvalidCertificate as error:
-            self.num_failures += 1
-            log.warning("the certificate from before stays in use: %s", error)
-        else:
-            log.info("%s: the new certificate is in use", self.files.certificate)
 
 
 def read(files: PemFiles, side: Side) -> Material:

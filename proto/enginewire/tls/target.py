@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import grpc
 
-from enginewire.file_stamps import Stamps, stamps
 from enginewire.tls.certificate import (
     CertificateFiles,
     InvalidCertificate,
     PemFiles,
     read_authorities,
 )
-
-log = logging.getLogger(__name__)
+from enginewire.watched_files import Stamps, WatchedFiles, stamps
 
 PREFIX: Final = "--target-ssl-"
 AUTHORITIES: Final = f"{PREFIX}ca-certs"
@@ -37,8 +35,10 @@ class TargetTls:
 
         `name` must be in the server's certificate in place of the host's. Raises InvalidCertificate.
         """
-        self._authorities = authorities
-        self._trusted = None if authorities is None else read_authorities(AUTHORITIES, authorities)
+        self._trusted: WatchedFiles[bytes] | None = None
+        if authorities is not None:
+            read = partial(read_authorities, AUTHORITIES, authorities)
+            self._trusted = WatchedFiles([authorities], read, "list of authorities", InvalidCertificate)
         self._files: CertificateFiles | None = None
         if certificate is not None:
             self._files = CertificateFiles(PemFiles(certificate, key or certificate, prefix=PREFIX), "client")
@@ -47,17 +47,13 @@ class TargetTls:
     @property
     def stamps(self) -> Stamps:
         """Other ones when a file has changed."""
-        own = self._files.files.paths if self._files else ()
-        return stamps(own if self._authorities is None else (self._authorities, *own))
+        watched = (files for files in (self._trusted, self._files) if files is not None)
+        return stamps(path for files in watched for path in files.paths)
 
     def credentials(self) -> grpc.ChannelCredentials:
         """For a channel that is opened now. Of files that cannot be used any more counts what they held."""
-        if self._authorities is not None:
-            try:
-                self._trusted = read_authorities(AUTHORITIES, self._authorities)
-            except InvalidCertificate as error:
-                log.warning("the authorities from before stay in use: %s", error)
+        trusted = self._trusted.current() if self._trusted else None
         if self._files is None:
-            return grpc.ssl_channel_credentials(self._trusted)
+            return grpc.ssl_channel_credentials(trusted)
         material = self._files.current()
-        return grpc.ssl_channel_credentials(self._trusted, material.key, material.chain)
+        return grpc.ssl_channel_credentials(trusted, material.key, material.chain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import cache
 
 import pytest
 import uvicorn.server
@@ -45,10 +46,16 @@ async def start_backend(engine_server: StartServer) -> AsyncIterator[StartBacken
         async def start(**options: object) -> tuple[TextBackend, Serving]:
             serving = await engine_server(**options)
             client = await clients.enter_async_context(EngineClient(serving.server.target))
-            tokenizer = BackendTokenizer.from_files(await client.tokenizer_files())
+            tokenizer = _tokenizer(frozenset((await client.tokenizer_files()).items()))
             return TextBackend(Backend(client, tokenizer.vocabulary), tokenizer), serving
 
         yield start
+
+
+@cache
+def _tokenizer(files: frozenset[tuple[str, bytes]]) -> BackendTokenizer:
+    """Reading one, and trying out how its ids become text, takes longer than most tests."""
+    return BackendTokenizer.from_files(dict(files))
 
 
 @pytest.fixture

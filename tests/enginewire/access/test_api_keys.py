@@ -102,13 +102,13 @@ def test_new_keys_are_in_use_at_once_and_unusable_ones_never(
     keys = ApiKeys((), file)
     file.write_text(line_of(UNKNOWN_KEY, Role.ADMIN))
     assert (role_in(keys, PLAIN), role_in(keys, UNKNOWN_KEY)) == (None, Role.ADMIN)
-    assert "the new keys are in use, 1 in all" in caplog.text
+    assert f"{file}: a new list of keys is in use" in caplog.text
     for content in ("", "infer sha256:"):
         file.write_text(content)
         assert role_in(keys, UNKNOWN_KEY) is Role.ADMIN
     os.unlink(file)
     assert role_in(keys, UNKNOWN_KEY) is Role.ADMIN
-    assert caplog.text.count("the keys from before stay in use") == 3
+    assert caplog.text.count("the list of keys from before stays in use") == 3
     file.write_text(line_of(PLAIN, Role.INFER))
     assert (role_in(keys, PLAIN), role_in(keys, UNKNOWN_KEY)) == (Role.INFER, None)
 

@@ -26,12 +26,12 @@ def test_a_row_says_flag_variable_default_meaning_and_contract_field() -> None:
     assert "| `--api-key` | `TOY_API_KEY` |  | key (secret) |  |" in rows
 
 
-def test_a_table_leaves_out_what_is_inherited() -> None:
+def test_a_table_leaves_out_what_another_shows() -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Child(Toy):
         more: bool = option(True, "more")
 
-    assert table(Child).splitlines()[2:] == ["| `--more` | `TOY_MORE` | `true` | more |  |"]
+    assert table(Child, {Toy}).splitlines()[2:] == ["| `--more` | `TOY_MORE` | `true` | more |  |"]
 
 
 def test_the_command_fills_a_page_in_place(tmp_path: Path) -> None:

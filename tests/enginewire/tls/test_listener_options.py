@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from enginewire.access.listener_options import listener_tls
 from enginewire.backend.config import ServeOptions
 from enginewire.options import OptionError
 from enginewire.server.config.options import ServerOptions
-from enginewire.tls.listener_options import listener_tls
 from tests.certificates import Authority
 
 PROGRAMS = pytest.mark.parametrize("program", [ServerOptions, ServeOptions])

@@ -12,9 +12,9 @@ import pytest
 from enginewire.access.access import Access
 from enginewire.access.api_keys import ApiKeys
 from enginewire.access.roles import Role
+from enginewire.listening.sockets import AddressError
 from enginewire.server.metrics import endpoint as endpoint_module
 from enginewire.server.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
-from enginewire.sockets import AddressError
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY
 
 READ_KEY = KEYS[Role.READ]

@@ -14,19 +14,7 @@ from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket
 from enginewire.options import OptionError, option
-from enginewire.tls.target_options import (
-    ca_certs_option,
-    certfile_option,
-    keyfile_option,
-    name_option,
-    ssl_option,
-)
-from enginewire.trust import (
-    socket_owner_option,
-    target_api_key_file_option,
-    target_api_key_option,
-    trust_of,
-)
+from enginewire.trust import TargetOptions, trust_of
 
 Api = Literal["multiplexed", "generate", "backend", "completions", "chat"]
 HTTP_APIS: Final = frozenset({"completions", "chat"})
@@ -36,7 +24,7 @@ METRICS: Final = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(TargetOptions):
     """Options of `enginewire bench`."""
 
     ENV_PREFIX: ClassVar[str] = "ENGINEWIRE_BENCH_"
@@ -52,15 +40,8 @@ class BenchOptions:
         "multiplexed",
         "what it speaks: multiplexed and generate are the engine's own, backend is BackendService,"
         " completions and chat are OpenAI's over HTTP",
+        heading="target",
     )
-    socket_owner: str = socket_owner_option()
-    target_ssl: bool = ssl_option()
-    target_ssl_ca_certs: Path | None = ca_certs_option()
-    target_ssl_certfile: Path | None = certfile_option()
-    target_ssl_keyfile: Path | None = keyfile_option()
-    target_ssl_name: str = name_option()
-    target_api_key: str = target_api_key_option()
-    target_api_key_file: Path | None = target_api_key_file_option()
     launch: str = option(
         "", "arguments of an engine server to start on a private socket, measure, and end again"
     )

@@ -28,7 +28,7 @@ from enginewire.backend.processes.stop_signals import StopSignals
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.backend.prompting.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
-from enginewire.sockets import AddressError
+from enginewire.listening.sockets import AddressError
 from enginewire.trust import trust_of
 
 EXIT_FAILED: Final = 1

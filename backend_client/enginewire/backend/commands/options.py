@@ -14,19 +14,7 @@ from typing import ClassVar
 from enginewire.addresses import default_socket
 from enginewire.backend.config import MAX_UINT32, GenerateOptions
 from enginewire.options import OptionError, computed, option
-from enginewire.tls.target_options import (
-    ca_certs_option,
-    certfile_option,
-    keyfile_option,
-    name_option,
-    ssl_option,
-)
-from enginewire.trust import (
-    socket_owner_option,
-    target_api_key_file_option,
-    target_api_key_option,
-    trust_of,
-)
+from enginewire.trust import TargetOptions, trust_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +60,7 @@ class DemoOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopOptions:
+class TopOptions(TargetOptions):
     """Options of `enginewire top`."""
 
     ENV_PREFIX: ClassVar[str] = "ENGINEWIRE_TOP_"
@@ -80,16 +68,11 @@ class TopOptions:
     target: tuple[str, ...] = option(
         computed(lambda: (f"unix:{default_socket('engine')}",), "unix:<the engine's default --uds>"),
         "an engine to watch: a gRPC name such as unix:/run/engine.sock or localhost:50051",
+        heading="target",
     )
-    socket_owner: str = socket_owner_option()
-    target_ssl: bool = ssl_option()
-    target_ssl_ca_certs: Path | None = ca_certs_option()
-    target_ssl_certfile: Path | None = certfile_option()
-    target_ssl_keyfile: Path | None = keyfile_option()
-    target_ssl_name: str = name_option()
-    target_api_key: str = target_api_key_option()
-    target_api_key_file: Path | None = target_api_key_file_option()
-    once: bool = option(False, "look once and end, with 1 when an engine did not answer")
+    once: bool = option(
+        False, "look once and end, with 1 when an engine did not answer", heading="what to show"
+    )
     json: bool = option(False, "print a line of JSON per look instead of a table")
     interval: float = option(0.5, "how often to look", unit="s", at_least=0.05)
     timeout: float = option(2.0, "how long an engine may take to answer --once", unit="s", at_least=0.05)

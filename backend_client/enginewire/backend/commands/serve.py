@@ -17,7 +17,7 @@ from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.grpc_service import grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.processes.stop_signals import StopSignals
-from enginewire.health_port import health_port
+from enginewire.listening.health_port import health_port
 
 # What the end may take beside the requests: last words, and a launched engine that has nothing to do.
 MARGIN_SECONDS: Final = 5.0

@@ -11,25 +11,13 @@ from typing import ClassVar, Literal
 
 from enginewire.addresses import default_socket
 from enginewire.options import OptionError, computed, option
-from enginewire.tls.target_options import (
-    ca_certs_option,
-    certfile_option,
-    keyfile_option,
-    name_option,
-    ssl_option,
-)
-from enginewire.trust import (
-    socket_owner_option,
-    target_api_key_file_option,
-    target_api_key_option,
-    trust_of,
-)
+from enginewire.trust import TargetOptions, trust_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackendOptions:
+class BackendOptions(TargetOptions):
     """What every command of `enginewire-backend` needs to know: the engine, its tokenizer, patience."""
 
     # Not the engine's prefix: an engine that `launch` starts inherits this process's environment.
@@ -41,18 +29,11 @@ class BackendOptions:
         " several for several engines of the same model",
         heading="engine",
     )
-    socket_owner: str = socket_owner_option()
-    target_ssl: bool = ssl_option()
-    target_ssl_ca_certs: Path | None = ca_certs_option()
-    target_ssl_certfile: Path | None = certfile_option()
-    target_ssl_keyfile: Path | None = keyfile_option()
-    target_ssl_name: str = name_option()
-    target_api_key: str = target_api_key_option()
-    target_api_key_file: Path | None = target_api_key_file_option()
     prefill_target: tuple[str, ...] = option(
         (),
         "an engine of --role prefill that computes the prompts for targets of --role decode; of several"
         " the one that has the least to do",
+        heading="engine",
     )
     launch: str = option(
         "",

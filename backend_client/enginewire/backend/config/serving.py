@@ -10,27 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from enginewire.access.listener_options import (
-    access_of,
-    allow_insecure_option,
-    api_key_file_option,
-    api_key_option,
-    check_exposure,
-)
+from enginewire.access.listener_options import ListenerOptions, access_of, check_exposure
 from enginewire.addresses import default_socket, shown_socket, wants_tcp
 from enginewire.backend.config.reaching import BackendOptions
 from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
-from enginewire.tls.listener_options import (
-    CertReqs,
-    allowed_client_names_option,
-    ca_certs_option,
-    cert_reqs_option,
-    certfile_option,
-    health_host_option,
-    health_port_option,
-    keyfile_option,
-)
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -40,7 +24,7 @@ DEFAULT_MESSAGE_BYTES: Final = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(BackendOptions):
+class ServeOptions(ListenerOptions, BackendOptions):
     """Options of `enginewire-backend serve`: BackendService over gRPC, and the other faces.
 
     gRPC listens on TCP when `port` is set, else on the Unix socket `uds`; the others only when asked.
@@ -54,16 +38,13 @@ class ServeOptions(BackendOptions):
     host: str = option(
         "127.0.0.1", f"listen on TCP at this host, at port {DEFAULT_SERVE_PORT} unless --port is set"
     )
-    port: int | None = option(
-        None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
-    )
-    allow_insecure: bool = allow_insecure_option()
     http_port: int | None = option(
         None,
         f"serve the OpenAI-compatible API over HTTP at this port, such as {DEFAULT_HTTP_PORT}; 0 picks a free"
         " one and prints it",
         at_least=0,
         at_most=65535,
+        heading="faces",
     )
     http_host: str = option(
         "127.0.0.1", f"serve HTTP at this host, at port {DEFAULT_HTTP_PORT} unless --http-port is set"
@@ -104,15 +85,6 @@ class ServeOptions(BackendOptions):
         "127.0.0.1", f"be a worker of SMG at this host, at port {DEFAULT_SMG_PORT} unless --smg-port is set"
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
-    ssl_certfile: Path | None = certfile_option()
-    ssl_keyfile: Path | None = keyfile_option()
-    ssl_ca_certs: Path | None = ca_certs_option()
-    ssl_cert_reqs: CertReqs | None = cert_reqs_option()
-    ssl_allowed_client_names: tuple[str, ...] = allowed_client_names_option()
-    api_key: tuple[str, ...] = api_key_option()
-    api_key_file: Path | None = api_key_file_option()
-    health_port: int | None = health_port_option()
-    health_host: str = health_host_option()
     max_message_bytes: int = option(
         DEFAULT_MESSAGE_BYTES,
         "largest gRPC message in both directions, and largest body of an HTTP request",

@@ -24,13 +24,13 @@ from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Fail
 from enginewire.backend.embedding import embeddings_to_proto
 from enginewire.backend.engines.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from enginewire.backend.engines.trace_context import passed_on
-from enginewire.backend.frontends.health import HealthServicer
+from enginewire.backend.frontends.health import BackendHealth
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
-from enginewire.grpc_listening import add_reflection, listen
 from enginewire.grpc_server import new_server
+from enginewire.listening.binding import add_reflection, listen
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -129,7 +129,7 @@ class BackendServicer:
 class GrpcFace:
     """A running server. `address` is the target that reaches it."""
 
-    def __init__(self, server: grpc.aio.Server, health: HealthServicer, address: str) -> None:
+    def __init__(self, server: grpc.aio.Server, health: BackendHealth, address: str) -> None:
         self.address = address
         self._server = server
         self._health = health
@@ -157,7 +157,7 @@ async def grpc_face(
         backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes
     )
     server.add_generic_rpc_handlers((servicer.handlers(),))
-    health = HealthServicer(backend.backend.engines, SERVICE)
+    health = BackendHealth(backend.backend.engines, SERVICE)
     health.add_to(server)
     if options.reflection:
         add_reflection(server, SERVICE, HEALTH)

@@ -12,27 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.access.listener_options import (
-    access_of,
-    allow_insecure_option,
-    api_key_file_option,
-    api_key_option,
-    check_exposure,
-)
+from enginewire.access.listener_options import ListenerOptions, access_of, check_exposure
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket
 from enginewire.options import OptionError, computed, option
 from enginewire.server.config.model import ServedModelOptions
 from enginewire.server.config.rules import RULES
-from enginewire.tls.listener_options import (
-    CertReqs,
-    allowed_client_names_option,
-    ca_certs_option,
-    cert_reqs_option,
-    certfile_option,
-    health_host_option,
-    health_port_option,
-    keyfile_option,
-)
 
 DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1
@@ -42,7 +26,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions(ServedModelOptions):
+class ServerOptions(ListenerOptions, ServedModelOptions):
     """Options of `enginewire-server`. Raises OptionError for combinations that make no sense.
 
     The server listens on TCP when `port` is set, else on the Unix socket `uds`.
@@ -56,13 +40,10 @@ class ServerOptions(ServedModelOptions):
     host: str = option(
         "127.0.0.1", f"listen on TCP at this host, at port {DEFAULT_PORT} unless --port is set"
     )
-    port: int | None = option(
-        None, "listen on TCP at this port; 0 picks a free one and prints it", at_least=0, at_most=65535
-    )
-    allow_insecure: bool = allow_insecure_option()
     instance_id: str = option(
         "",
         "name of this server among others; drawn at start when not set",
+        heading="identity",
         contract="GetEngineInfoResponse.instance_id",
     )
     worker_id: int | None = option(
@@ -73,16 +54,6 @@ class ServerOptions(ServedModelOptions):
         contract="GetEngineInfoResponse.worker_id",
     )
     reflection: bool = option(False, "serve gRPC reflection, for grpcurl and the like")
-
-    ssl_certfile: Path | None = certfile_option()
-    ssl_keyfile: Path | None = keyfile_option()
-    ssl_ca_certs: Path | None = ca_certs_option()
-    ssl_cert_reqs: CertReqs | None = cert_reqs_option()
-    ssl_allowed_client_names: tuple[str, ...] = allowed_client_names_option()
-    api_key: tuple[str, ...] = api_key_option()
-    api_key_file: Path | None = api_key_file_option()
-    health_port: int | None = health_port_option()
-    health_host: str = health_host_option()
 
     metrics_port: int | None = option(
         None,

@@ -15,8 +15,8 @@ from typing import Final
 
 from enginewire.access.access import OPEN, Access, Forbidden, Unknown, bearer
 from enginewire.access.roles import Role
-from enginewire.allowed_hosts import AllowedHosts
-from enginewire.sockets import AddressError
+from enginewire.listening.allowed_hosts import AllowedHosts
+from enginewire.listening.sockets import AddressError
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.refusal import STATUS_OF_REASON
 from enginewire.backend.frontends.http_api.server import http_face
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.sockets import AddressError
+from enginewire.listening.sockets import AddressError
 from enginewire.version import __version__
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import sdk, serving_http

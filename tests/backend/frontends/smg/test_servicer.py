@@ -21,7 +21,7 @@ from enginewire.backend.frontends.smg.facts import CHUNK_BYTES, tokenizer_chunks
 from enginewire.backend.frontends.smg.server import smg_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from enginewire.sockets import AddressError
+from enginewire.listening.sockets import AddressError
 from tests.backend.frontends.conftest import StartBackend
 
 PROMPT = list(b"abcdefgh")

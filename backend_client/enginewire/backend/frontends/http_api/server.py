@@ -17,7 +17,6 @@ import uvicorn
 from starlette.middleware import Middleware
 
 from enginewire.access.access import OPEN, Access
-from enginewire.allowed_hosts import AllowedHosts
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.app import make_app
 from enginewire.backend.frontends.http_api.connection import BoundedConnection, BoundedState, Limits
@@ -26,7 +25,8 @@ from enginewire.backend.frontends.http_api.middleware.same_origin import same_or
 from enginewire.backend.frontends.http_api.openai.answers.format import model_formats
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.sockets import AddressError
+from enginewire.listening.allowed_hosts import AllowedHosts
+from enginewire.listening.sockets import AddressError
 
 # For what callers are told at the end; who does not read that is cut off.
 LAST_WORDS_SECONDS: Final = 0.5

@@ -12,11 +12,11 @@ from enginewire.access.access import OPEN, Access
 from enginewire.access.guard import guards
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.grpc_service import GrpcFace, refuse_caller
-from enginewire.backend.frontends.health import HealthServicer
+from enginewire.backend.frontends.health import BackendHealth
 from enginewire.backend.frontends.smg.servicer import SERVICE, SmgServicer
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.grpc_listening import bind_tcp
 from enginewire.grpc_server import new_server
+from enginewire.listening.binding import bind_tcp
 
 
 @asynccontextmanager
@@ -30,7 +30,7 @@ async def smg_face(
     )
     servicer = SmgServicer(backend, options.timeout, options.tokenizer, options.slow_consumer_timeout)
     server.add_generic_rpc_handlers((servicer.handlers(),))
-    health = HealthServicer(backend.backend.engines, SERVICE)
+    health = BackendHealth(backend.backend.engines, SERVICE)
     health.add_to(server)
     target = bind_tcp(server, options.smg_host, options.smg_port, access.tls)
     await server.start()

@@ -17,9 +17,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from enginewire.allowed_hosts import ANY, AllowedHosts
 from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal
+from enginewire.listening.allowed_hosts import ANY, AllowedHosts
 
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewire.sockets import MAX_PATH_BYTES, AddressError, UnixSocket, check_port_is_free
+from enginewire.listening.sockets import MAX_PATH_BYTES, AddressError, UnixSocket, check_port_is_free
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from enginewire.grpc_listening import listen
 from enginewire.grpc_server import bare_server
-from enginewire.sockets import AddressError
+from enginewire.listening.binding import listen
+from enginewire.listening.sockets import AddressError
 
 
 async def test_a_folder_in_which_everybody_may_replace_the_socket_is_refused(socket_folder: Path) -> None:

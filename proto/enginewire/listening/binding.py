@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from enginewire.sockets import AddressError, UnixSocket
+from enginewire.listening.sockets import AddressError, UnixSocket
 
 if TYPE_CHECKING:
     from enginewire.tls.listener import ListenerTls

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginewire.allowed_hosts import AllowedHosts
+from enginewire.listening.allowed_hosts import AllowedHosts
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Final
 
 import grpc
 
-from enginewire.grpc_listening import bind_tcp
 from enginewire.grpc_server import new_server
+from enginewire.listening.binding import bind_tcp
 
 # A probe names a service and gets a number.
 MOST_BYTES: Final = 4096
