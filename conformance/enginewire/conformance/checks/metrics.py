@@ -57,9 +57,9 @@ async def counters_grow_and_gauges_return(ctx: Context) -> None:
     expect_equal(left, 0, "an idle engine exports requests that run or wait")
 
 
-@check("MET-03", phase=Phase.LOAD, needs=SHAPE, alone=True)
+@check("MET-03", phase=Phase.LOAD, needs=SHAPE, alone=True, not_beside=("n",))
 async def requests_add_up(ctx: Context) -> None:
-    """More long requests than there are slots."""
+    """More long requests than there are slots, of one choice each: choices run, but requests wait."""
     await scrape(ctx)
     count = min(ctx.config.max_num_seqs or REQUESTS, MOST) + BEYOND
     streams = [ctx.start(ctx.long_request()) for _ in range(count)]

@@ -72,13 +72,15 @@ class Company:
     """Which options come along; empty by default.
 
     `some_ids` are in the target's vocabulary, and so are those of `prefix`, a beginning for all prompts that
-    leaves room for others. `window`: tokens of a request and its answer, 0 where that is not said.
+    leaves room for others. `window`: tokens of a request and its answer, 0 where that is not said. `number`:
+    the company's of a run.
     """
 
     members: tuple[str, ...] = ()
     some_ids: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
     window: int = 0
+    number: int = 0
 
     def joined(self, request: pb.GenerateRequest) -> pb.GenerateRequest:
         """The request with the company; what it says itself stays. Without company the same object."""
@@ -122,7 +124,7 @@ def draw(seed: int, number: int, config: pb.EngineConfig) -> Company:
     some_ids = rng.sample(range(size), min(MANY, size, *bounds))
     count = BLOCKS * (config.kv_cache_block_size or USUAL_BLOCK) + 1
     prefix = prompt(count, config.vocab_size, config.eos_token_ids, salt=rng.randrange(2**32))
-    return Company(members, tuple(some_ids), tuple(prefix), config.context_length)
+    return Company(members, tuple(some_ids), tuple(prefix), config.context_length, number)
 
 
 def _is_offered(member: str, config: pb.EngineConfig) -> bool:

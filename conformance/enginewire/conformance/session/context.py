@@ -134,7 +134,8 @@ class Context(Sizes):
         request = self.company.joined(request)
         if REVISION in self.company.members and not request.client_revision:
             served = (self.info.minimum_client_revision, self.info.maximum_client_revision)
-            request.client_revision = served[self.session.next_number() // 2 % 2]  # its id took one too
+            # Whoever is judged again in the same company has the same turns.
+            request.client_revision = served[(self.company.number // 2 + len(self._streams)) % 2]
         conditions, prompt = request.request.stop_conditions, len(request.request.token_ids)
         tokens = self.room(prompt)
         if conditions.HasField("max_tokens"):
