@@ -78,8 +78,8 @@ format: $(VENV)/.dev  ## Put code and proto files into shape
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build
 
-# Two more than processors: tests of processes mostly wait.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# Four more than processors: tests of processes mostly wait.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 
 # Stamp files: an install is repeated only when what it depends on has changed.
 $(VENV)/bin/python:
