@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.metrics_port is not None and find_spec("prometheus_client") is None:
         print("--metrics-port needs prometheus_client: pip install 'enginewire[metrics]'", file=sys.stderr)
         return EXIT_USAGE
+    if options.kv_events.publishes and find_spec("zmq") is None:
+        print("--kv-events-config needs ZeroMQ: pip install 'enginewire[zmq]'", file=sys.stderr)
+        return EXIT_USAGE
     # Past this line the command is really going to serve: now the heavy imports may come.
     from enginewire.server.load_engine import EngineUnavailable, make_engine
     from enginewire.server.process.logs import configure_logs

@@ -14,6 +14,7 @@ import math
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -103,7 +104,7 @@ class EngineServer:
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._address = ExitStack()
-        self._probes = AsyncExitStack()
+        self._beside = AsyncExitStack()
         self._background: list[asyncio.Task[None]] = []
         self._died = asyncio.Event()
 
@@ -156,7 +157,7 @@ class EngineServer:
         await self._server.start()
         if options.health_port is not None:
             probes = health_port(self._add_health, options.health_host, options.health_port)
-            log.info("health at %s", await self._probes.enter_async_context(probes))
+            log.info("health at %s", await self._beside.enter_async_context(probes))
         log.info("listening on %s", self.target)
 
     async def start(self) -> pb.EngineConfig:
@@ -165,10 +166,19 @@ class EngineServer:
         self._background = [
             asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
             asyncio.create_task(self._watch_steps(), name="watchdog"),
+            *await self._publish_kv_events(),
         ]
         for task in self._background:
             task.add_done_callback(_log_its_failure)
         return config
+
+    async def _publish_kv_events(self) -> Sequence[asyncio.Task[None]]:
+        config = self.options.kv_events
+        if not config.publishes:
+            return ()
+        from enginewire.server.kv_publisher import publishing
+
+        return await self._beside.enter_async_context(publishing(self.lifecycle.engine, config))
 
     async def stop(self) -> None:
         """Release the engine and the address. Idempotent."""
@@ -180,7 +190,7 @@ class EngineServer:
             if self._server is not None:
                 await self._server.stop(STOP_GRACE_SECONDS)
         finally:
-            await self._probes.aclose()
+            await self._beside.aclose()
             self._address.close()
             self._close_metrics()
 

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from enginewire.access.listener_options import ListenerOptions, access_of, check_exposure
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket
 from enginewire.options import OptionError, computed, option
+from enginewire.server.config.kv_events import KvEventsConfig
 from enginewire.server.config.model import ServedModelOptions
 from enginewire.server.config.rules import RULES
 
@@ -64,6 +65,13 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
         contract="Capabilities.metrics",
     )
     metrics_prefix: str = option("vllm:", "begin of the names that vLLM has too")
+
+    kv_events_config: str = option(
+        "",
+        'publish the events of the prefix cache over ZeroMQ: {"enable_kv_cache_events": true, "endpoint":'
+        ' "tcp://127.0.0.1:5557"} (JSON)',
+        heading="events",
+    )
 
     kv_transfer_folder: Path = option(
         computed(default_kv_folder, SHOWN_KV_FOLDER),
@@ -172,5 +180,20 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
         for is_wrong, message in RULES.items():
             if is_wrong(self):
                 raise OptionError(message)
+        if not (self.kv_events.is_on_this_machine or self.allow_insecure):
+            raise OptionError(
+                "--kv-events-config: on the way to a host beyond loopback others could read prompts; use"
+                " tcp://127.0.0.1:port or ipc:///path, or say --allow-insecure"
+            )
         check_exposure("--host", self.host, self)
         access_of(self)
+
+    @property
+    def kv_events(self) -> KvEventsConfig:
+        """What --kv-events-config says. Raises OptionError."""
+        try:
+            return (
+                KvEventsConfig.from_json(self.kv_events_config) if self.kv_events_config else KvEventsConfig()
+            )
+        except ValueError as error:
+            raise OptionError(f"--kv-events-config: {error}") from None
