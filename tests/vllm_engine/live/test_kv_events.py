@@ -8,15 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from vllm.distributed.kv_events import AllBlocksCleared, BlockStored, KVEventBatch, ZmqEventPublisher
 
 from enginewire import v1 as pb
 from tests.vllm_engine.live.conftest import TORCH, VLLM, Start
 from tests.vllm_engine.live.test_answers import PATIENCE_SECONDS, connection, request
 
 
+# vLLM is imported here: torch warns of itself then.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("engine", [TORCH, VLLM], ids=["torch", "vllm"])
 def test_vllm_understands_the_events(start: Start, tmp_path: Path, engine: tuple[str, ...]) -> None:
+    from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
+
     config = {"enable_kv_cache_events": True}
     config |= {"endpoint": f"ipc://{tmp_path}/e", "replay_endpoint": f"ipc://{tmp_path}/r"}
     server = start(*engine, "--kv-events-config", json.dumps(config))
@@ -37,6 +40,8 @@ def test_vllm_understands_the_events(start: Start, tmp_path: Path, engine: tuple
 
 def replayed(endpoint: str) -> list[object]:
     """All events since the start, asked for as vLLM's example of a subscriber does it."""
+    from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
+
     events = list[object]()
     with zmq.Context() as context, context.socket(zmq.REQ) as socket:
         socket.setsockopt(zmq.LINGER, 0)
