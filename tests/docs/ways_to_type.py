@@ -158,6 +158,9 @@ PAGES: Mapping[str, Ways] = {
         "curl -s http://127.0.0.1:9090/metrics": Way(
             3, shows="enginewire:engine_up", behind=("enginewire engine --metrics-port 9090",)
         ),
+        """enginewire engine --kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}'""": Way(
+            shows="KV events go to", stays=True
+        ),
     },
     "docs/performance.md": {
         "enginewire-server MODEL --device cuda --dtype bfloat16": GPU,
