@@ -39,17 +39,17 @@ def test_vllm_understands_the_events(start: Start, tmp_path: Path, engine: tuple
 
 
 def replayed(endpoint: str) -> list[object]:
-    """All events since the start, asked for as vLLM's example of a subscriber does it."""
+    """All events since the start."""
     from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 
     events = list[object]()
-    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_SECONDS * 1000))
         socket.connect(endpoint)
-        socket.send((0).to_bytes(8, "big"))
+        socket.send_multipart((b"", (0).to_bytes(8, "big")))
         while True:
-            _, number, batch = socket.recv_multipart()
+            *_, number, batch = socket.recv_multipart()
             if number == ZmqEventPublisher.END_SEQ:
                 return events
             events += msgspec.msgpack.decode(batch, type=KVEventBatch).events
