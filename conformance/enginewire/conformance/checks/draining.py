@@ -117,19 +117,21 @@ async def drained_means_empty(ctx: Context) -> None:
 
 @check("DRN-05", variant="timed-out", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
 async def a_deadline_ends_it(ctx: Context) -> None:
-    """Shorter than what is in flight."""
-    (stream,) = await _in_flight(ctx, 1, is_long=True)
+    """Shorter than what is in flight, requests of several kinds and a probe."""
+    streams = await _in_flight(ctx, KINDS, is_long=True)
     deadline = ctx.bounds.reaction / 10
     started, drain = time.monotonic(), await _begun(ctx, deadline)
     final = await _final(drain, within=deadline + ctx.bounds.reaction)
     took = time.monotonic() - started
-    await stream.end()
-    if stream.choice.reason_name == "LENGTH":
+    await asyncio.gather(*(stream.end() for stream in streams))
+    if streams[0].choice.reason_name == "LENGTH":
         raise NotApplicable("the longest request ends before the shortest drain")
     expect_equal(_state(final), "DRAIN_STATE_TIMED_OUT", "a drain that runs out of time has another end")
     expect(took >= deadline / 2, "a drain ends before its deadline", expected=deadline, seen=f"{took:.2f} s")
-    reason = f"{stream.choice.reason_name}, {stream.exchange.status}"
-    expect_equal(reason, "CANCELLED, OK", "what a drain cuts short ends in another way")
+    for stream in streams:
+        reasons = {choice.reason_name for choice in stream.choices.values()}
+        end = f"{', '.join(sorted(reasons))}, {stream.exchange.status}"
+        expect_equal(end, "CANCELLED, OK", "what a drain cuts short ends in another way")
 
 
 @check("DRN-06", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))

@@ -188,6 +188,18 @@ class NoTimeIsTheUsualTime(Reference):
         super().begin_drain(request)
 
 
+@mutant("probes_outlive_drains", kills="DRN-05/timed-out")
+class ProbesOutliveDrains(Reference):
+    """They take no time, somebody thought."""
+
+    def abort_all(self) -> list[str]:
+        spared = self.state == pb.ENGINE_STATE_DRAINING
+        jobs = [job for job in self.live.values() if not (spared and job.request.is_probe)]
+        for job in jobs:
+            self.abort(job)
+        return [job.request_id for job in jobs]
+
+
 @mutant("drain_without_grace", kills="DRN-11")
 class DrainWithoutGrace(Reference):
     def begin_drain(self, request: pb.DrainRequest) -> None:

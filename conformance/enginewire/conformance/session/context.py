@@ -210,9 +210,11 @@ class Context(Sizes):
         return requests.change(request, max_tokens=min(tokens, longest))
 
     def unlike(self, make: Callable[[], pb.GenerateRequest], count: int) -> list[pb.GenerateRequest]:
-        """So many requests: one as it is made, and each other one beside options of its own."""
+        """So many requests: one as it is made, each other one beside options of its own, the last a probe."""
         seed, config = self.session.options.seed, self.config
-        return [make(), *(draw(seed, number, config).joined(make()) for number in range(count - 1))]
+        made = [make(), *(draw(seed, number, config).joined(make()) for number in range(count - 1))]
+        made[-1].request.is_probe = count > 1
+        return made
 
     async def idle(self) -> pb.Load:
         """Wait until nothing is held any more; a Violation when it takes longer than the reaction bound."""
