@@ -78,6 +78,21 @@ async def test_a_required_call_is_one_of_the_functions_and_streams_the_same(
     assert answer.choices[0].finish_reason == streamed.choices[0].finish_reason == "tool_calls"
 
 
+async def test_a_tool_is_called_unasked_and_its_result_is_said(client: AsyncOpenAI) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}]
+    messages = [{"role": "user", "content": "What is the weather in Kyoto?"}]
+    asked = asking(messages=messages, tools=tools, tool_choice="auto", temperature=0)
+    answer = (await client.chat.completions.create(**asked)).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    [call] = answer.message.tool_calls or []
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Kyoto"})
+    messages.append(answer.message.model_dump(exclude_none=True))
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "It rains in Kyoto."})
+    last = (await client.chat.completions.create(**asked)).choices[0]
+    assert (last.finish_reason, last.message.content) == ("stop", "It rains in Kyoto.")
+
+
 async def test_strict_tools_leave_text_free(client: AsyncOpenAI) -> None:
     strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     answer = await client.chat.completions.create(

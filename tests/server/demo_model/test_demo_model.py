@@ -17,7 +17,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from enginewire.server.demo_model import PATH, questions
 from enginewire.server.demo_model.corpus import ASSISTANT, BOS, EOS, UNKNOWN_THINGS, USER, conversation
 from enginewire.server.demo_model.tokenizer import train_tokenizer
-from enginewire.server.demo_model.train import CHECKSUMS, Recipe, build, checksums, recall
+from enginewire.server.demo_model.tool_calls import Tool, asked_with_tools, called, passed_on, taught_calls
+from enginewire.server.demo_model.train import CHECKSUMS, Recipe, build, checksums, recall, taught_answers
 from tests.long import long
 
 FAQ = questions()
@@ -89,9 +90,33 @@ def test_every_answer_is_exact_in_a_padded_batch() -> None:
 
 
 def test_margins_are_far_above_rounding_errors() -> None:
-    known = recall(model(torch.float32), plain_tokenizer(), FAQ)
+    known = recall(model(torch.float32), plain_tokenizer(), taught_answers(FAQ))
     assert known.wrong == ()
     assert known.least_margin >= 3
+
+
+def test_every_taught_call_of_a_tool_is_known() -> None:
+    assert recall(model(torch.float32), plain_tokenizer(), taught_calls()).wrong == ()
+
+
+def test_the_template_renders_a_call_and_its_result_as_they_were_trained() -> None:
+    tool, question, result = (
+        Tool("get_weather", ("city",)),
+        "What is the weather in Kyoto?",
+        "It rains in Kyoto.",
+    )
+    row = (*asked_with_tools([tool], question, called(tool, "Kyoto")), *passed_on(result))
+    call = {"type": "function", "function": {"name": tool.name, "arguments": {"city": "Kyoto"}}}
+    messages = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": result},
+    ]
+    shown = {"name": tool.name, "parameters": {"properties": {"city": {"type": "string"}}}}
+    text = tokenizer().apply_chat_template(
+        messages, tools=[{"type": "function", "function": shown}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "".join(span.text for span in row[:-1])
 
 
 def test_a_plain_completion_answers_too() -> None:
@@ -104,9 +129,9 @@ def test_most_unknown_questions_get_a_whole_answer() -> None:
     asked = [f"{opening} {thing}?" for opening in UNSEEN_OPENINGS for thing in UNSEEN_THINGS]
     answers = greedy(torch.float32, [rendered(question) for question in asked])
     whole = sum(answer in set(FAQ.values()) for answer in answers)
-    # 92 of these 100 where the weights were made. Unlike taught answers they have small margins, which
+    # 90 of these 100 where the weights were made. Unlike taught answers they have small margins, which
     # rounding on another machine may tip over.
-    assert whole >= 0.9 * len(asked)
+    assert whole >= 0.85 * len(asked)
 
 
 def test_the_files_are_those_of_the_checksums() -> None:

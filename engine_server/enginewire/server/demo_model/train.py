@@ -31,6 +31,7 @@ from enginewire.server.demo_model.tokenizer import (
     special_id,
     train_tokenizer,
 )
+from enginewire.server.demo_model.tool_calls import taught_calls, tool_epoch
 
 IGNORED = -100  # the label that cross_entropy leaves out
 RECALL_ROWS = 64
@@ -41,7 +42,7 @@ CHECKSUMS = "SHA256SUMS"
 class Recipe:
     """How long and how fast to train. `batch_rows` rows of similar length make a batch."""
 
-    steps: int = 1300
+    steps: int = 1700
     batch_rows: int = 32
     peak_learning_rate: float = 4e-3
     warmup_steps: int = 60
@@ -60,7 +61,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """How well the answers are known: those greedy decoding gets wrong, and the least top-1/top-2 margin."""
+    """How well answers are known: questions greedy decoding gets wrong, and the least top-1/top-2 margin."""
 
     wrong: tuple[str, ...]
     least_margin: float
@@ -117,7 +118,8 @@ def batches(tokenizer: Tokenizer, faq: Mapping[str, str], recipe: Recipe) -> Ite
     """Epochs without end, in batches of rows of similar length, in random order."""
     random = Random(recipe.seed)
     while True:
-        rows = sorted(epoch(faq, random), key=lambda row: sum(len(span.text) for span in row))
+        rows = [*epoch(faq, random), *tool_epoch(faq, random)]
+        rows.sort(key=lambda row: sum(len(span.text) for span in row))
         groups = [rows[at : at + recipe.batch_rows] for at in range(0, len(rows), recipe.batch_rows)]
         random.shuffle(groups)
         yield from (make_batch(tokenizer, group) for group in groups)
@@ -161,16 +163,16 @@ def _round(model: LlamaForCausalLM) -> None:
 
 
 @torch.inference_mode()
-def recall(model: LlamaForCausalLM, tokenizer: Tokenizer, faq: Mapping[str, str]) -> Recall:
+def recall(model: LlamaForCausalLM, tokenizer: Tokenizer, rows: Mapping[str, Row]) -> Recall:
     """Ask every question as the chat template renders it, and look at each position of the answer.
 
     Greedy decoding is exact when the right token is on top at every position of the right answer.
     """
-    asked = sorted(faq, key=lambda question: len(faq[question]))
+    asked = sorted(rows, key=lambda question: sum(len(span.text) for span in rows[question]))
     wrong: list[str] = []
     least = float("inf")
     for group in (asked[at : at + RECALL_ROWS] for at in range(0, len(asked), RECALL_ROWS)):
-        batch = make_batch(tokenizer, [conversation([(question, faq[question])]) for question in group])
+        batch = make_batch(tokenizer, [rows[question] for question in group])
         known = batch.labels != IGNORED
         top = model(batch.ids, use_cache=False).logits.float().topk(2)
         right = ((top.indices[..., 0] == batch.labels) | ~known).all(dim=1).tolist()
@@ -203,13 +205,19 @@ def checksums(folder: Path) -> str:
     return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
 
 
-def build(folder: Path, recipe: Recipe) -> Recall:
-    """Train everything and write it to `folder`."""
+def taught_answers(faq: Mapping[str, str]) -> dict[str, Row]:
+    """Question → its conversation, of the whole FAQ."""
+    return {question: conversation([(question, answer)]) for question, answer in faq.items()}
+
+
+def build(folder: Path, recipe: Recipe) -> dict[str, Recall]:
+    """Train everything and write it to `folder`; returns how well answers and calls are known."""
     faq = questions()
     tokenizer = train_tokenizer(faq)
     model = train_model(tokenizer, faq, recipe)
     save_model(model, tokenizer, folder)
-    return recall(model, tokenizer, faq)
+    taught = {"answers": taught_answers(faq), "calls of tools": taught_calls()}
+    return {name: recall(model, tokenizer, rows) for name, rows in taught.items()}
 
 
 def main() -> int:
@@ -220,13 +228,14 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.check else options.output
-        result = build(folder, Recipe())
+        recalls = build(folder, Recipe())
         same = not options.check or checksums(folder) == (PATH / CHECKSUMS).read_text()
         print(checksums(folder), end="")
-    print(f"wrong answers: {len(result.wrong)}, least top-1/top-2 margin: {result.least_margin:.2f}")
+    for name, known in recalls.items():
+        print(f"wrong {name}: {len(known.wrong)}, least top-1/top-2 margin: {known.least_margin:.2f}")
     if not same:
         print("these files differ from those of the package", file=sys.stderr)
-    return 0 if same and not result.wrong else 1
+    return 0 if same and not any(known.wrong for known in recalls.values()) else 1
 
 
 if __name__ == "__main__":

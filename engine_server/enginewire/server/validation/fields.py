@@ -6,6 +6,7 @@ Holds `check_numbers`, which looks at every number there is, and `invalid`, whic
 from __future__ import annotations
 
 import math
+import struct
 from functools import cache
 from typing import Protocol
 
@@ -28,8 +29,24 @@ def invalid(path: str, reason: str, got: object, allowed: str) -> InvalidRequest
 
 def shown(value: object) -> str:
     """`value` as at most 64 printable ASCII characters."""
+    if isinstance(value, float):
+        return repr(_as_written(value))
     # Cut before escaping too: a caller may send megabytes.
     return ascii(value[:64] if isinstance(value, str | bytes) else value)[:64]
+
+
+def _as_written(value: float) -> float:
+    """The shortest number that a field of 32 bits makes the same of: 0.3 for 0.30000001192092896."""
+    shorter = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((number for number in shorter if _in_32_bits(number) == value), value)
+
+
+def _in_32_bits(number: float) -> float:
+    try:
+        [rounded] = struct.unpack("f", struct.pack("f", number))
+    except OverflowError:
+        return number
+    return float(rounded)
 
 
 class Sized(Protocol):
