@@ -21,15 +21,15 @@ SECRETS = "/etc/enginewire/"
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
     """What the Secrets have, each in the folder in which it is mounted."""
-    for name in ("tls", "keys"):
+    for name in ("tls", "target-tls"):
         (tmp_path / name).mkdir()
-    authority = Authority(tmp_path / "tls")
-    authority.file.rename(tmp_path / "tls" / "ca.crt")
-    signed = authority.signed("tls")
-    signed.certificate.rename(tmp_path / "tls" / "tls.crt")
-    signed.key.rename(tmp_path / "tls" / "tls.key")
+        authority = Authority(tmp_path / name)
+        authority.file.rename(tmp_path / name / "ca.crt")
+        signed = authority.signed("tls")
+        signed.certificate.rename(tmp_path / name / "tls.crt")
+        signed.key.rename(tmp_path / name / "tls.key")
+    (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "callers").write_text(line_of(KEYS[Role.INFER], Role.INFER))
-    (tmp_path / "keys" / "engine").write_text(KEYS[Role.INFER])
     return tmp_path
 
 
