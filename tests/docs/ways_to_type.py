@@ -68,6 +68,9 @@ FRAGMENT = "a piece of a program, or one for a server of the reader's"
 MINUTES = "it takes minutes, and CI runs as much: make conformance, make examples, the tests of the kit"
 INSTALLS = "it installs what the environment of the tests has"
 GPU = "it needs a GPU"
+DOCKER = "it needs Docker"
+CLUSTER = "it needs a cluster of Kubernetes"
+SYSTEMD = "it needs a machine that systemd has started"
 VLLM = "it needs vLLM: make vllm-test"
 BUILT = "it needs Node, Go or C++: make examples builds the same and judges it"
 TESTED = "a test runs it: tests/docs, tests/server, tests/enginewire"
@@ -161,6 +164,20 @@ PAGES: Mapping[str, Ways] = {
         """enginewire engine --kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}'""": Way(
             shows="KV events go to", stays=True
         ),
+    },
+    "docs/operating.md": {
+        "docker build -f deploy/docker/engine.Dockerfile -t enginewire-engine:0.2.0 .": DOCKER,
+        "docker build -f deploy/docker/backend.Dockerfile -t enginewire-backend:0.2.0 .": DOCKER,
+        "docker compose -f deploy/compose.yaml up": DOCKER,
+        "kubectl apply -k deploy/kubernetes/sidecar": CLUSTER,
+        "kubectl apply -k deploy/kubernetes/namespace": CLUSTER,
+        "kubectl --namespace=enginewire create secret tls --cert=tls.crt --key=tls.key enginewire-tls": CLUSTER,
+        "kubectl --namespace=enginewire create secret generic --from-file=callers enginewire-keys": CLUSTER,
+        "kubectl apply -k deploy/kubernetes/tls": CLUSTER,
+        "useradd --system --no-create-home enginewire": SYSTEMD,
+        "cp deploy/systemd/enginewire-*.service /etc/systemd/system/": SYSTEMD,
+        "systemctl enable --now enginewire-engine.service enginewire-backend.service": SYSTEMD,
+        "pytest tests/end_to_end/test_chaos.py -k rolling": "make test runs it",
     },
     "docs/performance.md": {
         "enginewire-server MODEL --device cuda --dtype bfloat16": GPU,
