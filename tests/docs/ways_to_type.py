@@ -177,7 +177,7 @@ PAGES: Mapping[str, Ways] = {
         "useradd --system --no-create-home enginewire": SYSTEMD,
         "cp deploy/systemd/enginewire-*.service /etc/systemd/system/": SYSTEMD,
         "systemctl enable --now enginewire-engine.service enginewire-backend.service": SYSTEMD,
-        "pytest tests/end_to_end/test_chaos.py -k rolling": "make test runs it",
+        "pytest tests/deploy/test_upgrade.py": "make test runs it",
     },
     "docs/performance.md": {
         "enginewire-server MODEL --device cuda --dtype bfloat16": GPU,
