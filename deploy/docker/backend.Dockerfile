@@ -1,6 +1,6 @@
 # The backend, from a checkout: text over gRPC and HTTP. No torch, no model.
 #   docker build -f deploy/docker/backend.Dockerfile -t enginewire-backend:0.2.0 .
-ARG PYTHON_IMAGE=docker.io/library/python:3.12.12-slim-bookworm
+ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src

@@ -1,7 +1,7 @@
 # The kit alone, from a checkout:
 #   docker build -f deploy/docker/conformance.Dockerfile -t enginewire-conformance:0.2.0 .
 #   docker run --rm --read-only --network host enginewire-conformance:0.2.0 --target 127.0.0.1:50051
-ARG PYTHON_IMAGE=docker.io/library/python:3.12.12-slim-bookworm
+ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src

@@ -1,10 +1,9 @@
 # The engine server with the torch engine, from a checkout:
 #   docker build -f deploy/docker/engine.Dockerfile -t enginewire-engine:0.2.0 .
-# For NVIDIA GPUs the same with PyTorch's builds for CUDA:
-#   docker build -f deploy/docker/engine.Dockerfile -t enginewire-engine:0.2.0-cuda \
-#       --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
+# PyPI's PyTorch brings 4 GB of CUDA. Without a GPU: --build-arg TORCH_INDEX= with the address of PyTorch's index for
+# CPUs, which its own site names. There are others for other versions of CUDA.
 # Another engine: --build-arg EXTRAS=server,metrics --build-arg TORCH= leaves torch out, for the mocker or one of yours.
-ARG PYTHON_IMAGE=docker.io/library/python:3.12.12-slim-bookworm
+ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
@@ -17,14 +16,14 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${PYTHON_IMAGE} AS install
 ARG TORCH=torch
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 ARG EXTRAS=engine,guided,metrics
 RUN python -m venv /opt/enginewire
 ENV PATH=/opt/enginewire/bin:$PATH
 COPY .ci/constraints.txt /constraints.txt
 # Before the others: what takes longest to fetch changes least.
 RUN test -z "$TORCH" || \
-    pip install --no-cache-dir --constraint /constraints.txt --index-url "$TORCH_INDEX" "$TORCH"
+    pip install --no-cache-dir --constraint /constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH"
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/enginewire-*.whl)[$EXTRAS]"
 
