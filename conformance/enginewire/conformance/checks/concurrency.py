@@ -22,6 +22,7 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation, expe
 PROMPTS: Final = 8
 FEWEST: Final = 3
 TOKENS: Final = 32
+KINDS: Final = 5
 CROWDING: Final = 48
 """Output tokens that keep a slot taken until the whole crowd is there."""
 
@@ -43,7 +44,20 @@ async def two_make_progress(ctx: Context) -> None:
     """Each has its first token before the other one ends."""
     if ctx.config.max_num_seqs == 1:
         raise NotApplicable("max_num_seqs is 1")
-    streams = [ctx.start(ctx.long_request()) for _ in range(2)]
+    await _make_progress(ctx, [ctx.long_request(), ctx.long_request()])
+
+
+@check("CON-01", variant="unlike", alone=True, needs=(*SHAPE, "CON-01"))
+async def unlike_ones_make_progress(ctx: Context) -> None:
+    """A plain request beside one with options, one after the other, and beside a probe."""
+    slots = ctx.config.max_num_seqs or MOST_SLOTS
+    for other in ctx.unlike(ctx.long_request, KINDS)[1:]:
+        if max(1, other.request.sampling_options.n) < slots:
+            await _make_progress(ctx, [ctx.long_request(), other])
+
+
+async def _make_progress(ctx: Context, requests: Sequence[pb.GenerateRequest]) -> None:
+    streams = [ctx.start(request) for request in requests]
     reading = [asyncio.ensure_future(stream.end()) for stream in streams]
     try:
         await _have_begun(ctx, streams)

@@ -46,6 +46,13 @@ class Serial(Reference):
         return not self.running
 
 
+@mutant("probes_run_alone", kills="CON-01/unlike")
+class ProbesRunAlone(Reference):
+    def fits(self, job: Job) -> bool:
+        is_alone = not (self.running and (job.request.is_probe or self.running[0].request.is_probe))
+        return is_alone and super().fits(job)
+
+
 @mutant("cross_talk", kills="CON-02")
 class CrossTalk(Reference):
     """With several different prompts of one size in the batch, the rows of the logits are mixed up."""
