@@ -147,7 +147,7 @@ async def test_what_a_server_holds_too_long_is_nobody_elses() -> None:
     ctx = Context(held, "left-over")
 
     async def leaves_something(_: Context) -> None:
-        await ctx.start(ctx.request(max_tokens=200)).first_token()
+        await ctx.start(ctx.request(max_tokens=50)).first_token()
         await fails(ctx)
 
     session = Session(connection=Connection(target=server.target))
