@@ -64,6 +64,7 @@ async def the_value_is_the_selected_one(ctx: Context) -> None:
     first, other = greedy.tokens[0], next(token for token in greedy.prompt if token != greedy.tokens[0])
     asked = {"logprob_token_ids": [other, first], "logprobs": 0}
     table = (await ctx.generate(ctx.request(token_ids=greedy.prompt, **asked))).outputs[0].logprobs
+    expect(table.token_logprobs, "the first output has no log-probabilities", expected="a row per token")
     columns = 2 * len(table.token_logprobs)
     expect_equal(len(table.selected_logprobs), columns, "not one value per id of logprob_token_ids")
     value, seen = table.token_logprobs[0], table.selected_logprobs[1]
