@@ -1,8 +1,7 @@
 """What every client asks, and what the demo model says to it."""
 
-from __future__ import annotations
-
-from typing import Literal
+# Annotations are no texts here: LlamaIndex reads those of a function as they are.
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,9 +15,12 @@ WEATHER_QUESTION = "What is the weather in Kyoto?"
 """The model calls `get_weather` by itself for it, and repeats what that says."""
 WEATHER_ARGUMENTS = {"city": "Kyoto"}
 WEATHER_ANSWER = "It rains in Kyoto."
+# What the model must write is bounded: a weak one could go on in a string until it has no tokens left.
+City = Literal["Kyoto", "Oslo"]
+CITIES = get_args(City)
 PARAMETERS = {
     "type": "object",
-    "properties": {"city": {"type": "string"}},
+    "properties": {"city": {"type": "string", "enum": [*CITIES]}},
     "required": ["city"],
     "additionalProperties": False,
 }
@@ -33,13 +35,12 @@ SIMILARITY = 0.7553
 class Place(BaseModel):
     """A place to go to."""
 
-    # Bounded: a weak model could go on in a string until it has no tokens left.
     model_config = ConfigDict(extra="forbid")
-    city: Literal["Kyoto", "Oslo"]
+    city: City
     is_wet: bool
 
 
-def get_weather(city: str) -> str:
+def get_weather(city: City) -> str:
     """Say what the weather is like in a city."""
     return f"It rains in {city}."
 

@@ -9,6 +9,7 @@ from anthropic import Anthropic
 
 from tests.clients.asked import (
     ANSWER,
+    CITIES,
     KEY,
     MODEL,
     PARAMETERS,
@@ -51,7 +52,9 @@ def test_a_stop_sequence(client: Anthropic) -> None:
 
 def test_any_tool_is_called(client: Anthropic) -> None:
     message = client.messages.create(**ASKED, tools=TOOLS, tool_choice={"type": "any"})
-    assert {block.name for block in message.content if block.type == "tool_use"} == {"get_weather"}
+    assert message.stop_reason == "tool_use"
+    assert {(block.type, block.name) for block in message.content} == {("tool_use", "get_weather")}
+    assert all(block.input["city"] in CITIES for block in message.content)
 
 
 def test_a_tool_is_called_and_its_result_is_said(client: Anthropic) -> None:

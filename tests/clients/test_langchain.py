@@ -9,6 +9,7 @@ from langchain_openai import ChatOpenAI
 
 from tests.clients.asked import (
     ANSWER,
+    CITIES,
     KEY,
     MODEL,
     QUESTION,
@@ -55,6 +56,7 @@ def test_any_tool_is_called(llm: ChatOpenAI) -> None:
     answer = llm.bind_tools([WEATHER], tool_choice="any").invoke(QUESTION)
     assert isinstance(answer, AIMessage)
     assert {call["name"] for call in answer.tool_calls} == {"get_weather"}
+    assert all(call["args"]["city"] in CITIES for call in answer.tool_calls)
 
 
 def test_a_call_as_a_stream(llm: ChatOpenAI) -> None:

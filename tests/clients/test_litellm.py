@@ -9,6 +9,7 @@ import pytest
 
 from tests.clients.asked import (
     ANSWER,
+    CITIES,
     KEY,
     MODEL,
     QUESTION,
@@ -67,6 +68,7 @@ def test_a_call_that_is_asked_for_comes_in_one_piece_and_as_a_stream(
     asked |= {"messages": SAID, "tools": [TOOL], "tool_choice": choice}
     [call, *_] = litellm.completion(**asked).choices[0].message.tool_calls
     assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] in CITIES
     chunks = list(litellm.completion(**asked, stream=True))
     [streamed, *_] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
     assert (streamed.function.name, streamed.function.arguments) == (

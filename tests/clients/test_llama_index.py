@@ -12,6 +12,7 @@ from llama_index.llms.openai_like import OpenAILike
 
 from tests.clients.asked import (
     ANSWER,
+    CITIES,
     KEY,
     MODEL,
     QUESTION,
@@ -66,7 +67,9 @@ def test_a_tool_is_called_in_one_piece_and_as_a_stream(llm: OpenAILike) -> None:
 
 def test_a_required_tool_is_called(llm: OpenAILike) -> None:
     answer = llm.chat_with_tools([TOOL], user_msg=QUESTION, tool_required=True)
-    assert {call.tool_name for call in llm.get_tool_calls_from_response(answer)} == {"get_weather"}
+    calls = llm.get_tool_calls_from_response(answer)
+    assert {call.tool_name for call in calls} == {"get_weather"}
+    assert all(call.tool_kwargs["city"] in CITIES for call in calls)
 
 
 async def test_an_agent_calls_a_tool_and_says_its_result(llm: OpenAILike) -> None:

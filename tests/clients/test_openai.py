@@ -10,6 +10,7 @@ from openai import NotFoundError, OpenAI
 
 from tests.clients.asked import (
     ANSWER,
+    CITIES,
     KEY,
     MODEL,
     PARAMETERS,
@@ -78,6 +79,7 @@ def test_a_required_tool_is_called(client: OpenAI) -> None:
     answer = client.chat.completions.create(**ASKED, tools=[TOOL], tool_choice="required", max_tokens=200)
     calls = answer.choices[0].message.tool_calls or []
     assert {call.function.name for call in calls} == {"get_weather"}
+    assert all(json.loads(call.function.arguments)["city"] in CITIES for call in calls)
 
 
 def test_a_json_object(client: OpenAI) -> None:
