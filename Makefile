@@ -39,6 +39,9 @@ test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 vllm-test:  ## Test the vLLM engine, in an environment of its own with vLLM for CPUs
 	.ci/check_vllm
 
+clients-test:  ## Try the clients of docs/http.md, in environments of their own, on real servers
+	.ci/check_clients
+
 deploy-check:  ## Hold the files of deploy/ against hadolint, the schemas of Kubernetes and systemd
 	.ci/check_deploy
 
@@ -103,4 +106,4 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.site
 
-.PHONY: help demo test conformance self-test wheel test-browser vllm-test deploy-check check static lint types imports proto-check stubs site examples format clean
+.PHONY: help demo test conformance self-test wheel test-browser vllm-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean

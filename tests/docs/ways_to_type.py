@@ -72,6 +72,7 @@ DOCKER = "it needs Docker"
 CLUSTER = "it needs a cluster of Kubernetes"
 SYSTEMD = "it needs a machine that systemd has started"
 VLLM = "it needs vLLM: make vllm-test"
+CLIENTS = "it installs 3 GB of clients, and tries them for minutes"
 BUILT = "it needs Node, Go or C++: make examples builds the same and judges it"
 TESTED = "a test runs it: tests/docs, tests/server, tests/enginewire"
 
@@ -146,6 +147,7 @@ PAGES: Mapping[str, Ways] = {
     },
     "docs/generating-stubs.md": {"python 1": FRAGMENT},
     "docs/http.md": {
+        "make clients-test": CLIENTS,
         "enginewire-backend serve --launch builtin:demo --http-port 8000": OPENAI_SERVED,
         "python 1": Way(3, shows="Enginewire is the wire"),
         "python 2": Way(3, shows=r"\w+"),
