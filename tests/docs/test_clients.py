@@ -8,7 +8,7 @@ import pytest
 
 from tests.repository import ROOT
 
-ROW = re.compile(r"^\| \[`(?P<package>[\w-]+)`\]\(\.\./(?P<tests>\S+)\) \| (?P<versions>[\d., ]+) \|", re.M)
+ROW = re.compile(r"^\| \[`?(?P<package>[\w-]+)`?\]\(\.\./(?P<tests>\S+)\) \| (?P<versions>[\d., ]+) \|", re.M)
 PIN = re.compile(r"^(?P<package>[\w-]+)(\[\w+\])?==(?P<version>\S+)$", re.M)
 ROWS = [match.groupdict() for match in ROW.finditer((ROOT / "docs/http.md").read_text())]
 FILES = sorted((ROOT / ".ci/clients").glob("*.txt"))
