@@ -189,7 +189,7 @@ async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]
 
 
 # A beam search draws nothing, and may be of one answer.
-@check("INF-09", needs=SHAPE, not_beside=("temperature", "seed", "resume", "n", FULL))
+@check("INF-09", needs=SHAPE, not_beside=("temperature", "top_p", "min_p", "seed", "resume", "n", FULL))
 async def what_is_advertised_works(ctx: Context) -> None:
     """The simplest request of each capability."""
     for name in sorted(SERVED_ALONE):
