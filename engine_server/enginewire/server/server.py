@@ -176,7 +176,7 @@ class EngineServer:
         config = self.options.kv_events
         if not config.publishes:
             return ()
-        from enginewire.server.kv_publisher import publishing
+        from enginewire.server.services.kv_publisher import publishing
 
         return await self._beside.enter_async_context(publishing(self.lifecycle.engine, config))
 

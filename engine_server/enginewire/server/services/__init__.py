@@ -1,4 +1,4 @@
 """The RPCs of the contract: check, call, stream; errors are mapped in `handlers`.
 
-Knows no engine but by its interface.
+And what `SubscribeKvEvents` has, for routers that speak ZeroMQ. Knows no engine but by its interface.
 """

@@ -18,7 +18,7 @@ from enginewire.server.config.kv_events import KvEventsConfig
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import SlowConsumer, Unsupported
-from enginewire.server.kv_publisher import END_OF_REPLAY, publishing
+from enginewire.server.services.kv_publisher import END_OF_REPLAY, publishing
 
 PATIENCE_SECONDS = 20
 BEAT = pb.KvEvent(sequence=1, cleared=pb.KvCacheCleared())
