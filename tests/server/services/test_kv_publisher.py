@@ -179,6 +179,17 @@ async def test_what_is_kept_is_sent_again_to_whoever_asks(socket_folder: Path) -
         assert await replayed(socket, 4) == []
 
 
+async def test_each_rank_repeats_its_own(socket_folder: Path) -> None:
+    cache, replay = PlayedCache(ranks=2), f"ipc://{socket_folder}/replay"
+    config = config_in(socket_folder, replay_endpoint=replay)
+    async with publishing(cache, config), asking(f"{replay}_dp1") as socket:
+        cache.told[0].put_nowait([CLEARED])
+        cache.told[1].put_nowait([REMOVED])
+        while not (found := await replayed(socket, 0)):
+            pass  # nothing has been published
+        assert found == [(b"", 0, "BlockRemoved")]
+
+
 async def test_a_question_that_nobody_understands_changes_nothing(socket_folder: Path) -> None:
     cache = PlayedCache()
     config = config_in(socket_folder, replay_endpoint=f"ipc://{socket_folder}/replay")
