@@ -5,9 +5,9 @@ Knows nothing about torch; impossible combinations are refused here, before anyt
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 
+from enginewire.options import json_fields
 from enginewire.server.engines.model_options import ModelOptions
 from enginewire.server.handoff.options import Role, TransferOptions
 
@@ -55,15 +55,9 @@ class SpeculativeConfig:
     def from_json(text: str) -> SpeculativeConfig:
         """What the option says; raises ValueError that names the key and what is allowed."""
         try:
-            given = json.loads(text)
+            given = json_fields(text, [field.name for field in fields(SpeculativeConfig)])
         except ValueError as error:
-            raise ValueError(f"speculative_config: not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError("speculative_config: must be a JSON object")
-        known = [field.name for field in fields(SpeculativeConfig)]
-        for name in given:
-            if name not in known:
-                raise ValueError(f"speculative_config: no key {name!r}; there are {', '.join(known)}")
+            raise ValueError(f"speculative_config: {error}") from None
         for name in ("method", "num_speculative_tokens"):
             if name not in given:
                 raise ValueError(f"speculative_config: {name} is missing")

@@ -5,7 +5,8 @@ has to be quick; knows nothing about servers, clients or any particular option.
 """
 
 from enginewire.options.declaration import computed, option
+from enginewire.options.json_fields import json_fields
 from enginewire.options.kinds import OptionError
 from enginewire.options.loading import Loaded, load
 
-__all__ = ["Loaded", "OptionError", "computed", "load", "option"]
+__all__ = ["Loaded", "OptionError", "computed", "json_fields", "load", "option"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, fields
 from typing import Final
 
 from enginewire.addresses import is_loopback
+from enginewire.options import json_fields
 
 WORDS: Final = ("zmq", "null")
 
@@ -56,16 +56,7 @@ class KvEventsConfig:
     @staticmethod
     def from_json(text: str) -> KvEventsConfig:
         """What the option says; raises ValueError that names the key and what is allowed."""
-        try:
-            given = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"not JSON: {error}") from None
-        if not isinstance(given, dict):
-            raise ValueError("must be a JSON object")
-        known = [field.name for field in fields(KvEventsConfig)]
-        for name in given:
-            if name not in known:
-                raise ValueError(f"no key {name!r}; there are {', '.join(known)}")
+        given = json_fields(text, [field.name for field in fields(KvEventsConfig)])
         if "enable_kv_cache_events" not in given:
             raise ValueError("enable_kv_cache_events: must be true for events to be published")
         return KvEventsConfig(**given)
