@@ -1,13 +1,10 @@
-"""The compiled kernels compute what plain torch computes, and torch takes over where they are missing."""
+"""The compiled kernels compute what plain torch computes."""
 
 from __future__ import annotations
-
-import subprocess
 
 import pytest
 import torch
 
-from enginewire.torch_engine.layers import compiled_ops as module
 from enginewire.torch_engine.layers.attention import KvTensors, Span, plan_attention
 from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.ops import LayerOps, TorchOps
@@ -144,42 +141,3 @@ def test_plain_torch_gives_the_same_tokens(load, expected):
 def test_other_devices_and_dtypes_have_no_kernels():
     assert compiled_ops(torch.device("cuda"), torch.float32) is None
     assert compiled_ops(CPU, torch.float16) is None
-
-
-def test_a_machine_without_a_working_compiler_stays_with_torch(monkeypatch):
-    build = module._library.__wrapped__
-    monkeypatch.setattr(module, "COMPILERS", ("no-such-compiler",))
-    assert build() is None
-    monkeypatch.setattr(module, "COMPILERS", ("false",))
-    assert build() is None
-
-    def hang(*args: object, **kwargs: object) -> None:
-        raise subprocess.TimeoutExpired("c++", 60.0)
-
-    monkeypatch.setattr(module, "COMPILERS", ("true",))
-    monkeypatch.setattr(subprocess, "run", hang)
-    assert build() is None
-
-
-def test_kernels_are_built_once_and_loaded_at_the_next_start(monkeypatch, tmp_path):
-    run, source, built = subprocess.run, tmp_path / "small.cpp", []
-
-    def running(command, **options):
-        built.extend([command] if "-o" in command else [])
-        return run(command, **options)
-
-    def write(value: int) -> None:
-        source.write_text(f'extern "C" int value() {{ return {value}; }}')
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "SOURCE", source)
-    monkeypatch.setattr(subprocess, "run", running)
-    load = module._library.__wrapped__
-    write(1)
-    if load() is None:
-        return  # no compiler here: what happens then is tested above
-    assert (load().value(), len(built)) == (1, 1)
-    write(2)
-    assert (load().value(), load().value(), len(built)) == (2, 2, 2)
-    monkeypatch.setattr(module, "ARITHMETIC", ("-fno-math-errno",))
-    assert (load().value(), len(built)) == (2, 3)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from enginewire.torch_engine.layers.compiled_ops import compiled_ops
+from enginewire.torch_engine.layers.few_rows import FewRowsLinear, quick_with_few_rows
 from enginewire.torch_engine.layers.linear import (
     Int8Linear,
     PackedLinear,
@@ -69,9 +70,13 @@ def test_eight_bit_rows_do_not_depend_on_their_neighbours(compiled):
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_of_a_tiled_product_depends_on_nothing_but_itself(rows, dtype):
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_row_of_a_tiled_product_depends_on_nothing_but_itself(rows, dtype, quick):
     torch.manual_seed(rows)
-    projection = TiledLinear(make_linear(torch.randn(24, 4864).to(dtype) / 70, torch.randn(24).to(dtype)))
+    weight = torch.randn(24, 4864).to(dtype) / 70
+    base = make_linear(weight, torch.randn(24).to(dtype))
+    base = quick_with_few_rows(base, weight) if quick else base
+    projection = TiledLinear(base, fills_up=not isinstance(base, FewRowsLinear))
     value, other = torch.randn(rows, 4864).to(dtype), torch.randn(rows, 24).to(dtype)
     found, sums = projection(value), projection.plus(value, other)
     assert found.shape == sums.shape == (rows, 24)

@@ -1,39 +1,21 @@
 """The same operations as `TorchOps`, by the kernels of kernels.cpp. CPU only.
 
-The machine's own compiler builds them at the first start, in about a second, and they stay in the user's
-cache folder; a machine without one stays with torch. Knows nothing about weights, sequences or sampling.
+Knows nothing about weights, sequences or sampling.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, RaggedRows, Reading, attend
-from enginewire.torch_engine.layers.library_cache import LibraryCache, user_cache_folder
+from enginewire.torch_engine.layers.kernel_library import DTYPES, HERE, Kernel, kernel_library
 
-log = logging.getLogger(__name__)
-
-SOURCE = Path(__file__).with_name("kernels.cpp")
-COMPILERS = ("c++", "g++", "clang++")
-BUILD_SECONDS = 60.0
-BUILD = ("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC")
+SOURCE = HERE / "kernels.cpp"
 ARITHMETIC = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
 """Sums may be reordered, but infinities and NaN keep their meaning."""
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-
-Kernel = Callable[..., None]
 
 
 class CompiledOps:
@@ -113,40 +95,5 @@ def compiled_ops(device: torch.device, dtype: torch.dtype, reading: Reading = "r
     """The kernels for such tensors, `reading` ragged or rows; None where they cannot be had."""
     if device.type != "cpu" or dtype not in DTYPES:
         return None
-    library = _library()
+    library = kernel_library(SOURCE, ARITHMETIC)
     return CompiledOps(library, dtype, reading) if library else None
-
-
-@cache
-def _library() -> ctypes.PyDLL | None:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        log.info("no C++ compiler: decode steps run in plain torch")
-        return None
-    command, cached = [compiler, *BUILD, *ARITHMETIC], LibraryCache(user_cache_folder())
-    try:
-        name = _name(command)
-        return cached.load(name) or _build(command, name, cached)
-    except (OSError, subprocess.SubprocessError) as error:
-        log.info("the C++ compiler cannot build the kernels: decode steps run in plain torch (%s)", error)
-        return None
-
-
-def _name(command: list[str]) -> str:
-    """Stands for what the compiler builds here: the source, its version, and what "native" means to it."""
-    told = _run([*command, "-###", "-E", "-x", "c++", os.devnull]).stderr
-    return f"kernels-{sha256(SOURCE.read_bytes() + told).hexdigest()}.so"
-
-
-def _build(command: list[str], name: str, cached: LibraryCache) -> ctypes.PyDLL:
-    with tempfile.TemporaryDirectory(prefix="enginewire-") as folder:
-        target = Path(folder) / name
-        _run([*command, "-o", str(target), str(SOURCE)])
-        # The calls of a PyDLL are too short to be worth giving up the interpreter lock.
-        library = ctypes.PyDLL(str(target))
-        cached.store(name, target.read_bytes())
-        return library
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command, check=True, capture_output=True, timeout=BUILD_SECONDS)  # noqa: S603  # ours

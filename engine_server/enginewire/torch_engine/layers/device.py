@@ -73,6 +73,6 @@ def split_rows(rows: Tensor, size: int) -> list[Tensor]:
     return tiles
 
 
-def join_rows(tiles: list[Tensor], num_rows: int) -> Tensor:
+def join_rows(tiles: list[Tensor] | tuple[Tensor, ...], num_rows: int) -> Tensor:
     """The first `num_rows` rows of tiles."""
     return (tiles[0] if len(tiles) == 1 else torch.cat(tiles))[:num_rows]

@@ -56,21 +56,21 @@ class PlainLinear:
 class PackedLinear:
     """Weights in oneDNN's own layout; a sum is done while the product is still in the cache."""
 
-    __slots__ = ("_bias", "_weight")
+    __slots__ = ("bias", "packed")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-        self._bias = bias
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        self.bias = bias
 
     def __call__(self, value: Tensor) -> Tensor:
         """See `Linear`."""
         product = torch.ops.mkldnn._linear_pointwise.default
-        return cast(Tensor, product(value, self._weight, self._bias, "none", [], ""))
+        return cast(Tensor, product(value, self.packed, self.bias, "none", [], ""))
 
     def plus(self, value: Tensor, other: Tensor) -> Tensor:
         """See `Linear`."""
         product = torch.ops.mkldnn._linear_pointwise.binary
-        return cast(Tensor, product(value, other, self._weight, self._bias, "add"))
+        return cast(Tensor, product(value, other, self.packed, self.bias, "add"))
 
 
 class Int8Linear:
@@ -79,26 +79,28 @@ class Int8Linear:
     A row's result does not depend on the rows beside it.
     """
 
-    __slots__ = ("_bias", "_ops", "_scales", "_weight", "_zeros")
+    __slots__ = ("_zeros", "bias", "ops", "packed", "scales")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, ops: LayerOps | None = None, steps: int | None = None
     ) -> None:
         """`ops` round the inputs, plain torch where none is given; `steps` are those of `weight_steps`."""
-        wide = weight.float()
-        self._scales = step_sizes(wide, steps or weight_steps())[:, 0]
+        self.scales = step_sizes(weight.float(), steps or weight_steps())[:, 0]
         self._zeros = torch.zeros(len(weight), dtype=torch.int64)
-        rounded = (wide / self._scales[:, None]).round().to(torch.int8)
-        self._weight: Tensor = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self._bias = bias
-        self._ops = ops or TorchOps()
+        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(self.rounded(weight), None)
+        self.bias = bias
+        self.ops = ops or TorchOps()
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """The weights that this was made of in steps of its scales, int8."""
+        return (weight.float() / self.scales[:, None]).round().to(torch.int8)
 
     def __call__(self, value: Tensor) -> Tensor:
         """See `Linear`."""
-        rounded, scales = self._ops.round_rows(value)
+        rounded, scales = self.ops.round_rows(value)
         product = self._product(rounded).mul_(scales)
-        if self._bias is not None:
-            product.add_(self._bias)
+        if self.bias is not None:
+            product.add_(self.bias)
         return product.to(value.dtype)
 
     def plus(self, value: Tensor, other: Tensor) -> Tensor:
@@ -107,31 +109,34 @@ class Int8Linear:
 
     def _product(self, rounded: Tensor) -> Tensor:
         multiply = torch.ops.onednn.qlinear_pointwise.default
-        weight = self._weight, self._scales, self._zeros, None
+        weight = self.packed, self.scales, self._zeros, None
         inputs = rounded, 1.0, ROUNDED_ZERO
         return cast(Tensor, multiply(*inputs, *weight, 1.0, 0, torch.float32, "none", [], ""))
 
 
 class TiledLinear:
-    """Any of the others by a fixed number of rows at a time, so that no row depends on how many there are.
+    """Any of the others by a few rows at a time, so that no row depends on how many there are.
 
-    Libraries choose the order of their sums by the shape of the product.
+    Libraries choose the order of their sums by the shape of a product: for them the last tile is filled up.
     """
 
-    __slots__ = ("_base",)
+    __slots__ = ("_base", "_fills_up")
 
-    def __init__(self, base: Linear) -> None:
+    def __init__(self, base: Linear, *, fills_up: bool = True) -> None:
         self._base = base
+        self._fills_up = fills_up
 
     def __call__(self, value: Tensor) -> Tensor:
         """See `Linear`."""
-        tiles = [self._base(tile) for tile in split_rows(value, TILE_ROWS)]
-        return join_rows(tiles, len(value))
+        return join_rows([self._base(tile) for tile in self._split(value)], len(value))
 
     def plus(self, value: Tensor, other: Tensor) -> Tensor:
         """See `Linear`."""
-        pairs = zip(split_rows(value, TILE_ROWS), split_rows(other, TILE_ROWS), strict=True)
+        pairs = zip(self._split(value), self._split(other), strict=True)
         return join_rows([self._base.plus(tile, added) for tile, added in pairs], len(value))
+
+    def _split(self, rows: Tensor) -> list[Tensor] | tuple[Tensor, ...]:
+        return split_rows(rows, TILE_ROWS) if self._fills_up else torch.split(rows, TILE_ROWS)
 
 
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]

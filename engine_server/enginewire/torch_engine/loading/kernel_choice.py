@@ -5,15 +5,20 @@ Knows nothing about weights, caches or requests.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
+from torch import Tensor
 
 from enginewire.torch_engine.folder.config import ModelConfig
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.layers.arithmetic import Arithmetic
 from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.device import is_far
+from enginewire.torch_engine.layers.few_rows import FewRowsLinear, quick_with_few_rows
 from enginewire.torch_engine.layers.linear import (
     Int8Linear,
+    Linear,
     MakeLinear,
     TiledLinear,
     can_quantize,
@@ -24,6 +29,7 @@ from enginewire.torch_engine.layers.varlen_ops import varlen_ops
 from enginewire.torch_engine.loading.capacity import choose_block_size
 from enginewire.torch_engine.options import TorchEngineOptions
 
+NOT_QUANTIZED = "quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16"
 NOT_INVARIANT = (
     "batch_invariant needs a CPU, the dtype float32 or bfloat16, compile_kernels and a C++ compiler; "
     "or a GPU, the dtype bfloat16 or float16 and the attention kernel of torch 2.13"
@@ -36,14 +42,15 @@ def choose_arithmetic(
     """The fastest that there is; raises ModelLoadError where the options ask for what there is not."""
     if options.batch_invariant and not is_far(device):
         ops = _invariant_ops(options, device, dtype)
-        return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)), _tiled(make_linear))
+        return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)), _tiled(_quick(make_linear)))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
     varlen = varlen_ops(device, dtype, head_counts, choose_block_size(options, device, dtype))
     if options.batch_invariant and varlen is None:
         raise ModelLoadError(NOT_INVARIANT)
     compiled = compiled_ops(device, dtype) if options.compile_kernels else None
     ops = varlen or compiled or TorchOps()
-    return Arithmetic(ops, _project(options, device, dtype, ops), make_linear)
+    make_head = _quick(make_linear) if options.compile_kernels else make_linear
+    return Arithmetic(ops, _project(options, device, dtype, ops), make_head)
 
 
 def _invariant_ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
@@ -54,15 +61,27 @@ def _invariant_ops(options: TorchEngineOptions, device: torch.device, dtype: tor
     return compiled
 
 
-def _tiled(make: MakeLinear) -> MakeLinear:
-    return lambda weight, bias: TiledLinear(make(weight, bias))
-
-
 def _project(
     options: TorchEngineOptions, device: torch.device, dtype: torch.dtype, ops: LayerOps
 ) -> MakeLinear:
-    if options.quantization == "none":
-        return make_linear
-    if device.type != "cpu" or not can_quantize(dtype):
-        raise ModelLoadError("quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16")
-    return lambda weight, bias: Int8Linear(weight, bias, ops)
+    make: MakeLinear = make_linear
+    if options.quantization != "none":
+        if device.type != "cpu" or not can_quantize(dtype):
+            raise ModelLoadError(
+                "quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16"
+            )
+        make = partial(Int8Linear, ops=ops)
+    return _quick(make) if options.compile_kernels else make
+
+
+def _quick(make: MakeLinear) -> MakeLinear:
+    return lambda weight, bias: quick_with_few_rows(make(weight, bias), weight)
+
+
+def _tiled(make: MakeLinear) -> MakeLinear:
+    def tiled(weight: Tensor, bias: Tensor | None) -> Linear:
+        base = make(weight, bias)
+        # The sums of our own kernels do not depend on how many rows there are.
+        return TiledLinear(base, fills_up=not isinstance(base, FewRowsLinear))
+
+    return tiled
