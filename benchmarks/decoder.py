@@ -25,10 +25,10 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transport import end_to_end, engine_on_socket, inline, measure as tokens_per_second
 
-from enginewire import event_loop
 from enginewire.backend.decoding.decoder import Decoder
 from enginewire.backend.decoding.stop_conditions import StopConditions
 from enginewire.backend.decoding.vocabulary import Vocabulary
+from enginewire.program import event_loop
 
 NUM_TOKENS = 20_000
 ROUNDS = 7

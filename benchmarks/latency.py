@@ -30,11 +30,12 @@ from pathlib import Path
 from stamping import STAMPS_VARIABLE, STEP_VARIABLE
 from tokenizers import Tokenizer
 
-from enginewire import event_loop, v1 as pb
+from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.client import EngineClient
+from enginewire.program import event_loop
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]

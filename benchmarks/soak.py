@@ -33,8 +33,9 @@ from typing import Any
 
 from counted_server import COUNTS_VARIABLE
 
-from enginewire import event_loop, v1 as pb
+from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
+from enginewire.program import event_loop
 
 SEED = 7
 PROMPT_TOKENS = (1, 200)

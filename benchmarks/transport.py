@@ -32,14 +32,15 @@ from pathlib import Path
 import grpc
 from tokenizers import Tokenizer
 
-from enginewire import event_loop, v1 as pb
+from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.client import EngineClient
-from enginewire.channel import open_channel
+from enginewire.calling.channel import open_channel
+from enginewire.calling.trust import THIS_USER, Trust
+from enginewire.program import event_loop
 from enginewire.tls.target import TargetTls
-from enginewire.trust import THIS_USER, Trust
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]

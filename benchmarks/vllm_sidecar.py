@@ -37,10 +37,11 @@ from statistics import median
 import psutil
 from tokenizers import Tokenizer
 
-from enginewire import event_loop, v1 as pb
+from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.client import EngineClient
+from enginewire.program import event_loop
 from enginewire.server.demo_model import PATH
 
 START_SECONDS = 600.0

@@ -14,7 +14,6 @@ MOST_NOUNS, MOST_LINES, SAME_PREFIX = 16, 350, 3
 
 LARGE = {
     "conformance/checks": "a catalogue: one file for each subject of the contract",
-    "proto/enginewire": "the ground floor: one file for each thing that the programs share",
     "conformance/mutants": "a catalogue: one file beside each of the checks",
 }
 SHARED_PREFIX = {"report/formats": "as_html and as_json would else hide modules of the same names"}

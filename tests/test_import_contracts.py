@@ -95,6 +95,7 @@ PLANTED = {
     "Nobody knows each other": ("server/admission/queue_limits", "import enginewire.server.admission.table"),
     "The floors of the namespace": ("listening/sockets", "import enginewire.server.server"),
     "The floors of listening": ("listening/sockets", "import enginewire.listening.binding"),
+    "The floors of calling": ("calling/trust", "import enginewire.calling.channel"),
     "The floors of access": ("access/roles", "import enginewire.access.access"),
     "The floors of TLS": ("tls/certificate", "import enginewire.tls.listener"),
     "The floors of the server": ("server/failures", "import enginewire.server.validation.fields"),

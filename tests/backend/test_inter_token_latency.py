@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from enginewire.backend.inter_token_latency import InterTokenLatency, TokenClock
-from enginewire.histogram import Histogram
+from enginewire.metrics.histogram import Histogram
 
 BOUNDS = (0.5, 1.0, 2.0)
 

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from enginewire import v1 as pb
 from enginewire.field_rules import FIELD_RULES
-from enginewire.json_text import MAX_BYTES
+from enginewire.v1.json_text import MAX_BYTES
 from enginewire.v1.status_codes import STATUS_CODES
 from tests.docs.contract_page import PAGE, ROOT, codes, table
 

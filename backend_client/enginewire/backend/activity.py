@@ -20,14 +20,14 @@ from enginewire.backend.decoding.request_decoder import MAX_CHOICES
 from enginewire.backend.engines.failure import Failure
 from enginewire.backend.inter_token_latency import InterTokenLatency, TokenClock
 from enginewire.backend.replay.attempts import Attempts
-from enginewire.histogram import (
+from enginewire.metrics.histogram import (
     BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,
     REQUEST_SECONDS,
     TOKENS,
     Histogram,
 )
-from enginewire.metric_labels import FINISHED, reason_name
+from enginewire.metrics.labels import FINISHED, reason_name
 
 # Enough to see what has just happened, and small beside anything else a request costs.
 MAX_ENDED: Final = 20

@@ -6,7 +6,7 @@ nothing about requests or about what tokens say.
 
 from __future__ import annotations
 
-from enginewire.histogram import Histogram
+from enginewire.metrics.histogram import Histogram
 
 
 class InterTokenLatency:

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from enginewire import event_loop
-from enginewire.program import program
+from enginewire.program import event_loop, program
 from enginewire.server.config.given import load_options
 
 EXIT_USAGE = 2

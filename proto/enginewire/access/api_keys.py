@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from enginewire.access.roles import WORDS, Role
-from enginewire.watched_files import WatchedFiles
+from enginewire.files.watched import WatchedFiles
 
 # The characters are those of bearer tokens, RFC 6750: a colon can only be the one behind a role.
 KEY: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")

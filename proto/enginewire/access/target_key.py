@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from enginewire.access.api_keys import KEY, KEY_WORDS, InvalidKeys
-from enginewire.watched_files import WatchedFiles
+from enginewire.files.watched import WatchedFiles
 
 OPTION: Final = "--target-api-key"
 FILE_OPTION: Final = f"{OPTION}-file"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from enginewire.trusted_paths import UntrustedPath, check_folder
+from enginewire.files.trusted_paths import UntrustedPath, check_folder
 
 # sizeof(sockaddr_un.sun_path) - 1 on Linux.
 MAX_PATH_BYTES: Final = 107

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.watched_files import WatchedFiles, stamps
+from enginewire.files.watched import WatchedFiles, stamps
 
 Side = Literal["server", "client"]
 """Who shows the certificate."""

@@ -8,13 +8,13 @@ from typing import Final
 
 import grpc
 
+from enginewire.files.watched import Stamps, WatchedFiles, stamps
 from enginewire.tls.certificate import (
     CertificateFiles,
     InvalidCertificate,
     PemFiles,
     read_authorities,
 )
-from enginewire.watched_files import Stamps, WatchedFiles, stamps
 
 PREFIX: Final = "--target-ssl-"
 AUTHORITIES: Final = f"{PREFIX}ca-certs"

@@ -11,11 +11,11 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
+from enginewire.calling.trust import Trust
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
 from enginewire.tls.target import TargetTls
-from enginewire.trust import Trust
 from tests.certificates import Authority
 
 PATIENCE_SECONDS = 60.0

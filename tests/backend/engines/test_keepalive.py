@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from enginewire import channel, v1 as pb
+from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
+from enginewire.calling import channel
 from tests.backend.asking import Heard, ask, hear
 from tests.backend.hostile import HostileEngine, engine_info, terminal
 

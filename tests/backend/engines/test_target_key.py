@@ -16,9 +16,9 @@ from enginewire.backend.commands.options import TopOptions
 from enginewire.backend.config import BackendOptions
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
-from enginewire.channel import open_channel
+from enginewire.calling.channel import open_channel
+from enginewire.calling.trust import Trust, trust_of
 from enginewire.options import OptionError
-from enginewire.trust import Trust, trust_of
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY, bearing, line_of
 from tests.server.serving import Serving, ask
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from enginewire import v1 as pb
-from enginewire.histogram import BETWEEN_TOKENS_SECONDS, Histogram
+from enginewire.metrics.histogram import BETWEEN_TOKENS_SECONDS, Histogram
 from enginewire.server.admission.live import Discard
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable

@@ -7,7 +7,6 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.json_text import MAX_BYTES
 from enginewire.server.failures import (
     ContextExceeded,
     InvalidRequest,
@@ -17,6 +16,7 @@ from enginewire.server.failures import (
 )
 from enginewire.server.validation.fields import FLOATS, MAX_ENTRIES
 from enginewire.server.validation.generate import check_generate
+from enginewire.v1.json_text import MAX_BYTES
 from tests.server.validation.requests_to_check import (
     CONTEXT,
     VOCAB,

@@ -32,8 +32,8 @@ from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.processes.sidecar import SidecarDied, engine_sidecar
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
-from enginewire.channel import open_channel
-from enginewire.trust import target_key, trust_of
+from enginewire.calling.channel import open_channel
+from enginewire.calling.trust import target_key, trust_of
 
 EXIT_FAILED: Final = 1
 

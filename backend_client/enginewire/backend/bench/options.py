@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket
+from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, option
-from enginewire.trust import TargetOptions, trust_of
 
 Api = Literal["multiplexed", "generate", "backend", "completions", "chat"]
 HTTP_APIS: Final = frozenset({"completions", "chat"})

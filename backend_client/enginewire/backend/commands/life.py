@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
-from enginewire import event_loop, v1 as pb
+from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.config import BackendOptions
 from enginewire.backend.decoding.annotated import Failure
@@ -28,8 +28,9 @@ from enginewire.backend.processes.stop_signals import StopSignals
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.backend.prompting.tokenizer import BackendTokenizer, InvalidTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
+from enginewire.calling.trust import trust_of
 from enginewire.listening.sockets import AddressError
-from enginewire.trust import trust_of
+from enginewire.program import event_loop
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from enginewire.addresses import default_socket
 from enginewire.backend.config import MAX_UINT32, GenerateOptions
+from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, computed, option
-from enginewire.trust import TargetOptions, trust_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoint, Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.load_fields import kv_use, load_fields, state_name
-from enginewire.trust import trust_of
+from enginewire.calling.trust import trust_of
 
 # Long enough for a steady figure, short enough to follow.
 RATE_SECONDS: Final = 2.0

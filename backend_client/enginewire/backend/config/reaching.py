@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from enginewire.addresses import default_socket
+from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, computed, option
-from enginewire.trust import TargetOptions, trust_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

@@ -23,9 +23,9 @@ from enginewire.backend.engines.offered_tokenizer import received
 from enginewire.backend.engines.revision import common_revision
 from enginewire.backend.engines.rpc import EngineRpc, GenerateCall, parsed
 from enginewire.backend.engines.stream import PATIENCE, EngineStream, Patience
-from enginewire.channel import MAX_MESSAGE_BYTES
-from enginewire.trust import THIS_USER, Trust
-from enginewire.trusted_paths import UntrustedPath
+from enginewire.calling.channel import MAX_MESSAGE_BYTES
+from enginewire.calling.trust import THIS_USER, Trust
+from enginewire.files.trusted_paths import UntrustedPath
 
 POLL_SECONDS: Final = 0.05
 SHORTEST_WAIT_SECONDS: Final = 0.1

@@ -8,8 +8,8 @@ from __future__ import annotations
 import grpc
 
 from enginewire.backend.engines.rpc import EngineRpc
-from enginewire.channel import open_channel
-from enginewire.trust import Trust
+from enginewire.calling.channel import open_channel
+from enginewire.calling.trust import Trust
 
 
 class Dialled:

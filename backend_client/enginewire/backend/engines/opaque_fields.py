@@ -13,7 +13,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.backend.engines.failure import failed
 from enginewire.field_rules import FIELD_RULES, UNBOUNDED, Rule
-from enginewire.json_text import json_fault
+from enginewire.v1.json_text import json_fault
 
 
 def check_opaque(request: pb.PreprocessedRequest) -> None:

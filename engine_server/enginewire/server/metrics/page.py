@@ -19,8 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from enginewire import v1 as pb
-from enginewire.histogram import Histogram
-from enginewire.metric_labels import reason_name
+from enginewire.metrics.histogram import Histogram
+from enginewire.metrics.labels import reason_name
 from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.metrics.totals import Totals
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from enginewire import v1 as pb
-from enginewire.metric_labels import FINISHED
+from enginewire.metrics.labels import FINISHED
 from enginewire.server.admission.live import Accepted, Failed, Live, Observer
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.metrics.totals import LiveTimes, Totals

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import Counter
 
 from enginewire import v1 as pb
-from enginewire.histogram import (
+from enginewire.metrics.histogram import (
     BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,
     REQUEST_SECONDS,
     TOKENS,
     Histogram,
 )
-from enginewire.metric_labels import FINISHED
+from enginewire.metrics.labels import FINISHED
 from enginewire.server.engines.interface import GenerateContext
 
 # vLLM's bounds.

@@ -13,7 +13,6 @@ from typing import cast
 
 from enginewire import v1 as pb
 from enginewire.field_rules import FIELD_RULES, Rule
-from enginewire.json_text import MAX_BYTES, json_fault
 from enginewire.server.failures import (
     ContextExceeded,
     InvalidRequest,
@@ -33,6 +32,7 @@ from enginewire.server.validation.payloads import (
     prompt_length,
 )
 from enginewire.server.validation.ruled_fields import Fields, ruled_fields
+from enginewire.v1.json_text import MAX_BYTES, json_fault
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 NAME_RULE = "1 to 128 characters of [A-Za-z0-9._:-]"

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from enginewire import v1 as pb
 from enginewire.field_rules import FIELD_RULES
-from enginewire.json_text import MAX_BYTES, json_fault
 from enginewire.server.failures import Unsupported
 from enginewire.server.validation.bounds import Bounds
 from enginewire.server.validation.fields import invalid
+from enginewire.v1.json_text import MAX_BYTES, json_fault
 
 MAX_GUIDED_CHOICES = FIELD_RULES["sampling_options.guided_decoding.choice.choices"].bound
 

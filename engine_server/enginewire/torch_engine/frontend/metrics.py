@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from enginewire.histogram import Histogram
+from enginewire.metrics.histogram import Histogram
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.torch_engine.runner.statistics import BatchStatistics, DraftStatistics, MethodStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot

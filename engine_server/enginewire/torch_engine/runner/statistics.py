@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 
-from enginewire.histogram import BETWEEN_TOKENS_SECONDS, Histogram
+from enginewire.metrics.histogram import BETWEEN_TOKENS_SECONDS, Histogram
 from enginewire.torch_engine.requests.scheduled import Scheduled
 
 # vLLM's bounds.

@@ -18,9 +18,9 @@ from enginewire.backend.decoding.annotated import Annotated, BackendOutput, anno
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.prompts import InvalidPrompt
-from enginewire.channel import open_channel
-from enginewire.trust import trust_of
-from enginewire.trusted_paths import UntrustedPath
+from enginewire.calling.channel import open_channel
+from enginewire.calling.trust import trust_of
+from enginewire.files.trusted_paths import UntrustedPath
 
 Items = AsyncGenerator[Annotated[BackendOutput], None]
 

@@ -24,7 +24,7 @@ from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, Totals
 from enginewire.backend.engines.endpoints import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
-from enginewire.metric_labels import reason_name
+from enginewire.metrics.labels import reason_name
 from enginewire.tls.certificate import CertificateFiles
 from enginewire.tls.metrics import CertificateMetrics
 

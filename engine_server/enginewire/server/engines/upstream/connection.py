@@ -13,11 +13,11 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.channel import open_channel
+from enginewire.calling.channel import open_channel
+from enginewire.calling.trust import THIS_USER
+from enginewire.files.trusted_paths import UntrustedPath
 from enginewire.server.engines.upstream.failure import shown
 from enginewire.server.engines.upstream.options import UpstreamOptions
-from enginewire.trust import THIS_USER
-from enginewire.trusted_paths import UntrustedPath
 
 log = logging.getLogger(__name__)
 

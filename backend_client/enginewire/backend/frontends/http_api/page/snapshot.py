@@ -14,7 +14,7 @@ from enginewire.backend.activity import Activity, EndedRequest, LiveRequest
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.endpoints import Endpoint
 from enginewire.backend.engines.load_fields import load_fields
-from enginewire.histogram import Histogram
+from enginewire.metrics.histogram import Histogram
 
 # More rows than anyone reads; bounds what one look costs.
 MAX_ROWS: Final = 200

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from enginewire.json_text import MAX_DEPTH, json_fault
+from enginewire.v1.json_text import MAX_DEPTH, json_fault
 from tests.server.validation.requests_to_check import seconds_of
 
 

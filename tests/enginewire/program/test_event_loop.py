@@ -8,7 +8,7 @@ import sys
 import pytest
 import uvloop
 
-from enginewire import event_loop
+from enginewire.program import event_loop
 
 
 async def running_loop() -> asyncio.AbstractEventLoop:

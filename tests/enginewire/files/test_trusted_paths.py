@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from enginewire.files.trusted_paths import UntrustedPath, check_socket, user_id
 from enginewire.options import OptionError
-from enginewire.trusted_paths import UntrustedPath, check_socket, user_id
 
 STRANGER = 12345
 Stat = Callable[[Path], os.stat_result]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from enginewire.histogram import TOKENS, Histogram
+from enginewire.metrics.histogram import TOKENS, Histogram
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 5))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewire.addresses import is_on_this_machine
-from enginewire.channel import keepalive
+from enginewire.calling.channel import keepalive
 
 
 @pytest.mark.parametrize(

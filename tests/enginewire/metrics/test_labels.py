@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
-from enginewire.metric_labels import FINISHED, reason_name
+from enginewire.metrics.labels import FINISHED, reason_name
 
 
 def test_every_finish_reason_has_a_word() -> None:

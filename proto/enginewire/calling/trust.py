@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from enginewire.access.api_keys import InvalidKeys
 from enginewire.access.target_key import TargetKey
+from enginewire.files.trusted_paths import check_socket, user_id
 from enginewire.options import OptionError, option
-from enginewire.trusted_paths import check_socket, user_id
 
 if TYPE_CHECKING:
     from enginewire.tls.target import TargetTls

@@ -8,7 +8,7 @@ import grpc
 
 from enginewire.access.keyed_channel import KeyedChannel
 from enginewire.addresses import SOCKET_SCHEMES, is_on_this_machine
-from enginewire.trust import THIS_USER, Trust
+from enginewire.calling.trust import THIS_USER, Trust
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 OPTIONS: Final = (
