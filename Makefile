@@ -21,7 +21,7 @@ test: $(VENV)/.dev  ## Run the tests, in parallel
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
 
 test-long: $(VENV)/.dev  ## Run the variants that `make test` leaves out
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m long
+	$(BIN)/pytest -q -n logical --dist worksteal -m long $$(grep -rlE 'tests\.long|mark\.long' tests --include='test_*.py')
 
 conformance: $(VENV)/.dev  ## Have the kit judge our own servers, over a socket and over TCP
 	.ci/check_servers
@@ -84,7 +84,7 @@ format: $(VENV)/.dev  ## Put code and proto files into shape
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build
 
-# Four more than processors: tests of processes mostly wait.
+# Four more than processors: tests of processes mostly wait. Those that take long mostly compute.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 
 # Stamp files: an install is repeated only when what it depends on has changed.
@@ -105,5 +105,7 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 	$(PIP) torch
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.site
+# Compiles what tests import, once: each of the processes that run them would compile all of it for itself.
+	-$(BIN)/pytest --collect-only --quiet >/dev/null
 
 .PHONY: help demo test conformance self-test wheel test-browser vllm-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean

@@ -20,6 +20,8 @@ from enginewire.conformance.wire.stream import Choice, choices_of
 
 M = TypeVar("M", bound=Message)
 Part = pb.LLMEngineOutput | pb.EngineEvent
+Row = tuple[int, float, list[int], list[float]]
+"""Token, log-probability, alternatives and their values."""
 
 CUT: Final = frozenset({pb.FINISH_REASON_CANCELLED, pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CONTENT_FILTER})
 """Reasons that may come at any time; nothing in the request says when."""
@@ -93,6 +95,11 @@ class Answer:
     def scored(self) -> list[pb.LLMEngineOutput]:
         """Outputs with log-probabilities of their tokens."""
         return [output for output in self.outputs if output.HasField("logprobs")]
+
+    @cached_property
+    def rows(self) -> list[list[Row]]:
+        """The table of each scored output; empty where it has not one row per token."""
+        return [rows_of(output) for output in self.scored]
 
     @cached_property
     def choices(self) -> dict[int, Choice]:
@@ -203,3 +210,15 @@ def loads_of(exchange: Exchange) -> Iterator[pb.Load]:
     """Every load that an RPC told."""
     yield from (answer.load for answer in messages_of(exchange, pb.GetLoadResponse))
     yield from (answer.load for answer in messages_of(exchange, pb.WatchLoadResponse))
+
+
+def rows_of(output: pb.LLMEngineOutput) -> list[Row]:
+    """The rows of its table; LOG-01 and LOG-04 say that there are as many of everything."""
+    table = output.logprobs
+    if len(table.token_logprobs) != len(output.token_ids):
+        return []
+    ids, values, top = list(table.top_token_ids), list(table.top_logprobs), table.top_n
+    return [
+        (token, value, ids[number * top : (number + 1) * top], values[number * top : (number + 1) * top])
+        for number, (token, value) in enumerate(zip(output.token_ids, table.token_logprobs, strict=True))
+    ]

@@ -60,14 +60,15 @@ class Handles:
 
     def at(self, handle: int, when: float, *, begins: bool) -> Use | None:
         """The use that something belongs to. `begins`: it may be the first thing of the next one."""
-        sent = [use for use in self.uses.get(handle, ()) if use.begins_at <= when]
-        begun = [use for use in sent if use.has_begun]
-        fresh = [use for use in sent if not use.has_begun]
-        if begun and not begun[-1].has_ended:
-            return begun[-1]
-        if fresh and (begins or not begun):
-            return fresh[0]
-        return begun[-1] if begun else None
+        begun = fresh = None
+        for use in self.uses.get(handle, ()):
+            if use.begins_at <= when and use.has_begun:
+                begun = use
+            elif use.begins_at <= when:
+                fresh = fresh or use
+        if begun and not begun.has_ended:
+            return begun
+        return fresh if fresh and (begins or not begun) else begun
 
 
 def handles_of(exchange: Exchange, config: pb.EngineConfig) -> Handles:

@@ -10,7 +10,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Answer
 from enginewire.conformance.running.monitor.invariant import of_answers
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 
 IMPOSSIBLE: Final = -1e30
 
@@ -67,10 +67,10 @@ def _are_logarithms(values: Sequence[float]) -> None:
 def alternatives_are_a_ranking(answer: Answer) -> None:
     """As many as the table says and none beyond what was asked for, each once, best first."""
     options = answer.body.output_options
-    for output in answer.scored:
+    for output, rows in zip(answer.scored, answer.rows, strict=True):
         _has_columns(output.logprobs, len(output.token_ids), options.logprobs)
         _has_selected(output.logprobs, len(output.token_ids), len(options.logprob_token_ids))
-        for _, _, ids, values in _rows(output):
+        for _, _, ids, values in rows if output.logprobs.top_n > 1 else ():
             expect_equal(len(set(ids)), len(ids), "an alternative is listed twice in a row")
             falling = all(first >= second - SAME for first, second in pairwise(values))
             expect(falling, "alternatives are not ordered", expected="most probable first", seen=values)
@@ -79,9 +79,9 @@ def alternatives_are_a_ranking(answer: Answer) -> None:
 def _has_columns(table: pb.Logprobs, rows: int, asked: int) -> None:
     expect(table.top_n <= asked, "more alternatives than were asked for", expected=asked, seen=table.top_n)
     expect(table.top_n or not asked or not rows, "no alternatives, though they were asked for")
-    for name in ("top_token_ids", "top_logprobs"):
-        size = len(getattr(table, name))
-        expect_equal(size, rows * table.top_n, f"{name} has not top_n entries per row")
+    size = rows * table.top_n
+    expect_equal(len(table.top_token_ids), size, "top_token_ids has not top_n entries per row")
+    expect_equal(len(table.top_logprobs), size, "top_logprobs has not top_n entries per row")
 
 
 def _has_selected(table: pb.Logprobs, rows: int, asked: int) -> None:
@@ -93,22 +93,26 @@ def _has_selected(table: pb.Logprobs, rows: int, asked: int) -> None:
 def values_are_those_of_the_tokens(answer: Answer) -> None:
     """The same as among the alternatives and among the selected ids."""
     selected = list(answer.body.output_options.logprob_token_ids)
-    for output in answer.scored:
-        for number, (token, value, ids, values) in enumerate(_rows(output)):
-            columns = output.logprobs.selected_logprobs[number * len(selected) : (number + 1) * len(selected)]
-            for where, theirs in ((ids, values), (selected, columns)):
-                if token in where:
-                    among = theirs[where.index(token)]
-                    same = math.isclose(value, among, abs_tol=SAME, rel_tol=SAME)
-                    message = f"token {token} has another value among the others of its row"
-                    expect(same, message, expected=f"{among:.6f}", seen=f"{value:.6f}")
+    for output, rows in zip(answer.scored, answer.rows, strict=True):
+        for number, (token, value, ids, values) in enumerate(rows):
+            if token in ids:
+                _is_same(token, value, values[ids.index(token)])
+            if token in selected:
+                place = number * len(selected) + selected.index(token)
+                _is_same(token, value, output.logprobs.selected_logprobs[place])
+
+
+def _is_same(token: int, value: float, among: float) -> None:
+    if not math.isclose(value, among, abs_tol=SAME, rel_tol=SAME):
+        message = f"token {token} has another value among the others of its row"
+        raise Violation(message, expected=f"{among:.6f}", seen=f"{value:.6f}")
 
 
 @of_answers("LOG-02", needs=ROWS)
 def ranks_are_those_of_the_values(answer: Answer) -> None:
     """A rank is 1 or more, and no better than what the alternatives show."""
-    for output in answer.scored:
-        for rank, (_, value, _, values) in zip(output.logprobs.token_ranks, _rows(output), strict=False):
+    for output, rows in zip(answer.scored, answer.rows, strict=True):
+        for rank, (_, value, _, values) in zip(output.logprobs.token_ranks, rows, strict=False):
             better = sum(other > value + SAME for other in values)
             expect(rank > better, "a token's rank is better than its value", expected=better + 1, seen=rank)
 
@@ -118,8 +122,8 @@ def greedy_tokens_are_the_first(answer: Answer) -> None:
     """Or as probable as the first, where nothing but the model decides."""
     if not _is_plainly_greedy(answer):
         return
-    for output in answer.scored:
-        for token, value, ids, values in _rows(output):
+    for rows in answer.rows:
+        for token, value, ids, values in rows:
             best = not ids or value >= values[0] - SAME * max(1.0, abs(values[0]))
             expect(best, "a greedy token is no first alternative", expected=ids[:1], seen=token)
 
@@ -127,11 +131,11 @@ def greedy_tokens_are_the_first(answer: Answer) -> None:
 @of_answers("LOG-06", needs=ROWS)
 def probabilities_are_shares(answer: Answer) -> None:
     """Of each row."""
-    for output in answer.scored:
-        for _, _, _, values in _rows(output):
-            total = sum(map(math.exp, values))
-            message = "the probabilities of a row add up to more than 1"
-            expect(total <= 1 + ABOVE_ZERO, message, expected="at most 1", seen=f"{total:.4f}")
+    for rows in answer.rows:
+        for _, _, _, values in rows:
+            if (total := sum(map(math.exp, values))) > 1 + ABOVE_ZERO:
+                message = "the probabilities of a row add up to more than 1"
+                raise Violation(message, expected="at most 1", seen=f"{total:.4f}")
 
 
 @of_answers("LOG-07")
@@ -185,10 +189,11 @@ def _sums_run(answer: Answer) -> None:
         total = resumed.cum_log_probs if resumed else 0.0
         for output in choice.outputs:
             total += math.fsum(output.logprobs.token_logprobs)
-            if output.token_ids and total > IMPOSSIBLE:
-                close = math.isclose(output.cum_log_probs, total, rel_tol=SAME, abs_tol=ABOVE_ZERO)
+            told = output.cum_log_probs
+            is_close = math.isclose(told, total, rel_tol=SAME, abs_tol=ABOVE_ZERO)
+            if output.token_ids and total > IMPOSSIBLE and not is_close:
                 message = f"cum_log_probs of choice {index} is not the running sum"
-                expect(close, message, expected=f"{total:.4f}", seen=f"{output.cum_log_probs:.4f}")
+                raise Violation(message, expected=f"{total:.4f}", seen=f"{told:.4f}")
 
 
 def _tables(answer: Answer) -> Iterator[pb.Logprobs]:
@@ -196,17 +201,6 @@ def _tables(answer: Answer) -> Iterator[pb.Logprobs]:
     for output in answer.outputs:
         if output.HasField("prompt_logprobs"):
             yield output.prompt_logprobs.logprobs
-
-
-def _rows(output: pb.LLMEngineOutput) -> Iterator[tuple[int, float, list[int], list[float]]]:
-    """Token, value, alternatives and their values; LOG-01 and LOG-04 say that there are as many."""
-    table = output.logprobs
-    if len(table.token_logprobs) != len(output.token_ids):
-        return
-    ids, values, top = list(table.top_token_ids), list(table.top_logprobs), table.top_n
-    for number, (token, value) in enumerate(zip(output.token_ids, table.token_logprobs, strict=True)):
-        columns = slice(number * top, (number + 1) * top)
-        yield token, value, ids[columns], values[columns]
 
 
 def _is_plainly_greedy(answer: Answer) -> bool:

@@ -8,7 +8,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Answer
 from enginewire.conformance.running.monitor.invariant import of_answers
 from enginewire.conformance.wire.stream import reason_name
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.violation import Violation, expect, expect_equal
 
 
 @of_answers("STR-01")
@@ -87,8 +87,8 @@ def positions_count_the_tokens(answer: Answer) -> None:
     """Each choice on its own, whatever lies between its outputs."""
     for index, choice in answer.choices.items():
         position = answer.handed_in(index)
+        message = f"first_output_position of choice {index} does not count its tokens"
         for output in choice.outputs:
-            message = f"first_output_position of choice {index} does not count its tokens"
             expect_equal(output.first_output_position, position, message)
             position += len(output.token_ids)
 
@@ -98,11 +98,11 @@ def ids_are_of_the_vocabulary(answer: Answer) -> None:
     """Of tokens and of their alternatives."""
     if not answer.is_known:
         return
+    size = answer.config.vocab_size
     for output in answer.outputs:
         for name, ids in (("token_ids", output.token_ids), ("top_token_ids", output.logprobs.top_token_ids)):
-            largest = max(ids, default=0)
-            below = f"below {answer.config.vocab_size}"
-            expect(largest < answer.config.vocab_size, f"{name} has no such id", expected=below, seen=largest)
+            if (largest := max(ids, default=0)) >= size:
+                raise Violation(f"{name} has no such id", expected=f"below {size}", seen=largest)
 
 
 @of_answers("STR-09", needs=("STR-02", "STR-03"))
