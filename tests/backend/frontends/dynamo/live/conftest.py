@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 60.0
 GRACE_SECONDS = 1.0
 TORCH = ("--engine", "torch", "--dtype", "float32")
 ENGINE = [sys.executable, "-m", "enginewire.server"]
-WORKER = [sys.executable, "-m", "enginewire.cli", "dynamo"]
+WORKER = [sys.executable, "-m", "enginewire", "dynamo"]
 FRONTEND = [sys.executable, "-m", "dynamo.frontend", "--http-host", "127.0.0.1"]
 
 

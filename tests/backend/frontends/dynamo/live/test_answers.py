@@ -122,8 +122,6 @@ def test_a_required_tool_is_called(shared: Deployment) -> None:
             {"prompt": "x", "guided_json": {"type": "object"}, "guided_whitespace_pattern": "x"},
             "whitespace_pattern",
         ),
-        ({"prompt": [99_999]}, "token_ids"),
-        ({"prompt": "x", "logprobs": 200}, "logprobs"),
     ],
 )
 def test_what_the_engine_refuses_is_told_with_the_field(
