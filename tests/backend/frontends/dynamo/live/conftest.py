@@ -23,8 +23,9 @@ from enginewire import v1 as pb
 from tests.backend.our_processes import command, load_of, until
 
 START_SECONDS = 120.0
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 GRACE_SECONDS = 1.0
+NAMED = ("--served-model-name", "builtin:demo")
 TORCH = ("--engine", "torch", "--dtype", "float32")
 ENGINE = [sys.executable, "-m", "enginewire.server"]
 WORKER = [sys.executable, "-m", "enginewire", "dynamo"]
@@ -111,7 +112,7 @@ class Deployment:
     def worker(self, engine: Engine, *arguments: str) -> Program:
         """A worker that the frontend sends requests to."""
         known = len(self.instances())
-        argv = [*WORKER, "--target", engine.target, "--grace-period", str(GRACE_SECONDS), *arguments]
+        argv = [*WORKER, "--target", engine.target, "--grace-period", str(GRACE_SECONDS), *NAMED, *arguments]
         worker = Program(self.folder, argv, self.environment)
         self.programs.append(worker)
         worker.until(lambda: "serving" in worker.log())
@@ -119,13 +120,14 @@ class Deployment:
         worker.until(lambda: answers(self.url))
         return worker
 
-    def program_again(self, lost: Engine, path: str, *arguments: str) -> Engine:
-        """The engine of a process that has ended, at the same place."""
+    def again(self, lost: Engine, *arguments: str) -> Engine:
+        """An engine at the place of one that has ended."""
         lost.process.wait(PATIENCE_SECONDS)
-        Path(path).unlink(missing_ok=True)
-        again = Engine(self.folder, (*TORCH, *arguments), self.environment, Path(path))
-        self.programs.append(again)
-        return again
+        path = Path(lost.target.removeprefix("unix:"))
+        path.unlink(missing_ok=True)
+        engine = Engine(self.folder, arguments, self.environment, path)
+        self.programs.append(engine)
+        return engine
 
     def instances(self) -> list[str]:
         """The workers that frontends can find."""
