@@ -110,9 +110,8 @@ def sides() -> Iterator[dict[str, Side]]:
         folders = {side: Path(name) / side for side in ("enginewire", "dynamo")}
         for folder in folders.values():
             folder.mkdir()
-        model = Path(name) / "model"
-        model.mkdir()
-        write_card(model, pb.EngineConfig(vocab_size=VOCAB_SIZE, eos_token_ids=[EOS]), byte_tokenizer().files)
+        config = pb.EngineConfig(vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+        model = write_card(Path(name), config, byte_tokenizer().files)
         target = f"{folders['enginewire']}/e.sock"
         ours = {
             "engine": ["enginewire", "engine", "--engine", "mocker", *SIZES, "--uds", target],

@@ -6,7 +6,9 @@ that is read of `config.json` is written from the engine's facts. Knows nothing 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,15 +19,29 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.failure import failed
 
 CONFIG: Final = "config.json"
+DIGEST_CHARS: Final = 16
 # A name that no library knows: nobody shall take the folder for one with weights.
 MODEL_TYPE: Final = "enginewire"
 
 
-def write_card(folder: Path, config: pb.EngineConfig, files: Mapping[str, bytes]) -> None:
-    """Make `folder` one that Dynamo takes. The file names are plain: they are checked on the way here."""
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    (folder / CONFIG).write_text(json.dumps(model_config(config)))
+def write_card(base: Path, config: pb.EngineConfig, files: Mapping[str, bytes]) -> Path:
+    """The folder below `base` that Dynamo takes, the same for the same content.
+
+    A frontend uses only such workers of a model together whose cards are equal, and the path is a part of the
+    card. The file names are plain: they are checked on the way here.
+    """
+    content = {**files, CONFIG: json.dumps(model_config(config)).encode()}
+    digest = hashlib.sha256()
+    for name, data in sorted(content.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    folder = base / digest.hexdigest()[:DIGEST_CHARS]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, data in content.items():
+        # Another worker may read it, or write the same.
+        part = folder / f".{name}.{os.getpid()}"
+        part.write_bytes(data)
+        part.replace(folder / name)
+    return folder
 
 
 def model_config(config: pb.EngineConfig) -> dict[str, object]:

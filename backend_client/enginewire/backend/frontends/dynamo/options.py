@@ -41,6 +41,10 @@ class DynamoOptions(TargetOptions):
     tokenizer: Path | None = option(
         None, "folder of the model's tokenizer; asked from the engine when not set"
     )
+    card_folder: Path = option(
+        computed(lambda: Path.home() / ".cache/enginewire/dynamo", "~/.cache/enginewire/dynamo"),
+        "where the tokenizer is put for Dynamo; on all machines the workers of a model need the same path",
+    )
     namespace: str = option(
         computed(lambda: os.environ.get("DYN_NAMESPACE", "dynamo"), "DYN_NAMESPACE, else dynamo"),
         "Dynamo's namespace",

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import grpc
@@ -55,18 +53,17 @@ async def serve(client: EngineClient, options: DynamoOptions, signals: StopSigna
     presence = Presence(endpoint, client, info)
     tasks = [asyncio.ensure_future(endpoint.serve_endpoint(worker.generate, health_check_payload=PROBE))]
     try:
-        with TemporaryDirectory(prefix="enginewire-dynamo-") as folder:
-            await register(endpoint, Path(folder), client, info.config, options)
-            if options.kv_routing:
-                await presence.publish_load()
-                tasks += kv_event_tasks(endpoint, client, info.config)
-            tasks.append(asyncio.create_task(follow_load(client, presence.heard), name="follow the load"))
-            tell(f"serving {options.served_model_name or model_name(info.config)} as {options.path}")
-            await first_of(signals, tasks)
-            tell("draining")
-            await presence.leave()
-            await asyncio.sleep(options.grace_period)
-            await worker.drain(options.shutdown_timeout)
+        await register(endpoint, client, info.config, options)
+        if options.kv_routing:
+            await presence.publish_load()
+            tasks += kv_event_tasks(endpoint, client, info.config)
+        tasks.append(asyncio.create_task(follow_load(client, presence.heard), name="follow the load"))
+        tell(f"serving {options.served_model_name or model_name(info.config)} as {options.path}")
+        await first_of(signals, tasks)
+        tell("draining")
+        await presence.leave()
+        await asyncio.sleep(options.grace_period)
+        await worker.drain(options.shutdown_timeout)
         return 0
     finally:
         runtime.shutdown()
@@ -88,14 +85,14 @@ def runtime_of(options: DynamoOptions) -> Any:
 
 
 async def register(
-    endpoint: Any, folder: Path, client: EngineClient, config: pb.EngineConfig, options: DynamoOptions
+    endpoint: Any, client: EngineClient, config: pb.EngineConfig, options: DynamoOptions
 ) -> None:
     """Let frontends know of the model. Raises RequestFailed and InvalidTokenizer."""
     files = await (
         asyncio.to_thread(read_files, options.tokenizer) if options.tokenizer else client.tokenizer_files()
     )
     tokenizer = await asyncio.to_thread(BackendTokenizer.from_files, files)
-    write_card(folder, config, files)
+    folder = await asyncio.to_thread(write_card, options.card_folder, config, files)
     has_blocks = config.HasField("kv_cache_block_size")
     await register_model(
         ModelInput.Tokens,
