@@ -9,7 +9,6 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.dynamo.card import check_role, model_name, write_card
 
-
 CONFIG = pb.EngineConfig(model="m", vocab_size=9, eos_token_ids=[2, 3], context_length=64)
 FILES = {"tokenizer.json": b"{}", "chat_template.jinja": b"x"}
 

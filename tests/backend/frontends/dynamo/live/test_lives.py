@@ -18,8 +18,8 @@ from tests.backend.our_processes import is_idle, until
 
 CROWD = 8
 MOCKER = ("--engine", "mocker", "--mocker-itl-ms", "20")
-# The mocker repeats its prompt: of equal tokens, wherever an answer goes on, none may be lost or come twice. At the
-# end of the prompt it would say that it is done.
+# The mocker repeats its prompt: of equal tokens, wherever an answer goes on, none may be lost or come twice.
+# At the end of the prompt it would say that it is done.
 LONG = {"prompt": [97] * 400, "max_tokens": 150, "ignore_eos": True}
 TEXT = "a" * 150
 
