@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from enginewire.backend.frontends.dynamo.runtime import serve
     from enginewire.backend.processes.stop_signals import StopSignals
     from enginewire.backend.prompting.tokenizer import InvalidTokenizer
-    from enginewire.trust import trust_of
+    from enginewire.calling.trust import trust_of
 
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
     signals = StopSignals(options.grace_period + options.shutdown_timeout + MARGIN_SECONDS)

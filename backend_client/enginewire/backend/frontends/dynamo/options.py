@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from enginewire.addresses import default_socket, listens_on_loopback
+from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, computed, option
-from enginewire.trust import TargetOptions, trust_of
 
 Discovery = Literal["etcd", "file", "kubernetes"]
 RequestPlane = Literal["tcp", "nats"]
