@@ -18,6 +18,7 @@ LOAD_INTERVAL_MS: Final = 100
 REWATCH_SECONDS: Final = 0.1
 # These do not get better.
 FINAL: Final = (
+    grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
