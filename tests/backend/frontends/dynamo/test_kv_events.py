@@ -5,28 +5,34 @@ from hypothesis import given, strategies as st
 from enginewire import v1 as pb
 from enginewire.backend.frontends.dynamo.kv_events import KvMirror
 
-HASHES = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=3, unique=True)
-STORED = HASHES.map(
-    lambda hashes: pb.KvEvent(
-        stored=pb.KvBlocksStored(block_hashes=hashes, token_ids=[1, 2] * len(hashes), block_size=2)
+MEDIA = st.sampled_from(["gpu", "cpu"])
+HASHES = st.lists(st.sampled_from([0, 1, 2**63, 2**64 - 1]), min_size=1, max_size=3, unique=True)
+STORED = st.tuples(HASHES, MEDIA).map(
+    lambda where: pb.KvEvent(
+        stored=pb.KvBlocksStored(
+            block_hashes=where[0], token_ids=[1, 2] * len(where[0]), block_size=2, medium=where[1]
+        )
     )
 )
-REMOVED = HASHES.map(lambda hashes: pb.KvEvent(removed=pb.KvBlocksRemoved(block_hashes=hashes)))
+REMOVED = st.tuples(HASHES, MEDIA).map(
+    lambda where: pb.KvEvent(removed=pb.KvBlocksRemoved(block_hashes=where[0], medium=where[1]))
+)
 CLEARED = st.just(pb.KvEvent(cleared=pb.KvCacheCleared()))
 
 
 @given(st.lists(st.lists(st.one_of(STORED, REMOVED, CLEARED))))
-def test_the_router_holds_what_the_engine_caches(responses: list[list[pb.KvEvent]]) -> None:
-    mirror, cached, known = KvMirror(), set[int](), set[int]()
+def test_the_router_holds_what_the_engine_caches_anywhere(responses: list[list[pb.KvEvent]]) -> None:
+    mirror, cached, known = KvMirror(), set[tuple[int, str]](), set[int]()
     for changes in responses:
         for change in changes:
-            cached |= set(change.stored.block_hashes)
-            cached -= cached if change.HasField("cleared") else set(change.removed.block_hashes)
+            cached |= {(block, change.stored.medium) for block in change.stored.block_hashes}
+            cached -= {(block, change.removed.medium) for block in change.removed.block_hashes}
+            cached = set() if change.HasField("cleared") else cached
         for event in mirror.events(changes):
             hashes = {block % 2**64 for block in event["block_hashes"]}
             assert all(-(2**63) <= block < 2**63 for block in event["block_hashes"])
             known = known | hashes if event["type"] == "stored" else known - hashes
-    assert known == cached
+    assert known == {block for block, _ in cached}
 
 
 def test_a_block_comes_with_its_tokens_and_its_parent() -> None:
@@ -45,8 +51,3 @@ def test_a_block_comes_with_its_tokens_and_its_parent() -> None:
         }
     ]
     assert mirror.sequence == 8
-
-
-def test_a_block_that_is_elsewhere_is_no_hit() -> None:
-    stored = pb.KvBlocksStored(block_hashes=[1], token_ids=[1], block_size=1, medium="cpu")
-    assert KvMirror().events([pb.KvEvent(stored=stored)]) == []

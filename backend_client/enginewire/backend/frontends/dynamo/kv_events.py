@@ -14,8 +14,6 @@ from enginewire import v1 as pb
 Event = Mapping[str, object]
 
 SIGN: Final = 1 << 63
-# Where the router counts a block as a hit; it is not told of blocks that were moved elsewhere.
-MEDIA: Final = frozenset({"", "gpu"})
 
 
 class KvMirror:
@@ -23,7 +21,8 @@ class KvMirror:
 
     def __init__(self) -> None:
         self.sequence: int | None = None
-        self._hashes: set[int] = set()
+        # Of each block where it is: in one place or in several.
+        self._media: dict[int, set[str]] = {}
 
     def events(self, changes: Iterable[pb.KvEvent]) -> list[Event]:
         """What Dynamo's publisher is to be given, in order."""
@@ -31,18 +30,18 @@ class KvMirror:
         for change in changes:
             self.sequence = change.sequence
             which = change.WhichOneof("change")
-            if which == "stored" and change.stored.medium in MEDIA:
+            if which == "stored":
                 told.append(self._stored(change.stored))
-            elif which == "removed" and change.removed.medium in MEDIA:
-                self._hashes.difference_update(change.removed.block_hashes)
-                told.append(removed(change.removed.block_hashes))
-            elif which == "cleared" and self._hashes:
-                told.append(removed(self._hashes))
-                self._hashes = set()
+            elif which == "removed":
+                told += removed(self._gone(change.removed))
+            elif which == "cleared":
+                told += removed(self._media)
+                self._media = {}
         return told
 
     def _stored(self, stored: pb.KvBlocksStored) -> Event:
-        self._hashes.update(stored.block_hashes)
+        for block in stored.block_hashes:
+            self._media.setdefault(block, set()).add(stored.medium)
         event: dict[str, object] = {
             "type": "stored",
             "token_ids": list(stored.token_ids),
@@ -55,10 +54,21 @@ class KvMirror:
             event["lora_name"] = stored.lora_name
         return event
 
+    def _gone(self, change: pb.KvBlocksRemoved) -> list[int]:
+        """Those that are nowhere any more."""
+        gone = []
+        for block in change.block_hashes:
+            media = self._media.get(block, set())
+            media.discard(change.medium)
+            if not media and self._media.pop(block, None) is not None:
+                gone.append(block)
+        return gone
 
-def removed(hashes: Iterable[int]) -> Event:
-    """These blocks are gone."""
-    return {"type": "removed", "block_hashes": [signed(block) for block in hashes]}
+
+def removed(hashes: Iterable[int]) -> list[Event]:
+    """These blocks are gone, if there are any."""
+    signed_hashes = [signed(block) for block in hashes]
+    return [{"type": "removed", "block_hashes": signed_hashes}] if signed_hashes else []
 
 
 def signed(block_hash: int) -> int:
