@@ -47,6 +47,7 @@ README: Ways = {
     "enginewire bench --launch '--engine mocker'": Way(3, shows="tokens"),
     "enginewire backend serve --port 50052": Way(2, shows="listening on", stays=True),
     "enginewire backend serve --smg-port 50053": Way(2, shows="listening on", stays=True),
+    "enginewire dynamo": "it needs Dynamo: make dynamo-test",
     "enginewire engine --metrics-port 9090": Way(shows="listening|serving", stays=True),
     "python examples/minimal-python/engine.py 127.0.0.1:50051": Way(stays=True, opens="127.0.0.1:50051"),
     "enginewire-conformance --target 127.0.0.1:50051 --level 1": Way(3, shows=r"\d+ PASS"),
