@@ -109,6 +109,11 @@ PLANTED = {
     "The floors of parsing": ("backend/parsing/pieces", "import enginewire.backend.parsing.formats"),
     "The floors of the way": ("backend/engines/failure", "import enginewire.backend.engines.rpc"),
     "The floors of the faces": ("backend/frontends/health", "import enginewire.backend.frontends.smg.facts"),
+    "The floors of the Dynamo": (
+        "backend/frontends/dynamo/fields",
+        "import enginewire.backend.frontends.dynamo.answer",
+    ),
+    "Dynamo is imported": ("backend/frontends/dynamo/worker", "import dynamo"),
     "The floors of the HTTP": (
         "backend/frontends/http_api/body",
         "import enginewire.backend.frontends.http_api.app",

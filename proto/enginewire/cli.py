@@ -43,6 +43,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "engine": Command("enginewire.server.__main__", "engine", "serve a model on the engine contract"),
     "backend": Command("enginewire.backend.__main__", "backend", "turn an engine's tokens into text"),
+    "dynamo": Command(
+        "enginewire.backend.commands.dynamo", "dynamo", "be a worker of Dynamo, with an engine behind it"
+    ),
     "bench": Command("enginewire.backend.bench.__main__", "bench", "send a load and measure the answers"),
     "top": Command("enginewire.backend.commands.top", "top", "watch how busy engines are"),
     "new-engine": Command(

@@ -47,6 +47,7 @@ README: Ways = {
     "enginewire bench --launch '--engine mocker'": Way(3, shows="tokens"),
     "enginewire backend serve --port 50052": Way(2, shows="listening on", stays=True),
     "enginewire backend serve --smg-port 50053": Way(2, shows="listening on", stays=True),
+    "enginewire dynamo": "it needs Dynamo: make dynamo-test",
     "enginewire engine --metrics-port 9090": Way(shows="listening|serving", stays=True),
     "python examples/minimal-python/engine.py 127.0.0.1:50051": Way(stays=True, opens="127.0.0.1:50051"),
     "enginewire-conformance --target 127.0.0.1:50051 --level 1": Way(3, shows=r"\d+ PASS"),
@@ -71,6 +72,7 @@ GPU = "it needs a GPU"
 DOCKER = "it needs Docker"
 CLUSTER = "it needs a cluster of Kubernetes"
 SYSTEMD = "it needs a machine that systemd has started"
+DYNAMO = "it needs Dynamo: make dynamo-test"
 VLLM = "it needs vLLM: make vllm-test"
 CLIENTS = "it installs 3 GB of clients, and tries them for minutes"
 BUILT = "it needs Node, Go or C++: make examples builds the same and judges it"
@@ -132,6 +134,11 @@ PAGES: Mapping[str, Ways] = {
         'enginewire-backend generate "What is Enginewire?" --target unix:/tmp/decode.sock --prefill-target unix:/tmp/prefill.sock': Way(
             3, shows="Enginewire is the wire"
         ),
+    },
+    "docs/dynamo.md": {
+        "enginewire engine --uds /tmp/engine.sock": DYNAMO,
+        "enginewire dynamo --target unix:/tmp/engine.sock --discovery-backend file": DYNAMO,
+        "python -m dynamo.frontend --discovery-backend file --http-port 8000 --migration-limit 3": DYNAMO,
     },
     "docs/engines.md": {
         "pip install '.[vllm]'": VLLM,

@@ -18,7 +18,7 @@ Call = grpc.aio.ServicerContext[Any, Any]
 
 
 class HealthServicer(ABC):
-    """The two RPCs. Who inherits it says what the status is, and when to look again."""
+    """Check and Watch. Who inherits it says what the status is, and when to look again."""
 
     @abstractmethod
     def status_of(self, service: str) -> Status:
@@ -39,6 +39,10 @@ class HealthServicer(ABC):
         if status == SERVICE_UNKNOWN:
             await call.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=status)
+
+    async def List(self, request: object, call: Call) -> None:
+        """Newer releases of grpcio-health-checking register it; whoever asks knows the service's name."""
+        await call.abort(grpc.StatusCode.UNIMPLEMENTED, "ask for one service")
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, call: Call

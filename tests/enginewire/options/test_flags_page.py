@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "flags.md"
 def test_the_tables_of_the_docs_are_the_options_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert filled(page) == page, "run python -m enginewire.options.flags_page docs/flags.md"
-    assert page.count("<!-- options: ") == 12
+    assert page.count("<!-- options: ") == 13
 
 
 def test_a_row_says_flag_variable_default_meaning_and_contract_field() -> None:

@@ -161,6 +161,16 @@ class EngineClient:
                 else:
                     return
 
+    async def kv_events(
+        self, dp_rank: int, after_sequence: int | None
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        """What a rank caches, or what has changed since, and then changes. Raises RequestFailed."""
+        await self._prepare()
+        request = pb.SubscribeKvEventsRequest(dp_rank=dp_rank, after_sequence=after_sequence)
+        async with contextlib.aclosing(self._dialled.rpc.kv_events(request)) as responses:
+            async for response in responses:
+                yield response
+
     async def _has_moved(self, rpc: EngineRpc) -> bool:
         """The engine is up and can say what it bears, and that led to another channel."""
         with contextlib.suppress(RequestFailed):

@@ -24,6 +24,7 @@ MultiplexedCall = grpc.aio.StreamStreamCall[bytes, bytes]
 ENGINE: Final = "/enginewire.v1.EngineService/"
 EMBEDDING: Final = "/enginewire.v1.EmbeddingService/"
 DISCOVERY: Final = "/enginewire.v1.DiscoveryService/"
+KV: Final = "/enginewire.v1.KvService/"
 ADMIN: Final = "/enginewire.v1.AdminService/"
 
 ASK_SECONDS: Final = 0.5
@@ -108,6 +109,19 @@ class EngineRpc:
                 yield parsed(pb.GetTokenizerResponse, data)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, is_accepted=True) from error
+
+    async def kv_events(
+        self, request: pb.SubscribeKvEventsRequest
+    ) -> AsyncGenerator[pb.SubscribeKvEventsResponse, None]:
+        """SubscribeKvEvents, until the engine ends it."""
+        call = self._channel.unary_stream(f"{KV}SubscribeKvEvents", as_is, as_is)(request.SerializeToString())
+        try:
+            async for data in call:
+                yield parsed(pb.SubscribeKvEventsResponse, data)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
 
     def generate(
         self, request: pb.GenerateRequest, timeout: float | None, metadata: Mapping[str, str]

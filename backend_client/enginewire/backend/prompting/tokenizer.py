@@ -93,10 +93,7 @@ class BackendTokenizer:
     @classmethod
     def from_folder(cls, folder: Path) -> BackendTokenizer:
         """From a model folder. Raises InvalidTokenizer."""
-        paths = [path for name in FILE_NAMES if (path := folder / name).is_file()]
-        for path in paths:
-            check_size(path.name, path.stat().st_size)
-        return cls.from_files({path.name: path.read_bytes() for path in paths})
+        return cls.from_files(read_files(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text. Raises TextTooLong and CannotEncode."""
@@ -215,6 +212,14 @@ def decode_text(name: str, content: bytes) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise InvalidTokenizer(f"{name}: {error}") from error
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Those of a tokenizer's files that are in a folder. Raises InvalidTokenizer."""
+    paths = [path for name in FILE_NAMES if (path := folder / name).is_file()]
+    for path in paths:
+        check_size(path.name, path.stat().st_size)
+    return {path.name: path.read_bytes() for path in paths}
 
 
 def check_size(name: str, num_bytes: int) -> None:

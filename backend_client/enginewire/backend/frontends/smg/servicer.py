@@ -29,7 +29,7 @@ from enginewire.backend.frontends.smg.answer import Answer
 from enginewire.backend.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
 from enginewire.backend.frontends.smg.request import INPUT, to_backend, token_ids_of
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.backend.prompting.tokenizer import FILE_NAMES
+from enginewire.backend.prompting.tokenizer import read_files
 
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 FACTS_TIMEOUT_SECONDS: Final = 2.0
@@ -195,11 +195,6 @@ class SmgServicer:
         if self._folder is not None:
             return await asyncio.to_thread(read_files, self._folder)
         return await self._client.tokenizer_files()
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Those of a tokenizer's files that are in a folder."""
-    return {path.name: path.read_bytes() for name in FILE_NAMES if (path := folder / name).is_file()}
 
 
 def checked(output: BackendOutput) -> BackendOutput:
