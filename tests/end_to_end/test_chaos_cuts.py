@@ -12,8 +12,8 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import hear
+from tests.chaos.link import Link
 from tests.end_to_end.chaos import answer_of, engines, migrations, replaying
-from tests.end_to_end.cutting_proxy import CuttingProxy
 
 OFFSETS = range(0, 2000, 53)
 
@@ -34,7 +34,7 @@ async def test_a_cut_anywhere_changes_nothing(folder: Path, multiplexed: bool) -
     vocabulary = Vocabulary(Tokenizer.from_str(byte_tokenizer().files["tokenizer.json"].decode()))
     async with (
         engines(folder, 1) as slots,
-        CuttingProxy(slots[0].target.removeprefix("unix:")) as proxy,
+        Link(slots[0].target) as proxy,
         replaying([proxy.target], vocabulary, multiplexed=multiplexed) as backend,
     ):
         truth = answer_of(await hear(backend, request()))
