@@ -52,7 +52,7 @@ class Engine:
         self._pidfd = os.pidfd_open(self._process.pid)
         output = self._process.stderr
         assert output is not None
-        with self._log.open("ab") as log:
+        with self._log.open("ab", buffering=0) as log:
             async for line in output:
                 log.write(line)
                 if found := LISTENING.search(line):

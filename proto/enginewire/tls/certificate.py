@@ -23,6 +23,9 @@ NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)
 HANDSHAKE_TURNS: Final = 4
 # How often files may change while they are read until that counts as a mistake.
 MOST_READS: Final = 3
+# Files that are younger may still be in the middle of being replaced, one after the other.
+JUST_NOW_SECONDS: Final = 1.0
+LOOK_AGAIN_SECONDS: Final = 0.02
 
 
 class InvalidCertificate(Exception):
@@ -59,14 +62,31 @@ class CertificateFiles(WatchedFiles[Material]):
     """The newest usable material of some files, which are looked at before each handshake."""
 
     def __init__(self, files: PemFiles, side: Side) -> None:
-        """Raises InvalidCertificate."""
+        """Raises InvalidCertificate, at once or, for files that came just now, a second later."""
         self.files = files
+        # Later, what was there before stays in use. Here is nothing before.
+        _wait_until_replaced(files, side)
         super().__init__(files.paths, lambda: read(files, side), "certificate", InvalidCertificate)
 
     @property
     def remaining_seconds(self) -> float:
         """How long the certificate in use is still valid; below 0 when it has expired."""
         return self.current().not_after - time.time()
+
+
+def _wait_until_replaced(files: PemFiles, side: Side) -> None:
+    end = time.monotonic() + JUST_NOW_SECONDS
+    while _came_just_now(files) and time.monotonic() < end:
+        with contextlib.suppress(InvalidCertificate):
+            read(files, side)
+            return
+        time.sleep(LOOK_AGAIN_SECONDS)
+
+
+def _came_just_now(files: PemFiles) -> bool:
+    """Whether any of them was written or put in its place just now."""
+    came_at = [path.stat().st_ctime for path in files.paths if path.exists()]
+    return time.time() - max(came_at, default=0.0) < JUST_NOW_SECONDS
 
 
 def read(files: PemFiles, side: Side) -> Material:
