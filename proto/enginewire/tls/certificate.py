@@ -9,6 +9,7 @@ import contextlib
 import ssl
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -64,9 +65,8 @@ class CertificateFiles(WatchedFiles[Material]):
     def __init__(self, files: PemFiles, side: Side) -> None:
         """Raises InvalidCertificate, at once or, for files that came just now, a second later."""
         self.files = files
-        # Later, what was there before stays in use. Here is nothing before.
-        _wait_until_replaced(files, side)
-        super().__init__(files.paths, lambda: read(files, side), "certificate", InvalidCertificate)
+        first, again = partial(_first, files, side), partial(read, files, side)
+        super().__init__(files.paths, again, "certificate", InvalidCertificate, first)
 
     @property
     def remaining_seconds(self) -> float:
@@ -74,12 +74,15 @@ class CertificateFiles(WatchedFiles[Material]):
         return self.current().not_after - time.time()
 
 
-def _wait_until_replaced(files: PemFiles, side: Side) -> None:
+def _first(files: PemFiles, side: Side) -> Material:
+    """As `read`; files that are just being replaced are waited for, because nothing from before is in use."""
     end = time.monotonic() + JUST_NOW_SECONDS
-    while _came_just_now(files) and time.monotonic() < end:
-        with contextlib.suppress(InvalidCertificate):
-            read(files, side)
-            return
+    while True:
+        try:
+            return read(files, side)
+        except InvalidCertificate:
+            if time.monotonic() > end or not _came_just_now(files):
+                raise
         time.sleep(LOOK_AGAIN_SECONDS)
 
 
