@@ -74,23 +74,33 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
             await made.is_idle()
             report(made, options)
             log = "".join(path.read_text() for path in Path(folder).glob("*.log"))
-            return {**made.verdict(), "rotations": made.certificates.num_rotations, "tracebacks": log.count("Traceback")}
+            return {
+                **made.verdict(),
+                "rotations": made.certificates.num_rotations,
+                "tracebacks": log.count("Traceback"),
+            }
 
 
 def report(made: World, options: argparse.Namespace) -> None:
     """Which faults there were, and every request that something is wrong with."""
-    print(f"seed {options.seed}:", ", ".join(f"{count} × {name}" for name, count in made.faults.most_common()))
+    print(
+        f"seed {options.seed}:", ", ".join(f"{count} × {name}" for name, count in made.faults.most_common())
+    )
     for number, record in enumerate(made.records):
         if fault := record.fault(made.truth[record.kind]):
             print(f"{fault}: request {number}: {json.dumps(record.as_json())[:2000]}")
     if options.history:
-        lines = (json.dumps({"number": number, **record.as_json()}) for number, record in enumerate(made.records))
+        lines = (
+            json.dumps({"number": number, **record.as_json()}) for number, record in enumerate(made.records)
+        )
         options.history.write_text("\n".join(lines) + "\n")
 
 
 def main() -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--kills", type=int, default=10**9, help="end after so many")
     parser.add_argument("--seed", type=int, default=1)

@@ -109,9 +109,7 @@ class Certificates:
 
 
 @contextlib.asynccontextmanager
-async def fleet(
-    folder: Path, count: int, arguments: Sequence[str] = MOCKER
-) -> AsyncIterator[list[Engine]]:
+async def fleet(folder: Path, count: int, arguments: Sequence[str] = MOCKER) -> AsyncIterator[list[Engine]]:
     """`count` engine processes behind links of their own; none is left behind."""
     engines = [Engine(arguments, folder / f"engine-{number}.log") for number in range(count)]
     async with contextlib.AsyncExitStack() as stack:

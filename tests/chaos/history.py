@@ -38,7 +38,13 @@ class Record:
         ]
         events = [item.event for item in self.heard.items if item.event]
         failure = self.heard.failure and str(self.heard.failure)
-        return {"kind": self.kind, "left": self.was_left, "events": events, "failure": failure, "heard": pieces}
+        return {
+            "kind": self.kind,
+            "left": self.was_left,
+            "events": events,
+            "failure": failure,
+            "heard": pieces,
+        }
 
 
 def fault_of(record: Record, truth: Heard) -> str:
