@@ -105,7 +105,7 @@ class Fuzz:
             if finding:
                 is_shrinking = True
                 self.last = finding
-                raise Found(f"{target.name}: {finding}: {why}")
+                raise Found(f"{finding} at {target.name}: {why[:1000]}\n  {case!r}")
 
         run = settings(
             max_examples=cases,
@@ -115,12 +115,13 @@ class Fuzz:
             suppress_health_check=list(HealthCheck),
             verbosity=Verbosity.normal,
             print_blob=False,
+            report_multiple_bugs=False,
         )(seed(number)(given(target.cases)(check)))
         try:
             run()
         except Found as found:
             self.counts[self.last] += 1
-            print(f"FOUND {found}", *getattr(found, "__notes__", ()), sep="\n  ", flush=True)
+            print(f"FOUND {found}", flush=True)
 
     def run(self, cases: int, number: int, only: str) -> None:
         """All targets in turn, until there were so many cases."""

@@ -93,7 +93,8 @@ def values(field: FieldDescriptor) -> st.SearchStrategy[object]:
     """What such a field may be set to. A list gets a few, or one again and again."""
     if field.message_type is not None:
         if field.message_type.GetOptions().map_entry:
-            return st.dictionaries(st.sampled_from(TEXTS), st.sampled_from(TEXTS), max_size=2)
+            key, value = field.message_type.fields
+            return st.dictionaries(_scalars(key), _scalars(value), max_size=2)
         return st.just(None)
     if not field.is_repeated:
         return _scalars(field)
@@ -169,8 +170,8 @@ def _put(owner: Message, path: Sequence[FieldDescriptor], value: object) -> None
         inner = _below(owner, field)
         inner.SetInParent()
     elif isinstance(value, dict):
-        for key, text in value.items():
-            getattr(owner, field.name)[key] = text
+        for key, inner in value.items():
+            getattr(owner, field.name)[key] = inner
     elif field.is_repeated:
         owner.ClearField(field.name)
         getattr(owner, field.name).extend(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 from collections.abc import Sequence
@@ -60,10 +59,14 @@ def send(address: str, pieces: Sequence[bytes]) -> tuple[str, str]:
     """Say it all and hang up; nothing is wrong unless the server never lets go."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
-        with contextlib.suppress(ConnectionError):
+        try:
             for piece in pieces:
                 connection.sendall(piece)
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):
                 pass
+        except TimeoutError:
+            return "internal", "the connection stays, although its caller has said goodbye"
+        except OSError:  # it was ended in the middle of what we said
+            pass
     return "", ""
