@@ -26,9 +26,24 @@ class Record:
     task: asyncio.Task[Heard]
     was_left: bool = False
 
+    def beginning_fault(self, truth: Heard) -> str:
+        """What is wrong with what was heard so far: one of FAULTS, or nothing."""
+        heard = self.heard
+        if order := _fault_of_order(heard):
+            return order
+        choices = {output.index for output in heard.outputs}
+        is_beginning = all(heard.token_ids(i) == truth.token_ids(i)[: len(heard.token_ids(i))] for i in choices)
+        return "" if is_beginning else "changed"
+
     def fault(self, truth: Heard) -> str:
-        """One of FAULTS, or nothing."""
-        return fault_of(self, truth)
+        """The same, once nothing more comes."""
+        if begun := self.beginning_fault(truth):
+            return begun
+        if self.was_left:
+            return "lost" if self.heard.failure else ""
+        if self.heard.failure or set(self.heard.finishes()) != set(truth.finishes()):
+            return "lost"
+        return "" if answer_of(self.heard) == answer_of(truth) else "changed"
 
     def as_json(self) -> dict[str, object]:
         """What its caller heard: per choice where each piece began and its tokens; and how it ended."""
@@ -45,24 +60,6 @@ class Record:
             "failure": failure,
             "heard": pieces,
         }
-
-
-def fault_of(record: Record, truth: Heard) -> str:
-    """What is wrong with what a caller heard: the worst thing there is, or nothing."""
-    heard = record.heard
-    if order := _fault_of_order(heard):
-        return order
-    if any(heard.token_ids(i) != truth.token_ids(i)[: len(heard.token_ids(i))] for i in _choices(heard)):
-        return "changed"
-    if record.was_left:
-        return "lost" if heard.failure else ""
-    if heard.failure or set(heard.finishes()) != set(truth.finishes()):
-        return "lost"
-    return "" if answer_of(heard) == answer_of(truth) else "changed"
-
-
-def _choices(heard: Heard) -> set[int]:
-    return {output.index for output in heard.outputs}
 
 
 def _fault_of_order(heard: Heard) -> str:

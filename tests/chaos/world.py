@@ -81,6 +81,20 @@ class World:
         self._live.append(self.records[-1])
         return self.records[-1]
 
+    async def talk(self, count: int) -> None:
+        """Return when at least so many requests live, and each of them has heard something."""
+        for kind in range(count - len(self.live)):
+            self.ask(kind % self.num_kinds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not all(map(_num_tokens, self.live)):  # noqa: ASYNC110  # there is no event to await
+                    await asyncio.sleep(0.005)
+
+    @property
+    def num_migrations(self) -> int:
+        """How often an answer went on at another engine."""
+        return sum(item.event == "migrated" for record in self.records for item in record.heard.items)
+
     async def leave(self, record: Record) -> None:
         """Its caller goes away, unless it has heard everything."""
         if not record.task.done():
@@ -137,7 +151,7 @@ class World:
         before = {id(record): _num_tokens(record) for record in records}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while any(
+                while any(  # noqa: ASYNC110  # there is no event to await
                     _num_tokens(record) < before[id(record)] + ENOUGH_TOKENS
                     for record in self.live
                     if id(record) in before
@@ -149,7 +163,7 @@ class World:
         for endpoint in self.backend.engines.all:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await endpoint.client.wait_ready(PATIENCE_SECONDS)
-                while _is_busy(await endpoint.client.load(PATIENCE_SECONDS)):
+                while _is_busy(await endpoint.client.load(PATIENCE_SECONDS)):  # noqa: ASYNC110  # another process
                     await asyncio.sleep(0.01)
         return True
 
@@ -178,7 +192,8 @@ async def world(folder: Path, num_engines: int, *, multiplexed: bool = True) -> 
             for engine in engines
         ]
         async with Endpoints(clients) as endpoints:
-            policy = RetryPolicy(recovery=PATIENCE_SECONDS)
+            # How often one tries is not what is tried here: some schedules hit a request again and again.
+            policy = RetryPolicy(max_attempts=100, recovery=PATIENCE_SECONDS)
             made = World(engines, certificates, Backend(endpoints, vocabulary, retry=policy))
             await made.learn()
             yield made
