@@ -24,7 +24,7 @@ import grpc
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, strategies as st
 
 from tests.fuzz import ports, routes
-from tests.fuzz.rpcs import ENDING, Call, calls, code_of, made_again, rpcs
+from tests.fuzz.rpcs import Call, calls, code_of, made_again, rpcs
 from tests.fuzz.servers import Servers
 
 FINDINGS = ("unknown", "internal", "deaths", "leaks")
@@ -60,7 +60,6 @@ class Fuzz:
                 f"{rpc.name}@{rpc.server}", calls(rpc), self._call, weight=3 if "Generate" in rpc.name else 1
             )
             for rpc in rpcs()
-            if rpc.method.name not in ENDING
         ]
         found += [
             Target(
@@ -129,6 +128,7 @@ class Fuzz:
         per_weight = max(1, min(ROUND, cases // max(1, sum(target.weight for target in targets))))
         while sum(target.sent for target in targets) < cases and self.servers.are_alive:
             number += 1
+            self.servers.renew_ending()
             for target in targets:
                 left = cases - sum(each.sent for each in targets)
                 if left > 0:

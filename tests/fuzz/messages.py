@@ -94,7 +94,8 @@ def values(field: FieldDescriptor) -> st.SearchStrategy[object]:
     if field.message_type is not None:
         if field.message_type.GetOptions().map_entry:
             key, value = field.message_type.fields
-            return st.dictionaries(_scalars(key), _scalars(value), max_size=2)
+            inner = st.none() if value.message_type else _scalars(value)
+            return st.dictionaries(_scalars(key), inner, max_size=2)
         return st.just(None)
     if not field.is_repeated:
         return _scalars(field)
@@ -171,7 +172,10 @@ def _put(owner: Message, path: Sequence[FieldDescriptor], value: object) -> None
         inner.SetInParent()
     elif isinstance(value, dict):
         for key, inner in value.items():
-            getattr(owner, field.name)[key] = inner
+            if inner is None:
+                getattr(owner, field.name)[key].SetInParent()
+            else:
+                getattr(owner, field.name)[key] = inner
     elif field.is_repeated:
         owner.ClearField(field.name)
         getattr(owner, field.name).extend(value)

@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 30.0
 # How long a stream that may never say anything is listened to.
 GLANCE_SECONDS = 0.02
 MOST_MESSAGES = 4
-# They end the server or its work, so they are tried where that is no harm.
+# They end the work of a server, so they are tried where that is no harm.
 ENDING = ("Drain", "Cleanup")
 WATCHES = ("WatchLoad", "Watch", "SubscribeKvEvents", "Drain")
 PROMPT = pb.PreprocessedRequest(token_ids=[1, 2, 3], stop_conditions={"max_tokens": 4})
@@ -90,11 +90,12 @@ class Call:
 
 
 def rpcs() -> Iterator[Rpc]:
-    """All there are."""
+    """All there are. Those of engines also at one that is `ending`: drained or cleaned up at any moment."""
     for file in revision.FILES:
         for service in file.services_by_name.values():
-            server = "backend" if service.name == "BackendService" else "engine"
-            yield from (Rpc(server, method) for method in service.methods)
+            for method in service.methods:
+                servers = ("backend",) if service.name == "BackendService" else ("engine", "ending")
+                yield from (Rpc(server, method) for server in servers if server == "ending" or method.name not in ENDING)
     health = health_pb2.DESCRIPTOR.services_by_name["Health"]
     yield from (Rpc(server, method) for server in ("engine", "backend", "smg") for method in health.methods)
     yield from (Rpc("smg", method) for method in vllm.DESCRIPTOR.services_by_name["VllmEngine"].methods)

@@ -34,7 +34,7 @@ class Server:
 
     def start(self) -> None:
         """A new process."""
-        with self.log.open("w") as output:
+        with self.log.open("wb") as output:
             self.process = subprocess.Popen(self._argv, stdout=output, stderr=output)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(found := ADDRESS.findall(self.log.read_text())) < self._num_addresses:
@@ -65,11 +65,24 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self.engine = Server(folder / "engine.log", 2, "enginewire.server", *ENGINE)
         grpc_address, self.metrics = sorted(self.engine.addresses, key=self._says_metrics)
+        self.ending = Server(folder / "ending.log", 2, "enginewire.server", *ENGINE)
         target = ("--target", grpc_address)
         self.backend = Server(folder / "backend.log", 3, "enginewire.backend", "serve", *FACES, *target)
         backend_grpc, self.http, smg = self.backend.addresses
         self.targets = {"engine": grpc_address, "backend": backend_grpc, "smg": smg}
         self.channels = {name: grpc.insecure_channel(at) for name, at in self.targets.items()}
+        self._dial_ending()
+
+    def renew_ending(self) -> None:
+        """Another engine in the place of the one that is drained or cleaned up by now."""
+        self.channels["ending"].close()
+        self.ending.end()
+        self.ending.start()
+        self._dial_ending()
+
+    def _dial_ending(self) -> None:
+        at = self.ending.log.read_text().partition("listening on ")[2].partition('"')[0]
+        self.channels["ending"] = grpc.insecure_channel(at)
 
     def _says_metrics(self, address: str) -> bool:
         return f"metrics at http://{address}" in self.engine.log.read_text()
@@ -80,13 +93,13 @@ class Servers:
     def __exit__(self, *error: object) -> None:
         for channel in self.channels.values():
             channel.close()
-        for server in (self.backend, self.engine):
+        for server in (self.backend, self.engine, self.ending):
             server.end()
 
     @property
     def are_alive(self) -> bool:
         """False when one has ended."""
-        return self.engine.is_alive and self.backend.is_alive
+        return all(server.is_alive for server in (self.engine, self.backend, self.ending))
 
     def sizes(self) -> dict[str, tuple[int, float]]:
         """By program: descriptors and MiB."""
