@@ -17,33 +17,62 @@ from tests.end_to_end.chaos import answer_of
 FAULTS = ("lost", "duplicated", "changed")
 
 
+@dataclass(frozen=True)
+class Truth:
+    """An answer of an engine that nobody disturbs: the tokens of each choice, and everything there is to compare."""
+
+    tokens: dict[int, list[int]]
+    answer: dict[int, tuple[object, ...]]
+
+    @classmethod
+    def of(cls, heard: Heard) -> Truth:
+        """What was heard is the truth."""
+        return cls({index: heard.token_ids(index) for index in heard.finishes()}, answer_of(heard))
+
+
 @dataclass
 class Record:
-    """One request: which one it was, what was heard, whether its caller left before the end."""
+    """One request: of which kind, what was heard, whether its caller left before the end; then what is wrong with it."""
 
     kind: int
     heard: Heard
     task: asyncio.Task[Heard]
     was_left: bool = False
+    fault: str = ""
+    is_judged: bool = False
 
-    def beginning_fault(self, truth: Heard) -> str:
+    def beginning_fault(self, truth: Truth) -> str:
         """What is wrong with what was heard so far: one of FAULTS, or nothing."""
-        heard = self.heard
-        if order := _fault_of_order(heard):
-            return order
-        choices = {output.index for output in heard.outputs}
-        is_beginning = all(heard.token_ids(i) == truth.token_ids(i)[: len(heard.token_ids(i))] for i in choices)
-        return "" if is_beginning else "changed"
+        places: dict[int, int] = {}
+        ended: set[int] = set()
+        for output in self.heard.outputs:
+            index, place, ids = output.index, output.first_output_position, list(output.token_ids)
+            begin = places.get(index, 0)
+            if index in ended or (ids and place < begin):
+                return "duplicated"
+            if ids and place > begin:
+                return "lost"
+            if ids != truth.tokens[index][begin : begin + len(ids)]:
+                return "changed"
+            places[index] = begin + len(ids)
+            if output.is_terminal:
+                ended.add(index)
+        return ""
 
-    def fault(self, truth: Heard) -> str:
-        """The same, once nothing more comes."""
-        if begun := self.beginning_fault(truth):
-            return begun
+    def judge(self, truth: Truth) -> str:
+        """The same, once nothing more comes. What was right is not kept."""
+        if not self.is_judged:
+            self.fault, self.is_judged = self.beginning_fault(truth) or self._fault_of_end(truth), True
+            if not self.fault:
+                self.heard.items = [item for item in self.heard.items if item.event]
+        return self.fault
+
+    def _fault_of_end(self, truth: Truth) -> str:
         if self.was_left:
             return "lost" if self.heard.failure else ""
-        if self.heard.failure or set(self.heard.finishes()) != set(truth.finishes()):
+        if self.heard.failure or set(self.heard.finishes()) != set(truth.tokens):
             return "lost"
-        return "" if answer_of(self.heard) == answer_of(truth) else "changed"
+        return "" if answer_of(self.heard) == truth.answer else "changed"
 
     def as_json(self) -> dict[str, object]:
         """What its caller heard: per choice where each piece began and its tokens; and how it ended."""
@@ -52,33 +81,12 @@ class Record:
             for output in self.heard.outputs
         ]
         events = [item.event for item in self.heard.items if item.event]
-        failure = self.heard.failure and str(self.heard.failure)
-        return {
-            "kind": self.kind,
-            "left": self.was_left,
-            "events": events,
-            "failure": failure,
-            "heard": pieces,
-        }
+        failure = str(self.heard.failure or "")
+        said = {"events": events, "failure": failure, "heard": pieces}
+        return {"kind": self.kind, "left": self.was_left, "fault": self.fault, **said}
 
 
-def _fault_of_order(heard: Heard) -> str:
-    """Every token has its place: none twice, none left out, none behind the end of its choice."""
-    places: Counter[int] = Counter()
-    ended: set[int] = set()
-    for output in heard.outputs:
-        place = output.first_output_position
-        if output.index in ended or (output.token_ids and place < places[output.index]):
-            return "duplicated"
-        if output.token_ids and place > places[output.index]:
-            return "lost"
-        places[output.index] += len(output.token_ids)
-        if output.is_terminal:
-            ended.add(output.index)
-    return ""
-
-
-def tally(records: Sequence[Record], truth: Sequence[Heard]) -> dict[str, int]:
+def tally(records: Sequence[Record]) -> dict[str, int]:
     """How many streams there were, and how many have which fault."""
-    faults = Counter(record.fault(truth[record.kind]) for record in records)
+    faults = Counter(record.fault for record in records)
     return {"streams": len(records), **{fault: faults[fault] for fault in FAULTS}}

@@ -50,6 +50,7 @@ class Link:
         self._goes_on = asyncio.Event()
         self._goes_on.set()
         self._left: int | None = None
+        self._resets = False
         self._changes: list[Change] = []
         self._callers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,9 +83,10 @@ class Link:
         self._changes.clear()
         self._goes_on.set()
 
-    def cut_after(self, num_bytes: int) -> None:
+    def cut_after(self, num_bytes: int, *, by_reset: bool = False) -> None:
         """Pass this many more bytes of the engine's, then end that connection; others live."""
         self._left = num_bytes
+        self._resets = by_reset
 
     def change_next(self, change: Change) -> None:
         """What the engine sends next arrives as `change` makes it."""
@@ -102,12 +104,9 @@ class Link:
                 writer.write_eof()
 
     def reset(self) -> None:
-        """End every connection as the kernel does for a program that was killed: RST where there is one."""
+        """End every connection without a goodbye."""
         for writer in self._callers:
-            raw = writer.get_extra_info("socket")
-            if raw is not None and raw.family == socket.AF_INET:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            writer.transport.abort()
+            _reset(writer)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -163,8 +162,19 @@ class Link:
             return False
         self._left = None
         self.num_cuts += 1
-        # What was passed shall arrive before the end does.
         writer.write(data[:left])
-        writer.close()
-        await writer.wait_closed()
+        if self._resets:
+            _reset(writer)
+        else:
+            # What was passed shall arrive before the end does.
+            writer.close()
+            await writer.wait_closed()
         return True
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End it as the kernel ends those of a program that was killed: RST where there is one."""
+    raw = writer.get_extra_info("socket")
+    if raw is not None and raw.family == socket.AF_INET:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()

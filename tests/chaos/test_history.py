@@ -8,7 +8,7 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.engines.failure import internal_failure
 from tests.backend.asking import Heard
-from tests.chaos.history import Record, tally
+from tests.chaos.history import Record, Truth, tally
 
 Item = Annotated[BackendOutput]
 USAGE = pb.CompletionUsage(prompt_tokens=1, completion_tokens=3, total_tokens=4)
@@ -25,6 +25,7 @@ def end(place: int, ids: list[int]) -> Item:
 
 FAILED = Annotated(error=internal_failure("gone"))
 RIGHT = [piece(0, [1]), piece(1, [2]), end(2, [3])]
+TRUTH = Truth.of(Heard(RIGHT))
 WRONG = {
     "a token twice": ([piece(0, [1]), piece(0, [1]), piece(1, [2]), end(2, [3])], "duplicated"),
     "a second end": ([*RIGHT, end(3, [])], "duplicated"),
@@ -47,16 +48,18 @@ def record(items: list[Item], *, was_left: bool = False) -> Record:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_called_by_its_name(name: str) -> None:
     items, fault = WRONG[name]
-    assert record(items).fault(Heard(RIGHT)) == fault
+    assert record(items).judge(TRUTH) == fault
 
 
 def test_the_right_answer_and_a_beginning_of_it_are_right() -> None:
-    assert record(RIGHT).fault(Heard(RIGHT)) == ""
+    assert record(RIGHT).judge(TRUTH) == ""
     for count in range(3):
-        assert record(RIGHT[:count], was_left=True).fault(Heard(RIGHT)) == ""
-    assert record([piece(0, [9])], was_left=True).fault(Heard(RIGHT)) == "changed"
+        assert record(RIGHT[:count], was_left=True).judge(TRUTH) == ""
+    assert record([piece(0, [9])], was_left=True).judge(TRUTH) == "changed"
 
 
 def test_streams_are_counted_by_what_is_wrong() -> None:
     records = [record(RIGHT), *(record(items) for items, _ in WRONG.values())]
-    assert tally(records, [Heard(RIGHT)]) == {"streams": 10, "lost": 3, "duplicated": 3, "changed": 3}
+    for each in records:
+        each.judge(TRUTH)
+    assert tally(records) == {"streams": 10, "lost": 3, "duplicated": 3, "changed": 3}

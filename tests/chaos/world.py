@@ -25,7 +25,7 @@ from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import Heard, hear
 from tests.chaos.fleet import MOCKER, Certificates, Engine, fleet
-from tests.chaos.history import Record, tally
+from tests.chaos.history import Record, Truth, tally
 from tests.chaos.link import corrupted, doubled, dropped
 from tests.end_to_end.chaos import hear_slowly, kinds_of_requests
 
@@ -50,7 +50,7 @@ class World:
         self.engines = engines
         self.certificates = certificates
         self.backend = backend
-        self.truth: list[Heard] = []
+        self.truth: list[Truth] = []
         self.records: list[Record] = []
         self.faults: Counter[str] = Counter()
         self._requests = requests()
@@ -60,7 +60,8 @@ class World:
         """What each kind of request is answered while nothing is wrong."""
         for endpoint in self.backend.engines.all:
             await endpoint.client.wait_ready(PATIENCE_SECONDS)
-        self.truth = await asyncio.gather(*(hear(self.backend, request) for request in self._requests))
+        all_heard = await asyncio.gather(*(hear(self.backend, request) for request in self._requests))
+        self.truth = [Truth.of(heard) for heard in all_heard]
 
     @property
     def num_kinds(self) -> int:
@@ -70,8 +71,15 @@ class World:
     @property
     def live(self) -> list[Record]:
         """Requests that have not ended, the oldest first."""
+        for record in self._live:
+            if record.task.done():
+                self.judge(record)
         self._live = [record for record in self._live if not record.task.done()]
         return list(self._live)
+
+    def judge(self, record: Record) -> str:
+        """What is wrong with a request that has ended: one of the faults of streams, or nothing."""
+        return record.judge(self.truth[record.kind])
 
     def ask(self, kind: int) -> Record:
         """Begin a request of that kind."""
@@ -109,6 +117,7 @@ class World:
         for record in self.live:
             await self.leave(record)
             record.was_left = False
+            self.judge(record)
 
     async def strike(self, fault: str, engine: Engine, dice: random.Random) -> None:
         """One fault from its beginning to its end; who was hit has got on when it is over."""
@@ -169,7 +178,7 @@ class World:
 
     def verdict(self) -> dict[str, int]:
         """What `make chaos` prints."""
-        return {"kills": self.faults["kill"], **tally(self.records, self.truth)}
+        return {"kills": self.faults["kill"], **tally(self.records)}
 
 
 def _num_tokens(record: Record) -> int:

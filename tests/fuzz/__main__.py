@@ -24,6 +24,7 @@ import grpc
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, strategies as st
 
 from tests.fuzz import ports, routes
+from tests.fuzz.messages import tells_too_much
 from tests.fuzz.rpcs import Call, calls, code_of, made_again, rpcs
 from tests.fuzz.servers import Servers
 
@@ -52,6 +53,7 @@ class Fuzz:
 
     servers: Servers
     counts: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
 
     def targets(self) -> list[Target]:
         """Every RPC, every route, every port."""
@@ -84,8 +86,10 @@ class Fuzz:
         code, why = code_of(self.servers.channels[call.rpc.server], call)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and "grpc-timeout" not in dict(call.metadata):
             return "internal", f"hangs: {why}"
+        if tells_too_much(why):
+            return "internal", f"tells too much: {why}"
         wrong = {grpc.StatusCode.UNKNOWN: "unknown", grpc.StatusCode.INTERNAL: "internal"}
-        return wrong.get(code, ""), why
+        return wrong.get(code, ""), why if code in wrong else code.name
 
     def _ask(self, request: routes.Request) -> tuple[str, str]:
         return routes.send(self.servers.http, request)
@@ -99,6 +103,8 @@ class Fuzz:
             if not is_shrinking:
                 target.sent += 1
             finding, why = target.send(case)
+            if not finding:
+                self.ends[why] += 1
             if not self.servers.are_alive:
                 finding, why = "deaths", "a process has ended"
             if finding:
@@ -148,6 +154,7 @@ def run(options: argparse.Namespace) -> dict[str, int]:
             fuzz.run(max(1, options.cases // 10), options.seed, options.only)
             before = servers.sizes()
             fuzz.run(options.cases - fuzz.counts["cases"], options.seed + 1000, options.only)
+            print("ends:", ", ".join(f"{count} × {end}" for end, count in fuzz.ends.most_common(12)))
             if servers.are_alive:
                 for leak in servers.leaks(before):
                     fuzz.counts["leaks"] += 1

@@ -6,6 +6,7 @@ Built from the descriptors and the rules in them, so a new field or RPC is tried
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,14 @@ BYTES = (
     b"", b"{}", b"[", b"[" * 10_000, b"\xff", b'{"a": 1}', b'{"a": NaN}', b"\x80\x02c", bytes(4096), b"null", b"1",
     b'{"a":' * 200 + b"1" + b"}" * 200, b"\x00\x00\xc0\x7f" * 64,
 )  # fmt: skip
+
+# What no answer may say about the machine or the program behind it.
+TOO_MUCH = re.compile(r"Traceback|<class '|\b0x[0-9a-f]{8,}|site-packages|/enginewire/\w+/|\.py\b|/tmp/ew-")
+
+
+def tells_too_much(answer: str) -> bool:
+    """It shows more of us than callers need."""
+    return bool(TOO_MUCH.search(answer))
 
 
 @dataclass(frozen=True, slots=True)
