@@ -16,7 +16,7 @@ from pathlib import Path
 
 from enginewire.tls.target import TargetTls
 from enginewire.trust import Trust
-from tests.certificates import Authority, Signed
+from tests.certificates import Authority
 from tests.chaos.link import Link
 
 LISTENING = re.compile(rb"listening on ([\w.:]+)")
@@ -95,16 +95,20 @@ class Certificates:
 
     def __init__(self, folder: Path) -> None:
         self._authority = Authority(folder)
-        self._shown = self._authority.signed("shown", HOST)
-        self.num_rotations = 0
-        self.options = [f"--ssl-certfile={self._shown.certificate}", f"--ssl-keyfile={self._shown.key}"]
+        # One file for both is replaced in one moment, whatever else the machine has to do.
+        self._shown = folder / "shown.pem"
+        self.num_rotations = -1
+        self.rotate()
+        self.options = [f"--ssl-certfile={self._shown}", f"--ssl-keyfile={self._shown}"]
         # Loopback, and chaos tries no keys: whoever reaches the port may call.
         self.trust = Trust(tls=TargetTls(authorities=self._authority.file, name=HOST))
 
     def rotate(self) -> None:
         """The next handshake is shown another certificate of the same authority."""
-        new: Signed = self._authority.signed("new", HOST)
-        self._shown.replace_by(new)
+        new = self._authority.signed("new", HOST)
+        both = self._shown.with_suffix(".new")
+        both.write_bytes(new.key.read_bytes() + new.certificate.read_bytes())
+        os.replace(both, self._shown)
         self.num_rotations += 1
 
 

@@ -20,6 +20,8 @@ ENGINE = ("--engine", "mocker", "--port", "0", "--metrics-port", "0", "--max-mod
 FACES = ("--port", "0", "--http-port", "0", "--smg-port", "0", "--connect-timeout", "60")
 ADDRESS = re.compile(r"(?:listening on |metrics at )(?:grpc://|http://)?([\d.]+:\d+)")
 ALLOWED_GROWTH_MIB = 96.0
+# gRPC opens a few of its own when it first needs them; a leak grows with the cases.
+ALLOWED_DESCRIPTORS = 8
 
 
 class Server:
@@ -115,7 +117,7 @@ class Servers:
         """What did not come back to what it was, once everybody has left."""
         found = [] if self._comes_true(self.is_idle) else ["GetLoad is not back to zero"]
         for name, (descriptors, memory) in before.items():
-            if not self._comes_true(lambda name=name, most=descriptors: self.sizes()[name][0] <= most):
+            if not self._comes_true(lambda name=name, most=descriptors: self.sizes()[name][0] <= most + ALLOWED_DESCRIPTORS):
                 found.append(f"{name}: {descriptors} descriptors became {self.sizes()[name][0]}")
             if self.sizes()[name][1] > memory + ALLOWED_GROWTH_MIB:
                 found.append(f"{name}: {memory:.0f} MiB became {self.sizes()[name][1]:.0f}")
