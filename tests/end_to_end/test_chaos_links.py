@@ -7,8 +7,7 @@ import os
 import random
 import signal
 import struct
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,23 +110,3 @@ async def test_a_caller_that_freezes_holds_nothing_for_long(launch: Callable, co
             while (await client.load()).running:
                 await asyncio.sleep(0.2)
         other.kill()
-
-
-@pytest.fixture
-def far_away() -> Iterator[Callable[..., list[str]]]:
-    """`far_away(*argv)` is a command in a network of its own, 10.203.0.2 behind a cable with the end `ewc0`."""
-    name = "ew-chaos"
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True)
-
-    ip("netns", "add", name)
-    try:
-        ip("link", "add", "ewc0", "type", "veth", "peer", "name", "ewc1", "netns", name)
-        ip("addr", "add", "10.203.0.1/30", "dev", "ewc0")
-        ip("link", "set", "ewc0", "up")
-        for words in (("addr", "add", "10.203.0.2/30", "dev", "ewc1"), ("link", "set", "ewc1", "up")):
-            ip("-n", name, *words)
-        yield lambda *argv: ["ip", "netns", "exec", name, *argv]
-    finally:
-        ip("netns", "del", name)
