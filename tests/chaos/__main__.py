@@ -1,7 +1,7 @@
 """Break engines under load for a while, and say what callers noticed: `make chaos`, `make soak`.
 
     python -m tests.chaos [--seconds 100] [--kills 1000] [--seed 1] [--callers 12] [--engines 3]
-        [--per-request] [--only kill]
+        [--per-request] [--only kill] [--schedules 10]
 
 Callers ask one thing after the other through a backend; some leave in the middle. Engines are killed, frozen, drained
 and started again, their connections are cut, reset, half closed, stalled, delayed, and their bytes dropped,
@@ -18,16 +18,22 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from enginewire import event_loop
 from tests.chaos.history import FAULTS as FAULTS_OF_STREAMS
+from tests.chaos.machine import Stage, Trouble
 from tests.chaos.world import FAULTS, World, world
 
 # Every second fault is a kill.
 SHARE_OF_KILLS = 0.5
 SHARE_OF_LEAVERS = 0.1
 ROTATION_SECONDS = 1.0
+STEPS = 15
 
 
 async def keep_asking(world: World, dice: random.Random) -> None:
@@ -58,7 +64,7 @@ async def break_things(world: World, options: argparse.Namespace) -> None:
         await world.strike(options.only or fault, engine, dice)
 
 
-async def run(options: argparse.Namespace) -> dict[str, object]:
+async def run(options: argparse.Namespace) -> dict[str, int]:
     """The whole run; what there is to say about it."""
     with tempfile.TemporaryDirectory(prefix="ew-") as folder:
         async with world(Path(folder), options.engines, multiplexed=not options.per_request) as made:
@@ -75,6 +81,26 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
             await made.is_idle()
             report(made, options)
             return {**made.verdict(), "rotations": made.certificates.num_rotations}
+
+
+def try_schedules(count: int, number: int) -> dict[str, int]:
+    """Faults in any order. Raises what is wrong with an answer, behind the schedule that led to it."""
+    with Stage() as stage:
+        Trouble.stage = stage
+        run_state_machine_as_test(
+            seed(number)(Trouble),
+            settings=settings(
+                max_examples=count,
+                stateful_step_count=STEPS,
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        print(
+            f"{stage.num_schedules} schedules: {stage.world.num_migrations} answers went on at another engine"
+        )
+        return stage.world.verdict()
 
 
 def report(made: World, options: argparse.Namespace) -> None:
@@ -98,7 +124,11 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=3)
     parser.add_argument("--per-request", action="store_true", help="a Generate call for each request")
     parser.add_argument("--only", choices=FAULTS, help="nothing but this fault")
-    verdict = event_loop.run(run(parser.parse_args()))
+    parser.add_argument("--schedules", type=int, default=0, help="then try so many that hypothesis draws")
+    options = parser.parse_args()
+    verdict = Counter(event_loop.run(run(options)))
+    if options.schedules:
+        verdict.update(try_schedules(options.schedules, options.seed))
     print(json.dumps(verdict))
     return int(any(verdict[fault] for fault in FAULTS_OF_STREAMS))
 

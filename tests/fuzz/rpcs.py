@@ -95,7 +95,11 @@ def rpcs() -> Iterator[Rpc]:
         for service in file.services_by_name.values():
             for method in service.methods:
                 servers = ("backend",) if service.name == "BackendService" else ("engine", "ending")
-                yield from (Rpc(server, method) for server in servers if server == "ending" or method.name not in ENDING)
+                yield from (
+                    Rpc(server, method)
+                    for server in servers
+                    if server == "ending" or method.name not in ENDING
+                )
     health = health_pb2.DESCRIPTOR.services_by_name["Health"]
     yield from (Rpc(server, method) for server in ("engine", "backend", "smg") for method in health.methods)
     yield from (Rpc("smg", method) for method in vllm.DESCRIPTOR.services_by_name["VllmEngine"].methods)

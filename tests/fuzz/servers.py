@@ -117,7 +117,9 @@ class Servers:
         """What did not come back to what it was, once everybody has left."""
         found = [] if self._comes_true(self.is_idle) else ["GetLoad is not back to zero"]
         for name, (descriptors, memory) in before.items():
-            if not self._comes_true(lambda name=name, most=descriptors: self.sizes()[name][0] <= most + ALLOWED_DESCRIPTORS):
+            if not self._comes_true(
+                lambda name=name, most=descriptors: self.sizes()[name][0] <= most + ALLOWED_DESCRIPTORS
+            ):
                 found.append(f"{name}: {descriptors} descriptors became {self.sizes()[name][0]}")
             if self.sizes()[name][1] > memory + ALLOWED_GROWTH_MIB:
                 found.append(f"{name}: {memory:.0f} MiB became {self.sizes()[name][1]:.0f}")
