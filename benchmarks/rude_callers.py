@@ -2,11 +2,11 @@
 
     python benchmarks/rude_callers.py CASE [--count N] [--seed N]
 
-`stalled`: 64 readers that take nothing, at each face in turn, and how long neighbours wait between tokens, against
-the same without them. `resets`: calls that are reset as soon as they begin. `cancels`: from a cancelled
-call to the moment at which the engine holds nothing of it. `leavers`: callers of the HTTP face who hang up, with
-memory and descriptors of backend and engine. `instants`: engine servers that get SIGTERM at a random
-instant of their life: exit codes, sockets, and processes that are left. The last line is JSON.
+`stalled`: 64 readers that take nothing, at each face in turn, and how long neighbours wait between tokens,
+against the same without them. `resets`: calls that are reset as soon as they begin. `cancels`: from a
+cancelled call to the moment at which the engine holds nothing of it. `leavers`: callers of the HTTP face
+who hang up, with memory and descriptors of backend and engine. `instants`: engine servers that get SIGTERM
+at a random instant of their life: exit codes, sockets, and processes that are left. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Stack:
             await asyncio.sleep(0.05)
 
     async def idle(self) -> None:
-        while (load := await self.load()).running or load.waiting or load.kv_blocks_used:
+        while (load := await self.load()).running or load.waiting or load.kv_blocks_used:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -128,16 +128,21 @@ async def p99_of_neighbours(made: Stack) -> float:
     return statistics.quantiles([gap for each in gaps for gap in each], n=100)[-1]
 
 
+def http_head(body: bytes) -> bytes:
+    fields = ("POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    return "\r\n".join((*fields, f"Content-Length: {len(body)}", "", "")).encode()
+
+
 @asynccontextmanager
 async def stalled_at(face: str, made: Stack) -> AsyncIterator[None]:
     """Readers that have asked for much and take nothing."""
     if face == "http":
         body = json.dumps({"prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = http_head(body)
         sockets = [socket.create_connection(("127.0.0.1", made.http)) for _ in range(NUM_STALLED)]
         for each in sockets:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            each.sendall(head.encode() + body)
+            each.sendall(head + body)
         yield
         for each in sockets:
             each.close()
@@ -177,7 +182,7 @@ async def stalled(count: int, seed: int) -> dict[str, object]:
             for _ in range(count):
                 alone = await p99_of_neighbours(made)
                 async with stalled_at(face, made):
-                    while (await made.load()).running < NUM_STALLED:
+                    while (await made.load()).running < NUM_STALLED:  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
                     beside = await p99_of_neighbours(made)
                 await made.idle()
@@ -199,9 +204,14 @@ async def resets(count: int, seed: int) -> dict[str, object]:
         await made.idle()
         grown = (server.memory_info().rss - before) / (1 << 20)
     return {
-        "resets": done, "connections": connections, "seconds": round(took, 1), "grown_mib": round(grown, 1),
-        "victim_p50_ms": round(statistics.median(waits) * 1000, 1), "victim_p99_ms": round(sorted(waits)[int(len(waits) * 0.99)] * 1000, 1), "victim_max_ms": round(max(waits) * 1000, 1),
-    }  # fmt: skip
+        "resets": done,
+        "connections": connections,
+        "seconds": round(took, 1),
+        "grown_mib": round(grown, 1),
+        "victim_p50_ms": round(statistics.median(waits) * 1000, 1),
+        "victim_p99_ms": round(sorted(waits)[int(len(waits) * 0.99)] * 1000, 1),
+        "victim_max_ms": round(max(waits) * 1000, 1),
+    }
 
 
 async def reset_many(
@@ -258,7 +268,7 @@ async def cancels(count: int, seed: int) -> dict[str, object]:
 
 async def leavers(count: int, seed: int) -> dict[str, object]:
     body = json.dumps({"prompt": "x" * 50, "max_tokens": 200, "stream": True, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = http_head(body)
     rows = []
     async with stack("--engine", "mocker", "--mocker-itl-ms", "2", "--log-level", "error") as (
         made,
@@ -269,7 +279,7 @@ async def leavers(count: int, seed: int) -> dict[str, object]:
         async def leave(numbers: AsyncIterator[int]) -> None:
             async for _ in numbers:
                 reader, writer = await asyncio.open_connection("127.0.0.1", made.http)
-                writer.write(head.encode() + body)
+                writer.write(head + body)
                 await reader.readuntil(b"data: ")
                 writer.close()
                 with suppress(OSError):
@@ -311,7 +321,7 @@ async def life_and_end(draw: random.Random) -> list[str]:
         asking = asyncio.create_task(keep_asking(f"unix:{path}"))
         # Three of four are met while they serve, the others while they start.
         waits = draw.random() < 0.75
-        while waits and not path.exists():
+        while waits and not path.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(draw.random())
         process.send_signal(signal.SIGTERM)
@@ -322,7 +332,7 @@ async def life_and_end(draw: random.Random) -> list[str]:
         said, code = await process.stderr.read(), await process.wait()
         asking.cancel()
         found = [f"exit {code}"]
-        # Before Python has begun to listen for signals their own action is all there is, and nothing is there yet.
+        # Before Python listens for signals their own action is all there is, and nothing is there yet.
         found += ["socket left"] * path.exists()
         found += ["process left"] * any(group_of(pid) == process.pid for pid in psutil.pids())
         found += ["traceback"] * (b"Traceback" in said)
@@ -346,8 +356,12 @@ async def keep_asking(target: str) -> None:
 
 
 CASES: dict[str, Callable[[int, int], object]] = {
-    "stalled": stalled, "resets": resets, "cancels": cancels, "leavers": leavers, "instants": instants,
-}  # fmt: skip
+    "stalled": stalled,
+    "resets": resets,
+    "cancels": cancels,
+    "leavers": leavers,
+    "instants": instants,
+}
 COUNTS = {"stalled": 3, "resets": 100_000, "cancels": 1000, "leavers": 50_000, "instants": 500}
 
 

@@ -3,10 +3,11 @@
     python -m tests.chaos [--seconds 100] [--kills 1000] [--seed 1] [--callers 12] [--engines 3]
         [--per-request] [--only kill] [--schedules 10]
 
-Callers ask one thing after the other through a backend; some leave in the middle. Engines are killed, frozen, drained
-and started again, their connections are cut, reset, half closed, stalled, delayed, and their bytes dropped,
-doubled and falsified. Certificates change all the while. Every answer is compared with that of an undisturbed
-engine. The last line is JSON. `lost`, `duplicated` and `changed` count streams, and the exit code is 1 if there is any.
+Callers ask one thing after the other through a backend; some leave in the middle. Engines are killed,
+frozen, drained and started again, their connections are cut, reset, half closed, stalled, delayed, and
+their bytes dropped, doubled and falsified. Certificates change all the while. Every answer is compared
+with that of an undisturbed engine. The last line is JSON. `lost`, `duplicated` and `changed` count
+streams, and the exit code is 1 if there is any.
 """
 
 from __future__ import annotations

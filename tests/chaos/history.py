@@ -19,7 +19,7 @@ FAULTS = ("lost", "duplicated", "changed")
 
 @dataclass(frozen=True)
 class Truth:
-    """An answer of an engine that nobody disturbs: the tokens of each choice, and everything there is to compare."""
+    """The answer of an engine that nobody disturbs: the tokens of each choice, and whatever else counts."""
 
     tokens: dict[int, list[int]]
     answer: dict[int, tuple[object, ...]]
@@ -32,7 +32,7 @@ class Truth:
 
 @dataclass
 class Record:
-    """One request: of which kind, what was heard, whether its caller left before the end; then what is wrong with it."""
+    """One request: its kind, what was heard, whether its caller left early; then what is wrong with it."""
 
     kind: int
     heard: Heard

@@ -1,8 +1,8 @@
-"""Faults in any order, as hypothesis draws them; a schedule that breaks an answer is made as short as it gets.
+"""Faults in any order, as hypothesis draws them; a schedule that breaks an answer is made short.
 
-Requests begin, are left, engines are killed, frozen, thawed and drained, links are stalled and healed, cut or
-falsified, certificates change. At the end of each schedule every request has to have been answered as if nothing
-had happened.
+Requests begin, are left, engines are killed, frozen, thawed and drained, links are stalled and healed, cut
+or falsified, certificates change. At the end of each schedule every request has to have been answered as
+if nothing had happened.
 """
 
 from __future__ import annotations

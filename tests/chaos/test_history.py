@@ -34,10 +34,23 @@ WRONG = {
     "no end": (RIGHT[:2], "lost"),
     "a failure": ([*RIGHT[:2], FAILED], "lost"),
     "another token": ([piece(0, [1]), piece(1, [9]), end(2, [3])], "changed"),
-    "another usage": ([*RIGHT[:2], piece(2, [3], finish_reason=pb.FINISH_REASON_LENGTH,
-                                         completion_usage=pb.CompletionUsage(prompt_tokens=1, total_tokens=1))], "changed"),
-    "another end": ([*RIGHT[:2], piece(2, [3], finish_reason=pb.FINISH_REASON_STOP, completion_usage=USAGE)], "changed"),
-}  # fmt: skip
+    "another usage": (
+        [
+            *RIGHT[:2],
+            piece(
+                2,
+                [3],
+                finish_reason=pb.FINISH_REASON_LENGTH,
+                completion_usage=pb.CompletionUsage(prompt_tokens=1, total_tokens=1),
+            ),
+        ],
+        "changed",
+    ),
+    "another end": (
+        [*RIGHT[:2], piece(2, [3], finish_reason=pb.FINISH_REASON_STOP, completion_usage=USAGE)],
+        "changed",
+    ),
+}
 
 
 def record(items: list[Item], *, was_left: bool = False) -> Record:

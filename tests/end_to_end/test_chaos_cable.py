@@ -40,7 +40,7 @@ def ip(*words: str) -> None:
 async def engine_behind_a_cable(
     near: str,
 ) -> AsyncIterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-    """Its target, and how the cable is pulled and put back. Where networks cannot be made, a proxy plays it."""
+    """Its target; how the cable is pulled and put back. Where `ip netns` cannot be, a proxy plays it."""
     try:
         ip("netns", "add", NETWORK)
     except (OSError, subprocess.CalledProcessError):

@@ -107,6 +107,6 @@ async def test_a_caller_that_freezes_holds_nothing_for_long(launch: Callable, co
         await client.until_running(8)
         os.kill(other.pid, signal.SIGSTOP)
         async with asyncio.timeout(120):
-            while (await client.load()).running:
+            while (await client.load()).running:  # noqa: ASYNC110  # another process
                 await asyncio.sleep(0.2)
         other.kill()

@@ -1,4 +1,4 @@
-"""What is around an engine server goes wrong: full disks, closed streams, few descriptors, no home, addresses."""
+"""What is around an engine server goes wrong: full disks, closed streams, few descriptors, no home."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python -m tests.fuzz [--cases 20000] [--seed 1] [--only NAME] [--again 'SERVER METHOD HEX']
 
-Hypothesis draws messages for every RPC, bodies for every HTTP route, and bytes for every port, and sends them to
-an engine and a backend that run as processes. No call may end with UNKNOWN or INTERNAL, no route with
-a 5xx that is not about load, no process may end, and nothing may be left behind. What breaks that is made as small as
-it gets and printed. The last line is JSON; the exit code is 1 if anything was found.
+Hypothesis draws messages for every RPC, bodies for every HTTP route, and bytes for every port, and sends
+them to an engine and a backend that run as processes. No call may end with UNKNOWN or INTERNAL, no route
+with a 5xx that is not about load, no process may end, and nothing may be left behind. What breaks that is
+made as small as it gets and printed. The last line is JSON; the exit code is 1 if anything was found.
 """
 
 from __future__ import annotations

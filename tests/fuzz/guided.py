@@ -1,8 +1,10 @@
-"""Inputs that reach new code, found by coverage: `python -m tests.fuzz.guided TARGET [-runs=100000] [-seed=1]`.
+"""Inputs that reach new code, found by coverage.
 
-TARGET is `frame` (of an engine, as the backend reads it), `request` (as the engine server checks it), `body` (of
-the HTTP face) or `line` (of `enginewire backend jsonl`). Whatever is no failure of ours with a name is a finding:
-atheris prints it and writes the input to a file.
+    python -m tests.fuzz.guided TARGET [-runs=100000] [-seed=1]
+
+TARGET is `frame` (of an engine, as the backend reads it), `request` (as the engine server checks it),
+`body` (of the HTTP face) or `line` (of `enginewire backend jsonl`). Whatever is no failure of ours with a
+name is a finding: atheris prints it and writes the input to a file.
 """
 
 from __future__ import annotations
@@ -76,8 +78,11 @@ def line(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "frame": frame, "request": request, "body": body, "line": line,
-}  # fmt: skip
+    "frame": frame,
+    "request": request,
+    "body": body,
+    "line": line,
+}
 
 
 def seeds(name: str) -> list[bytes]:

@@ -24,14 +24,44 @@ VOCABULARY = 258
 CONTEXT = 256
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 2.0, 2.1, 1e30, 3.4e38, math.nan, math.inf, -math.inf)
 TEXTS = (
-    "", "x", "mocker", "nope", "../../etc/passwd", "/abs", "a\0b", "%2e%2e/", "x\ny\x1b[31m", "\u202e", "x" * 5000,
-    "{}", '{"type": "object"}', '{"$ref": "#"}', "(a{1,900}){900}", "foo**", "(", "root ::= root", "é\ud7ff😀",
-    "http://127.0.0.1:1/", "file:///etc/passwd", "NaN",
-)  # fmt: skip
+    "",
+    "x",
+    "mocker",
+    "nope",
+    "../../etc/passwd",
+    "/abs",
+    "a\0b",
+    "%2e%2e/",
+    "x\ny\x1b[31m",
+    "\u202e",
+    "x" * 5000,
+    "{}",
+    '{"type": "object"}',
+    '{"$ref": "#"}',
+    "(a{1,900}){900}",
+    "foo**",
+    "(",
+    "root ::= root",
+    "é\ud7ff😀",
+    "http://127.0.0.1:1/",
+    "file:///etc/passwd",
+    "NaN",
+)
 BYTES = (
-    b"", b"{}", b"[", b"[" * 10_000, b"\xff", b'{"a": 1}', b'{"a": NaN}', b"\x80\x02c", bytes(4096), b"null", b"1",
-    b'{"a":' * 200 + b"1" + b"}" * 200, b"\x00\x00\xc0\x7f" * 64,
-)  # fmt: skip
+    b"",
+    b"{}",
+    b"[",
+    b"[" * 10_000,
+    b"\xff",
+    b'{"a": 1}',
+    b'{"a": NaN}',
+    b"\x80\x02c",
+    bytes(4096),
+    b"null",
+    b"1",
+    b'{"a":' * 200 + b"1" + b"}" * 200,
+    b"\x00\x00\xc0\x7f" * 64,
+)
 
 # What no answer may say about the machine or the program behind it.
 TOO_MUCH = re.compile(r"Traceback|<class '|\b0x[0-9a-f]{8,}|site-packages|/enginewire/\w+/|\.py\b|/tmp/ew-")
@@ -69,7 +99,7 @@ def leaves(message: Descriptor, path: tuple[FieldDescriptor, ...] = ()) -> Itera
 
 def changed(base: Message) -> st.SearchStrategy[Message]:
     """`base` with up to MAX_CHANGES fields set to something."""
-    all_leaves = [leaf for leaf in leaves(base.DESCRIPTOR)]
+    all_leaves = list(leaves(base.DESCRIPTOR))
     if not all_leaves:
         return st.just(base)
     one = st.sampled_from(all_leaves).flatmap(lambda leaf: st.tuples(st.just(leaf), values(leaf.field)))

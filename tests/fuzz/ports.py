@@ -13,11 +13,22 @@ PATIENCE_SECONDS = 30.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 HTTP = (
-    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\n",
-    b"Host: x\r\nContent-Length: 5\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n", b"ffffffffffffffffff\r\n", b"0\r\n\r\n",
-    b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n\r\n", b"X: \r\n folded\r\n", b"\r\n\r\n", b"x" * 70_000,
-    b"Content-Length: 3\r\nContent-Length: 5\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G\0T / HTTP/1.1\r\n\r\n",
-)  # fmt: skip
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\n",
+    b"Host: x\r\nContent-Length: 5\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n",
+    b"ffffffffffffffffff\r\n",
+    b"0\r\n\r\n",
+    b"Content-Length: -1\r\n",
+    b"Content-Length: 99999999999999999999\r\n\r\n",
+    b"X: \r\n folded\r\n",
+    b"\r\n\r\n",
+    b"x" * 70_000,
+    b"Content-Length: 3\r\nContent-Length: 5\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"G\0T / HTTP/1.1\r\n\r\n",
+)
 TLS_HELLO = b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00"
 
 
@@ -37,10 +48,17 @@ def call(path: str = "/enginewire.v1.EngineService/Generate", message: bytes = b
 
 
 GRPC = (
-    call(), call(message=b"\x0a\x01r"), call(path="/no.Service/Nothing"), call(**{"grpc-timeout": "99999999H"}),
-    call(**{"grpc-timeout": "0n"}), call(**{"grpc-encoding": "gzip"}), call(**{"x-bin": "no base64!"}),
-    call(**{"grpc-timeout": "-1x"}), call(**{f"k{i}": "v" for i in range(1000)}), call(x="y" * 17_000),
-)  # fmt: skip
+    call(),
+    call(message=b"\x0a\x01r"),
+    call(path="/no.Service/Nothing"),
+    call(**{"grpc-timeout": "99999999H"}),
+    call(**{"grpc-timeout": "0n"}),
+    call(**{"grpc-encoding": "gzip"}),
+    call(**{"x-bin": "no base64!"}),
+    call(**{"grpc-timeout": "-1x"}),
+    call(**{f"k{i}": "v" for i in range(1000)}),
+    call(x="y" * 17_000),
+)
 
 
 def conversations() -> st.SearchStrategy[Sequence[bytes]]:

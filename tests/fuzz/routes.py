@@ -103,11 +103,22 @@ NUMBERS = (0, -1, 1, 2, 0.5, 1e308, -0.0, 2**31, 2**32, 2**63, 2**64, 10**40, VO
 SMALL = (None, True, False, "", [], {}, [None], [[]], {"": ""}, [[1, 2]], *NUMBERS, *TEXTS)
 DEEP = ("[" * 2000 + "]" * 2000, '{"a":' * 500 + "1" + "}" * 500)
 HEADERS = (
-    ("content-type", "text/plain"), ("content-type", "application/json; charset=utf-16"), ("content-encoding", "gzip"),
-    ("x-request-id", "x" * 3000), ("authorization", "Bearer x"), ("x-api-key", "x"), ("expect", "100-continue"),
-    ("origin", "http://evil.example"), ("host", "evil.example"), ("traceparent", "00-zz"), ("tracestate", "x" * 3000),
-    ("accept", "text/event-stream"), ("connection", "upgrade"), ("upgrade", "websocket"), ("transfer-encoding", "x"),
-)  # fmt: skip
+    ("content-type", "text/plain"),
+    ("content-type", "application/json; charset=utf-16"),
+    ("content-encoding", "gzip"),
+    ("x-request-id", "x" * 3000),
+    ("authorization", "Bearer x"),
+    ("x-api-key", "x"),
+    ("expect", "100-continue"),
+    ("origin", "http://evil.example"),
+    ("host", "evil.example"),
+    ("traceparent", "00-zz"),
+    ("tracestate", "x" * 3000),
+    ("accept", "text/event-stream"),
+    ("connection", "upgrade"),
+    ("upgrade", "websocket"),
+    ("transfer-encoding", "x"),
+)
 
 
 def requests(route: Route) -> st.SearchStrategy[Request]:

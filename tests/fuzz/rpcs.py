@@ -43,11 +43,20 @@ GOOD: dict[str, Message] = {
     ),
 }
 METADATA = (
-    ("traceparent", "00-" + "g" * 32 + "-1-1"), ("traceparent", ""), ("tracestate", "x" * 10_000),
-    ("baggage", ",".join(f"k{i}=v" for i in range(500))), ("authorization", "Bearer x"), ("x-a", "~"),
-    ("enginewire-priority", "x"), ("enginewire-dp-rank", "-1"), ("enginewire-routing-key", "é".encode().hex()),
-    ("grpc-timeout-like", "99999999H"), ("x-bin", b"\xff\x00"), ("grpc-encoding", "nonsense"), ("te", "x"),
-)  # fmt: skip
+    ("traceparent", "00-" + "g" * 32 + "-1-1"),
+    ("traceparent", ""),
+    ("tracestate", "x" * 10_000),
+    ("baggage", ",".join(f"k{i}=v" for i in range(500))),
+    ("authorization", "Bearer x"),
+    ("x-a", "~"),
+    ("enginewire-priority", "x"),
+    ("enginewire-dp-rank", "-1"),
+    ("enginewire-routing-key", "é".encode().hex()),
+    ("grpc-timeout-like", "99999999H"),
+    ("x-bin", b"\xff\x00"),
+    ("grpc-encoding", "nonsense"),
+    ("te", "x"),
+)
 
 
 @dataclass(frozen=True, slots=True)

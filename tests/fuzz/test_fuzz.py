@@ -1,4 +1,4 @@
-"""The fuzzer itself: it reaches every field, sees what is wrong, and makes it small; and a few cases of it."""
+"""The fuzzer reaches every field, sees what is wrong, and makes it small; and a few cases of it."""
 
 from __future__ import annotations
 

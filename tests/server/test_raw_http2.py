@@ -110,12 +110,20 @@ FRAMES = {
     "a message that is cut": ([GOOD[:-3]], SHORT, {INTERNAL, UNIMPLEMENTED, *LATE}),
     "a deadline of centuries": ([GOOD], {"grpc_timeout": "99999999H"}, {OK}),
     "a deadline that is over": ([GOOD], {"grpc_timeout": "0n"}, LATE),
-    "a deadline that is no time": ([GOOD], {"grpc_timeout": "soon"}, {OK, INTERNAL, UNIMPLEMENTED, "reset", "closed"}),
+    "a deadline that is no time": (
+        [GOOD],
+        {"grpc_timeout": "soon"},
+        {OK, INTERNAL, UNIMPLEMENTED, "reset", "closed"},
+    ),
     "binary metadata that is no base64": ([GOOD], {"x_bin": "no base64!"}, {OK, INTERNAL, "reset", "closed"}),
     "a key in upper case": ([GOOD], {"X_Upper": "x"}, {"reset", "closed", INTERNAL}),
-    "a trace that is none": ([GOOD], {"traceparent": "00-zz", "tracestate": "x" * 8000, "baggage": "k=v," * 50}, {OK}),
+    "a trace that is none": (
+        [GOOD],
+        {"traceparent": "00-zz", "tracestate": "x" * 8000, "baggage": "k=v," * 50},
+        {OK},
+    ),
     "an encoding nobody knows": ([GOOD], {"grpc_encoding": "nonsense"}, {OK, UNIMPLEMENTED, INTERNAL}),
-}  # fmt: skip
+}
 
 
 async def test_whatever_frames_say_the_call_ends_and_others_are_served(engine_server) -> None:
