@@ -189,7 +189,6 @@ PAGES: Mapping[str, Ways] = {
         "make chaos": MINUTES,
         "make fuzz CASES=20000": MINUTES,
         "make soak": "it takes half an hour",
-        "pip install '.[fuzz]'": INSTALLS,
     },
     "docs/replay.md": {
         "enginewire-backend serve --target unix:/run/a.sock --target unix:/run/b.sock": READER,
