@@ -14,8 +14,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from enginewire.calling.trust import Trust
 from enginewire.tls.target import TargetTls
-from enginewire.trust import Trust
 from tests.certificates import Authority
 from tests.chaos.link import Link
 
