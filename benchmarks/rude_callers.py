@@ -36,7 +36,8 @@ from enginewire import v1 as pb
 
 FACES = ("engine", "multiplexed", "backend", "http", "smg")
 NUM_STALLED, NUM_NEIGHBOURS, NEIGHBOUR_TOKENS = 64, 8, 200
-ENGINE = ("--engine", "mocker", "--mocker-itl-ms", "10", "--log-level", "error")
+# Room for those who stall and their neighbours.
+ENGINE = ("--engine", "mocker", "--mocker-itl-ms", "10", "--max-num-seqs", "128", "--log-level", "error")
 AT_ONCE = 6
 GENERATE = "/enginewire.v1.EngineService/Generate"
 
