@@ -32,6 +32,17 @@ self-test: $(VENV)/.dev  ## Prove the kit: every mutant fails exactly its own ch
 wheel:  ## Build both distributions, and prove that the kit's stands alone
 	.ci/check_wheel
 
+chaos: $(VENV)/.dev  ## Kill, freeze and cut off engines under load; every answer must be right
+	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.chaos --seconds $(SECONDS) --schedules $(SCHEDULES) --seed $(SEED)
+
+fuzz: $(VENV)/.dev  ## Send every RPC, route and port whatever there is: CASES=20000 SEED=1
+	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
+
+soak: $(VENV)/.dev  ## A thousand kills, and 50,000 callers who leave; about half an hour
+	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.chaos --seconds 3600 --kills 1000 --only kill --seed $(SEED)
+	$(BIN)/python benchmarks/rude_callers.py leavers
+	$(BIN)/python benchmarks/soak.py -- --kv-cache-memory-bytes 67108864
+
 test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 	.ci/install_browser
 	$(BIN)/pytest -q tests/browser
@@ -86,6 +97,11 @@ format: $(VENV)/.dev  ## Put code and proto files into shape
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build
+
+SECONDS ?= 60
+SCHEDULES ?= 6
+CASES ?= 20000
+SEED ?= 1
 
 # Four more than processors: tests of processes mostly wait. Those that take long mostly compute.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)

@@ -192,6 +192,11 @@ PAGES: Mapping[str, Ways] = {
         "enginewire-server MODEL --device cuda --dtype bfloat16": GPU,
         "python benchmarks/engine.py --json --device cuda --shape 7b --dtype bfloat16 --output 128 --rounds 3": GPU,
     },
+    "docs/reliability.md": {
+        "make chaos": MINUTES,
+        "make fuzz CASES=20000": MINUTES,
+        "make soak": "it takes half an hour",
+    },
     "docs/replay.md": {
         "enginewire-backend serve --target unix:/run/a.sock --target unix:/run/b.sock": READER,
         "python 1": FRAGMENT,

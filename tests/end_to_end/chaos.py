@@ -18,6 +18,7 @@ from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
+from enginewire.backend.engines.stream import PATIENCE, Patience
 from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import Heard
 
@@ -69,9 +70,10 @@ async def replaying(
     *,
     multiplexed: bool = True,
     policy: RetryPolicy | None = None,
+    patience: Patience = PATIENCE,
 ) -> AsyncIterator[Backend]:
     """A backend on all of these engines, once one is ready."""
-    clients = [EngineClient(target, multiplexed=multiplexed) for target in targets]
+    clients = [EngineClient(target, multiplexed=multiplexed, patience=patience) for target in targets]
     async with Endpoints(clients) as endpoints:
         await endpoints.wait_ready(PATIENCE_SECONDS)
         yield Backend(endpoints, vocabulary, retry=policy or RetryPolicy(recovery=PATIENCE_SECONDS))

@@ -12,8 +12,9 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import hear
+from tests.chaos.link import Link
 from tests.end_to_end.chaos import answer_of, engines, migrations, replaying
-from tests.end_to_end.cutting_proxy import CuttingProxy
+from tests.long import long_but
 
 OFFSETS = range(0, 2000, 53)
 
@@ -29,18 +30,19 @@ def request() -> pb.PreprocessedRequest:
     return asked
 
 
+@pytest.mark.parametrize("by_reset", long_but([False], [False, True]), ids=["goodbye", "reset"])
 @pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
-async def test_a_cut_anywhere_changes_nothing(folder: Path, multiplexed: bool) -> None:
+async def test_a_cut_anywhere_changes_nothing(folder: Path, multiplexed: bool, by_reset: bool) -> None:
     vocabulary = Vocabulary(Tokenizer.from_str(byte_tokenizer().files["tokenizer.json"].decode()))
     async with (
         engines(folder, 1) as slots,
-        CuttingProxy(slots[0].target.removeprefix("unix:")) as proxy,
+        Link(slots[0].target) as proxy,
         replaying([proxy.target], vocabulary, multiplexed=multiplexed) as backend,
     ):
         truth = answer_of(await hear(backend, request()))
         num_migrated = 0
         for offset in OFFSETS:
-            proxy.cut_after(offset)
+            proxy.cut_after(offset, by_reset=by_reset)
             async with asyncio.timeout(20):
                 heard = await hear(backend, request())
             assert answer_of(heard) == truth, f"cut after {offset} bytes"

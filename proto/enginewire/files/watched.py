@@ -21,9 +21,17 @@ class WatchedFiles(Generic[Read]):
     """
 
     def __init__(
-        self, paths: Iterable[Path], read: Callable[[], Read], what: str, unusable: type[Exception]
+        self,
+        paths: Iterable[Path],
+        read: Callable[[], Read],
+        what: str,
+        unusable: type[Exception],
+        read_first: Callable[[], Read] | None = None,
     ) -> None:
-        """`what` the files hold is for the log. Raises what `read` does, `unusable` among it."""
+        """`what` the files hold is for the log. Raises what `read` does, `unusable` among it.
+
+        `read_first` is for here alone, where it may take its time.
+        """
         self.paths = tuple(paths)
         self._read = read
         self._what = what
@@ -31,7 +39,7 @@ class WatchedFiles(Generic[Read]):
         self.num_failures = 0
         self._lock = threading.Lock()
         self._seen = stamps(self.paths)
-        self._content = read()
+        self._content = (read_first or read)()
 
     def current(self) -> Read:
         """What counts now; the same object as long as the files are the same."""

@@ -9,6 +9,7 @@ import contextlib
 import ssl
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,6 +24,9 @@ NO_CHECK_TIME: Final = ssl.VerifyFlags(0x200000)
 HANDSHAKE_TURNS: Final = 4
 # How often files may change while they are read until that counts as a mistake.
 MOST_READS: Final = 3
+# Files that are younger may still be in the middle of being replaced, one after the other.
+JUST_NOW_SECONDS: Final = 1.0
+LOOK_AGAIN_SECONDS: Final = 0.02
 
 
 class InvalidCertificate(Exception):
@@ -59,14 +63,33 @@ class CertificateFiles(WatchedFiles[Material]):
     """The newest usable material of some files, which are looked at before each handshake."""
 
     def __init__(self, files: PemFiles, side: Side) -> None:
-        """Raises InvalidCertificate."""
+        """Raises InvalidCertificate, at once or, for files that came just now, a second later."""
         self.files = files
-        super().__init__(files.paths, lambda: read(files, side), "certificate", InvalidCertificate)
+        first, again = partial(_first, files, side), partial(read, files, side)
+        super().__init__(files.paths, again, "certificate", InvalidCertificate, first)
 
     @property
     def remaining_seconds(self) -> float:
         """How long the certificate in use is still valid; below 0 when it has expired."""
         return self.current().not_after - time.time()
+
+
+def _first(files: PemFiles, side: Side) -> Material:
+    """As `read`; files that are just being replaced are waited for, because nothing from before is in use."""
+    end = time.monotonic() + JUST_NOW_SECONDS
+    while True:
+        try:
+            return read(files, side)
+        except InvalidCertificate:
+            if time.monotonic() > end or not _came_just_now(files):
+                raise
+        time.sleep(LOOK_AGAIN_SECONDS)
+
+
+def _came_just_now(files: PemFiles) -> bool:
+    """Whether any of them was written or put in its place just now."""
+    came_at = [path.stat().st_ctime for path in files.paths if path.exists()]
+    return time.time() - max(came_at, default=0.0) < JUST_NOW_SECONDS
 
 
 def read(files: PemFiles, side: Side) -> Material:

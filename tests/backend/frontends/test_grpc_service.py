@@ -9,7 +9,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.failure import DETAILS_KEY
-from enginewire.backend.frontends.grpc_service import BackendServicer, answered, invalid
+from enginewire.backend.frontends.calls import answered, invalid
+from enginewire.backend.frontends.grpc_service import BackendServicer
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 

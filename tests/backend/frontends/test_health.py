@@ -79,3 +79,13 @@ async def test_watchers_hear_of_the_end_and_do_not_hold_it_up(served: Served) ->
         assert (await watch.read()).status == NOT_SERVING
         assert await watch.read() == grpc.aio.EOF
         await draining
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_bytes_that_are_no_request_are_an_invalid_argument(served: Served, method: str) -> None:
+    face, _, _ = served
+    async with grpc.aio.insecure_channel(face.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\0").read()
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.value.details() == "request: malformed protobuf"

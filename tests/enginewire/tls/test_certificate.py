@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ def test_files_that_hold_something_else_are_named(authority: Authority, tmp_path
         (PemFiles(mine.certificate, mine.key, broken), f"--ssl-ca-certs: {broken}: must hold certificates"),
     ):
         assert expected in refusal(files)
+
+
+def test_whoever_starts_in_the_middle_of_a_replacement_gets_the_new_pair(authority: Authority) -> None:
+    mine, new = authority.signed("mine"), authority.signed("new")
+    mine.certificate.write_bytes(new.certificate.read_bytes())
+    second_half = threading.Timer(0.1, lambda: mine.replace_by(new))
+    second_half.start()
+    files = CertificateFiles(PemFiles(mine.certificate, mine.key), "server")
+    second_half.join()
+    assert files.current().key == new.key.read_bytes()
 
 
 def test_new_files_are_in_use_at_once_and_broken_ones_never(

@@ -6,25 +6,23 @@ whatever fails later is a last item and status OK, as the contract says. Knows n
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
-from enginewire.access.access import OPEN, Access, Denied, Unknown
+from enginewire.access.access import OPEN, Access
 from enginewire.access.guard import guards
 from enginewire.backend.config import DEFAULT_MESSAGE_BYTES, ServeOptions
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from enginewire.backend.embedding import embeddings_to_proto
-from enginewire.backend.engines.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
+from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.trace_context import passed_on
-from enginewire.backend.frontends.health import BackendHealth
+from enginewire.backend.frontends.calls import answered, parsed, refuse_caller
+from enginewire.backend.frontends.health import HEALTH, BackendHealth
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.inline_decoder import RequestTracker
@@ -33,14 +31,8 @@ from enginewire.grpc_server import new_server
 from enginewire.listening.binding import add_reflection, listen
 
 SERVICE: Final = "enginewire.v1.BackendService"
-HEALTH: Final = "grpc.health.v1.Health"
-# Status and details share an 8 KiB budget of trailers with whatever a proxy adds.
-MAX_MESSAGE_CHARACTERS: Final = 512
 
-T = TypeVar("T")
-M = TypeVar("M", bound=Message)
 Call = grpc.aio.ServicerContext[bytes, bytes]
-AnyCall = grpc.aio.ServicerContext[Any, Any]  # whatever its messages are, it ends in the same way
 
 
 class BackendServicer:
@@ -78,7 +70,7 @@ class BackendServicer:
 
     async def _embed(self, data: bytes, call: Call) -> bytes:
         """Raises InvalidPrompt and RequestFailed."""
-        asked = _parsed(pb.BackendServiceEmbedRequest, data)
+        asked = parsed(pb.BackendServiceEmbedRequest, data)
         if asked.request.token_ids:
             raise InvalidPrompt("request.token_ids", "must be empty: inputs has the inputs")
         request_id = asked.request_id or uuid.uuid4().hex
@@ -98,7 +90,7 @@ class BackendServicer:
 
     async def _generate(self, data: bytes, call: Call) -> None:
         """Raises InvalidPrompt, and RequestFailed for what was refused before acceptance."""
-        asked = _parsed(pb.BackendServiceGenerateRequest, data)
+        asked = parsed(pb.BackendServiceGenerateRequest, data)
         tracker = RequestTracker()
         failure: Failure | None = None
         async with patient(call, self._slow_consumer_timeout) as caller:
@@ -169,46 +161,6 @@ async def grpc_face(
             await server.stop(None)
 
 
-def invalid(message: str, field: str = "") -> RequestFailed:
-    """The refusal of a request that no backend may accept."""
-    return failed(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        pb.ERROR_REASON_INVALID_REQUEST,
-        message[:MAX_MESSAGE_CHARACTERS],
-        field=field,
-    )
-
-
-async def refuse_caller(call: AnyCall, denied: Denied) -> NoReturn:
-    """End the call of somebody who is not known, or not allowed here."""
-    known = not isinstance(denied, Unknown)
-    code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
-    await refuse(call, failed(code, pb.ERROR_REASON_AUTH, str(denied)))
-
-
-async def answered(work: Awaitable[T], call: AnyCall) -> T:
-    """What `work` gives. Whatever goes wrong in it ends the call with a status and details."""
-    try:
-        return await work
-    except InvalidPrompt as error:
-        await refuse(call, invalid(str(error), error.field))
-    except RequestFailed as error:
-        await refuse(call, error)
-    except (grpc.aio.AbortError, asyncio.CancelledError):
-        raise
-    except grpc.aio.InternalError as unsent:
-        raise left() from unsent
-    except Exception as error:  # noqa: BLE001  # the outermost boundary: nothing may become UNKNOWN
-        await refuse(call, internal(error))
-
-
-def _parsed(kind: type[M], data: bytes) -> M:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise invalid("request: malformed protobuf") from error
-
-
 def _trace_of(call: Call) -> dict[str, str]:
     pairs = call.invocation_metadata() or ()
     return passed_on({key: value for key, value in pairs if isinstance(value, str)})
@@ -216,21 +168,3 @@ def _trace_of(call: Call) -> dict[str, str]:
 
 def _serialized(item: Annotated[BackendOutput]) -> bytes:
     return pb.BackendServiceGenerateResponse(annotated=annotated_to_proto(item)).SerializeToString()
-
-
-def internal(error: Exception) -> RequestFailed:
-    """The failure that an exception becomes which nobody expected."""
-    return RequestFailed(internal_failure("", error))
-
-
-async def refuse(call: AnyCall, refusal: RequestFailed) -> NoReturn:
-    """End a call with the refusal's status and details."""
-    message = str(refusal)[:MAX_MESSAGE_CHARACTERS]
-    with contextlib.suppress(grpc.aio.InternalError):
-        await call.abort(refusal.code, message, ((DETAILS_KEY, refusal.status.SerializeToString()),))
-    raise left()
-
-
-def left() -> asyncio.CancelledError:
-    """gRPC could not send: the caller has left, and the cancellation only comes behind that."""
-    return asyncio.CancelledError("the caller has left")

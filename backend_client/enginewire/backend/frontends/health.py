@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from enginewire.backend.engines.endpoints import Endpoints
+from enginewire.backend.frontends.calls import streaming, unary
 from enginewire.listening.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthServicer, Status
 
+HEALTH: Final = "grpc.health.v1.Health"
 LOOK_SECONDS: Final = 0.25
 
 
@@ -28,7 +30,9 @@ class BackendHealth(HealthServicer):
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register it."""
-        health_pb2_grpc.add_HealthServicer_to_server(self, server)
+        asked = health_pb2.HealthCheckRequest
+        served = {"Check": unary(self.Check, asked), "Watch": streaming(self.Watch, asked)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(HEALTH, served),))
 
     def drain(self) -> None:
         """The server has begun to end: not ready from now on, and watchers are let go."""

@@ -328,3 +328,17 @@ async def test_an_embedding_is_aborted_by_id(start_backend: StartBackend) -> Non
             await call
         assert failure.value.code() is grpc.StatusCode.CANCELLED
         await serving.until_idle(5)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Abort", "GetTokenizer"])
+async def test_bytes_that_are_no_request_are_refused_and_quote_nothing_of_ours(
+    text_backend: TextBackend, method: str
+) -> None:
+    async with (
+        smg_face(text_backend, ServeOptions(smg_port=0)) as face,
+        grpc.aio.insecure_channel(face.address.removeprefix("grpc://")) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await channel.unary_stream(f"/vllm.grpc.engine.VllmEngine/{method}")(b"\0").read()
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.value.details() == "request: malformed protobuf"

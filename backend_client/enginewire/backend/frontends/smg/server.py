@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from enginewire.access.access import OPEN, Access
 from enginewire.access.guard import guards
 from enginewire.backend.config import ServeOptions
-from enginewire.backend.frontends.grpc_service import GrpcFace, refuse_caller
+from enginewire.backend.frontends.calls import refuse_caller
+from enginewire.backend.frontends.grpc_service import GrpcFace
 from enginewire.backend.frontends.health import BackendHealth
 from enginewire.backend.frontends.smg.servicer import SERVICE, SmgServicer
 from enginewire.backend.frontends.text_backend import TextBackend

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2 as common, vllm_engine_pb2 as vllm
 
 from enginewire import v1 as pb
@@ -23,7 +22,7 @@ from enginewire.access.caller import caller
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.embedding import renamed
 from enginewire.backend.engines.failure import RequestFailed, failed, internal_failure
-from enginewire.backend.frontends.grpc_service import AnyCall, answered, refuse
+from enginewire.backend.frontends.calls import AnyCall, answered, refuse, unary, writing
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.smg.answer import Answer
 from enginewire.backend.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
@@ -34,8 +33,6 @@ from enginewire.backend.prompting.tokenizer import read_files
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 FACTS_TIMEOUT_SECONDS: Final = 2.0
 
-Asked = TypeVar("Asked", bound=Message)
-Answered = TypeVar("Answered", bound=Message)
 Result = TypeVar("Result")
 
 
@@ -64,14 +61,14 @@ class SmgServicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Generate": streaming(self.Generate, vllm.GenerateRequest.FromString),
-                "Embed": unary(self.Embed, vllm.EmbedRequest.FromString),
-                "Abort": unary(self.Abort, vllm.AbortRequest.FromString),
-                "HealthCheck": unary(self.HealthCheck, vllm.HealthCheckRequest.FromString),
-                "GetModelInfo": unary(self.GetModelInfo, vllm.GetModelInfoRequest.FromString),
-                "GetServerInfo": unary(self.GetServerInfo, vllm.GetServerInfoRequest.FromString),
-                "GetLoads": unary(self.GetLoads, vllm.GetLoadsRequest.FromString),
-                "GetTokenizer": streaming(self.GetTokenizer, common.GetTokenizerRequest.FromString),
+                "Generate": writing(self.Generate, vllm.GenerateRequest),
+                "Embed": unary(self.Embed, vllm.EmbedRequest),
+                "Abort": unary(self.Abort, vllm.AbortRequest),
+                "HealthCheck": unary(self.HealthCheck, vllm.HealthCheckRequest),
+                "GetModelInfo": unary(self.GetModelInfo, vllm.GetModelInfoRequest),
+                "GetServerInfo": unary(self.GetServerInfo, vllm.GetServerInfoRequest),
+                "GetLoads": unary(self.GetLoads, vllm.GetLoadsRequest),
+                "GetTokenizer": writing(self.GetTokenizer, common.GetTokenizerRequest),
             },
         )
 
@@ -207,22 +204,3 @@ def checked(output: BackendOutput) -> BackendOutput:
 def aborted() -> RequestFailed:
     """What is left to say to a caller who has asked for it."""
     return failed(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED, "the request was aborted")
-
-
-def streaming(
-    serve: Callable[[Asked, AnyCall], Awaitable[None]], parse: Callable[[bytes], Asked]
-) -> grpc.RpcMethodHandler[Asked, Message]:
-    """A method that answers with a stream."""
-    return grpc.unary_stream_rpc_method_handler(serve, parse, serialized)
-
-
-def unary(
-    serve: Callable[[Asked, AnyCall], Awaitable[Answered]], parse: Callable[[bytes], Asked]
-) -> grpc.RpcMethodHandler[Asked, Answered]:
-    """A method that answers once."""
-    return grpc.unary_unary_rpc_method_handler(serve, parse, serialized)
-
-
-def serialized(message: Message) -> bytes:
-    """The bytes of a message."""
-    return message.SerializeToString()
