@@ -187,6 +187,8 @@ PAGES: Mapping[str, Ways] = {
     },
     "docs/replay.md": {
         "enginewire-backend serve --target unix:/run/a.sock --target unix:/run/b.sock": READER,
+        "pytest tests/end_to_end/test_fleet.py": "make test runs it",
+        "GRPC_XDS_BOOTSTRAP=bootstrap.json enginewire backend generate --target xds:///engines --no-multiplexed --prompt Hi": READER,
         "python 1": FRAGMENT,
     },
     "docs/results.md": {

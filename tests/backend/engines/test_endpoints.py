@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from enginewire import v1 as pb
+from enginewire.backend.engines.choice.policy import KV_USE_SLACK, WAITING_SLACK
 from enginewire.backend.engines.client import EngineClient
-from enginewire.backend.engines.endpoints import KV_USE_SLACK, WAITING_SLACK, Endpoint, Endpoints
+from enginewire.backend.engines.endpoints import Endpoint, Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.engines.load_fields import kv_use
 from tests.backend.hostile import HostileEngine

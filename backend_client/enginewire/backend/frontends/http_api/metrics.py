@@ -32,13 +32,14 @@ ENGINE_LABELS: Final = ("model_name", "engine")
 
 
 class BackendMetrics(Collector):
-    """What `/metrics` shows, collected when somebody asks. `engine` is the place among the targets."""
+    """What `/metrics` shows, collected when somebody asks. `engine` is the number of the target, from 0."""
 
     def __init__(
-        self, activity: Activity, engines: Iterable[Endpoint], certificate: CertificateFiles | None = None
+        self, activity: Activity, engines: Sequence[Endpoint], certificate: CertificateFiles | None = None
     ) -> None:
+        """`engines` may change while this is used."""
         self._activity = activity
-        self._engines = list(engines)
+        self._engines = engines
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -65,13 +66,13 @@ class BackendMetrics(Collector):
     def _of_engines(self) -> Iterator[Metric]:
         for name, meaning, read in GAUGES:
             gauge = GaugeMetricFamily(name, meaning, labels=ENGINE_LABELS)
-            for place, endpoint in enumerate(self._engines):
-                gauge.add_metric((self.model_name, str(place)), read(endpoint))
+            for endpoint in self._engines:
+                gauge.add_metric((self.model_name, str(endpoint.number)), read(endpoint))
             yield gauge
         for name, meaning, count in ENGINE_COUNTERS:
             counter = CounterMetricFamily(name, meaning, labels=ENGINE_LABELS)
-            for place, endpoint in enumerate(self._engines):
-                counter.add_metric((self.model_name, str(place)), count(endpoint.load))
+            for endpoint in self._engines:
+                counter.add_metric((self.model_name, str(endpoint.number)), count(endpoint.load))
             yield counter
 
     def _of_requests(self) -> Iterator[Metric]:

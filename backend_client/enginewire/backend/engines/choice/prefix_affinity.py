@@ -63,3 +63,8 @@ class PrefixMemory(Generic[T]):
             if who is not None and may_be(who):
                 return who
         return None
+
+    def forget(self, who: T) -> None:
+        """Nobody finds it here any more."""
+        for number in [number for number, each in self._served_by.items() if each is who]:
+            del self._served_by[number]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.prefix_affinity import BLOCK_TOKENS, MAX_BLOCKS, PrefixMemory, prefix_chain
+from enginewire.backend.engines.choice.prefix_affinity import (
+    BLOCK_TOKENS,
+    MAX_BLOCKS,
+    PrefixMemory,
+    prefix_chain,
+)
 
 BLOCKS = st.lists(st.integers(0, 2), max_size=6)
 
