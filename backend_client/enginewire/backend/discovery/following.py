@@ -13,7 +13,8 @@ from enginewire import v1 as pb
 from enginewire.backend.discovery.address import Address, Source
 from enginewire.backend.discovery.sources import sources_of
 from enginewire.backend.engines.client import EngineClient
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.replay.continuation import begins_like
 
 # However often engines are lost, nobody is asked more often.

@@ -107,14 +107,17 @@ class EngineClient:
         """
         if self._connection is not None and self._connection.is_dead:
             self._connection = self._info = None
-        if self._is_closed:
-            self._info = None
         if self._info is None:
             await self._prepare()
             info = await self._dialled.rpc.info(timeout)
             common_revision(info)
             await self._ping_as_borne(info.config.limits)
             self._info = info
+        return self._info
+
+    @property
+    def known_info(self) -> pb.GetEngineInfoResponse | None:
+        """What it has said about itself, if it was asked."""
         return self._info
 
     def forget(self) -> None:
@@ -231,7 +234,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """End every request and the connection. What comes later fails as if the engine were not there."""
-        self._is_closed = True
+        self._is_closed, self._info = True, None
         if self._aborts:
             await asyncio.wait(self._aborts)
         if self._connection is not None:

@@ -20,106 +20,16 @@ from enginewire.backend.engines.choice.policy import Policy, PrefixThenLoad
 from enginewire.backend.engines.choice.prefix_affinity import PrefixChain
 from enginewire.backend.engines.choice.routing_hints import NO_HINTS, Hints, refused
 from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.failure import RequestFailed, failed
-from enginewire.backend.engines.load_fields import kv_use
-from enginewire.backend.engines.suspicion import Suspicion
 
 WATCH_INTERVAL_MS: Final = 50
+# Of many engines each reports less often, so that all of them take no more than a thousand reports a second.
+WATCH_INTERVAL_PER_ENGINE_MS: Final = 1
 # How soon to look again for an engine that is away.
 REWATCH_SECONDS: Final = 0.1
 # How long an engine that has left must have had nothing to do: who has just chosen it shall still reach it.
 IDLE_SECONDS: Final = 5.0
-# An engine that does not say within this time that it is still there is not.
-GONE_SECONDS: Final = 1.0
-# An engine that nobody watches, or that cannot be watched, is taken to be there.
-USABLE: Final = frozenset({pb.ENGINE_STATE_READY, pb.ENGINE_STATE_UNSPECIFIED})
-
-
-class Endpoint:
-    """One engine, as last heard of."""
-
-    def __init__(self, client: EngineClient, number: int = 0) -> None:
-        """`number` tells it from all others that this backend has ever had."""
-        self.client = client
-        self.number = number
-        self.load = pb.Load()
-        # None: it has none, or has not said so yet.
-        self.worker_id: int | None = None
-        self.is_identified = False
-        self._identified_life = ""
-        # It serves something else than the others.
-        self.is_foreign = False
-        # Requests of this backend; the load reported last knows about `_in_flight_then` of them.
-        self.in_flight = 0
-        self._in_flight_then = 0
-        # Requests that were in an engine which died; and of the last death here the life, when that was
-        # first asked, and how many requests were in it.
-        self.suspects: set[Suspicion] = set()
-        self.casualties = "", 0.0, 0
-
-    @property
-    def is_usable(self) -> bool:
-        """It takes requests, as far as is known."""
-        return self.load.state in USABLE and not self.is_foreign
-
-    @property
-    def is_draining(self) -> bool:
-        """It finishes what it has and takes nothing more."""
-        return self.load.state == pb.ENGINE_STATE_DRAINING
-
-    @property
-    def target(self) -> str:
-        """Its name as gRPC spells it."""
-        return self.client.target
-
-    @property
-    def kv_use(self) -> float:
-        """The part of the KV blocks that live requests hold, 0 to 1."""
-        return kv_use(self.load)
-
-    @property
-    def burden(self) -> tuple[float, int]:
-        """Smaller is better: what waits there, cache in use, and what this backend has sent since."""
-        return self.waiting + self.kv_use, self.in_flight
-
-    @property
-    def waiting(self) -> int:
-        """What waits there, and what this backend has sent since that was reported."""
-        return self.load.waiting + self.in_flight - self._in_flight_then
-
-    async def has_handed_back(self, lifetime_id: str) -> bool:
-        """What that life of the engine has cancelled unasked can go on elsewhere: it drains or is over.
-
-        The watched load may not say so yet, so the engine is asked.
-        """
-        if self.is_draining:
-            return True
-        try:
-            load = await self.client.load(GONE_SECONDS)
-        except RequestFailed as failure:
-            return failure.code is not grpc.StatusCode.UNIMPLEMENTED
-        return load.state not in USABLE or load.engine_lifetime_id != lifetime_id
-
-    async def identify(self) -> None:
-        """Learn who it is, once for each of its lives, if it can be asked now."""
-        if self.is_identified or not self.is_usable:
-            return
-        with contextlib.suppress(RequestFailed):
-            info = await self.client.info(GONE_SECONDS)
-            self.worker_id = info.worker_id if info.HasField("worker_id") else None
-            self.is_identified, self._identified_life = True, info.engine_lifetime_id
-
-    def heard(self, load: pb.Load) -> None:
-        """It reported."""
-        if self.is_identified and load.engine_lifetime_id not in ("", self._identified_life):
-            self.is_identified = False
-            self.client.forget()
-        self.load = load
-        self._in_flight_then = self.in_flight
-
-    def lost(self) -> None:
-        """It does not answer."""
-        self.load = pb.Load(state=pb.ENGINE_STATE_DEAD)
 
 
 class Endpoints:
@@ -288,6 +198,10 @@ class Endpoints:
             endpoint.is_foreign = not await self.admits(endpoint.client)
         return not endpoint.is_foreign
 
+    @property
+    def _interval_ms(self) -> int:
+        return max(WATCH_INTERVAL_MS, WATCH_INTERVAL_PER_ENGINE_MS * len(self.all))
+
     def _begin_watch(self, endpoint: Endpoint) -> None:
         name = f"watch {endpoint.client.target}"
         self._watchers[endpoint] = asyncio.create_task(self._watch(endpoint), name=name)
@@ -295,7 +209,7 @@ class Endpoints:
     async def _watch(self, endpoint: Endpoint) -> None:
         while True:
             try:
-                async for load in endpoint.client.watch_load(WATCH_INTERVAL_MS):
+                async for load in endpoint.client.watch_load(self._interval_ms):
                     state = endpoint.load.state
                     if load.state == pb.ENGINE_STATE_READY != state:
                         await self._may_be_here(endpoint)

@@ -19,7 +19,8 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.engines.choice.prefix_affinity import prefix_chain
 from enginewire.backend.engines.choice.routing_hints import Hints, read_hints, refused
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.engines.stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
 from enginewire.backend.engines.suspicion import Suspicion

@@ -13,8 +13,10 @@ from enginewire.backend.engines.choice.prefix_affinity import PrefixChain, Prefi
 from enginewire.backend.engines.choice.routing_hints import Hints
 from enginewire.backend.engines.choice.sessions import Sessions
 
-# How much more than the least burdened engine one may have that knows the beginning of the prompt.
+# How much more than the least burdened engine one may have that knows the beginning of the prompt: a request
+# that waits and a quarter of the requests there, and a quarter of the cache.
 WAITING_SLACK: Final = 1
+REQUESTS_SLACK: Final = 0.25
 KV_USE_SLACK: Final = 0.25
 
 
@@ -32,6 +34,10 @@ class Candidate(Protocol):
     @property
     def waiting(self) -> int:
         """Requests that wait there."""
+
+    @property
+    def requests(self) -> int:
+        """Requests that run or wait there."""
 
     @property
     def kv_use(self) -> float:
@@ -91,12 +97,14 @@ class PrefixThenLoad(Policy[C]):
         least = min(free, key=lambda engine: engine.burden)
         if not prefix:
             return least
-        return self._prefixes.find(prefix, lambda e: e in free and is_nearly_as_free(e, least)) or least
+        known = self._prefixes.find(prefix, lambda e: is_nearly_as_free(e, least) and e in free)
+        return min(known, key=lambda engine: engine.burden) if known else least
 
 
 def is_nearly_as_free(engine: Candidate, least: Candidate) -> bool:
     """It may be taken for another reason than its load."""
-    has_few = engine.waiting <= least.waiting + WAITING_SLACK
+    slack = WAITING_SLACK + REQUESTS_SLACK * least.requests
+    has_few = engine.waiting <= least.waiting + slack and engine.requests <= least.requests + slack
     return has_few and engine.kv_use <= least.kv_use + KV_USE_SLACK
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.failure import RequestFailed
 
 # An engine that takes longer is shown as it was last heard of.

@@ -12,7 +12,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, EndedRequest, LiveRequest
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import load_fields
 from enginewire.metrics.histogram import Histogram
 
