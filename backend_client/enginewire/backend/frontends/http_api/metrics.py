@@ -7,6 +7,7 @@ Knows nothing about how the numbers come about.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -22,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, Totals
-from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
 from enginewire.metrics.labels import reason_name
 from enginewire.tls.certificate import CertificateFiles
@@ -60,6 +61,8 @@ class BackendMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         yield from self._of_engines()
+        yield self._caches()
+        yield from self._adapters()
         yield from self._of_requests()
         yield from self._of_latencies(self._activity.totals)
 
@@ -74,6 +77,34 @@ class BackendMetrics(Collector):
             for endpoint in self._engines:
                 counter.add_metric((self.model_name, str(endpoint.number)), count(endpoint.load))
             yield counter
+
+    def _caches(self) -> Metric:
+        labels = ("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching")
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, in labels.", labels=labels)
+        for endpoint in self._engines:
+            if (info := endpoint.client.known_info) is not None:
+                size, blocks = info.config.kv_cache_block_size, info.config.total_kv_blocks
+                caches = info.config.capabilities.prefix_cache
+                family.add_metric((str(endpoint.number), str(size), str(blocks), str(caches)), 1.0)
+        return family
+
+    def _adapters(self) -> Iterator[Metric]:
+        """As the endpoint picker reads it: the value is the time, so that it finds the newest."""
+        known = [info.config for engine in self._engines if (info := engine.client.known_info) is not None]
+        room = [config.limits.max_loras for config in known if config.capabilities.lora]
+        if not room:
+            return
+        live = [request for request in self._activity.live if request.adapter]
+        running = {request.adapter for request in live if request.first_token_at is not None}
+        waiting = {request.adapter for request in live} - running
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of live requests, in labels; the value is the time.",
+            labels=labels,
+        )
+        family.add_metric((str(max(room)), ",".join(sorted(waiting)), ",".join(sorted(running))), time.time())
+        yield family
 
     def _of_requests(self) -> Iterator[Metric]:
         live, totals = self._activity.live, self._activity.totals
