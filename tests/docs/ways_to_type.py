@@ -66,6 +66,7 @@ README: Ways = {
 READER = "it names a server, a file or a model of the reader's"
 FRAGMENT = "a piece of a program, or one for a server of the reader's"
 MINUTES = "it takes minutes, and CI runs as much: make conformance, make examples, the tests of the kit"
+MINUTES_OF_FIGURES = "it takes minutes, and its figures are in the page"
 INSTALLS = "it installs what the environment of the tests has"
 GPU = "it needs a GPU"
 DOCKER = "it needs Docker"
@@ -198,6 +199,11 @@ PAGES: Mapping[str, Ways] = {
         'RESULTS=$PWD/dist/results make examples EXAMPLES="typescript cpp go minimal-cpp minimal-go minimal-python minimal-typescript"': MINUTES,
         "cd dist/results": MINUTES,
         "python": MINUTES,
+    },
+    "docs/scaling.md": {
+        "python benchmarks/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 64 --turns 1": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 64 --turns 1 --fault die": MINUTES_OF_FIGURES,
     },
     "docs/security.md": {
         "enginewire": READER,
