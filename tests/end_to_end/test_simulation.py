@@ -1,4 +1,4 @@
-"""The simulated fleet of benchmarks/fleet.py runs on the real backend, which loses nothing when engines die."""
+"""Fleets of benchmarks/fleet.py run on the real backend, which loses nothing when engines are lost."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from enginewire.backend.discovery.sources import sources_of
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.endpoints import Endpoints
-from enginewire.backend.replay.continuation import begins_like
+from enginewire.backend.engines.likeness import begins_like
 
 # However often engines are lost, nobody is asked more often.
 SHORTEST_PAUSE_SECONDS: Final = 1.0

@@ -10,9 +10,8 @@ import json
 from pathlib import Path
 from typing import Final
 
-from enginewire.files.watched import WatchedFiles
-
 from enginewire.backend.discovery.address import Address, InvalidTargets, check_engine
+from enginewire.files.watched import WatchedFiles
 
 SCHEME: Final = "file:"
 MAX_BYTES: Final = 1 << 20

@@ -22,13 +22,13 @@ from enginewire.backend.engines.choice.routing_hints import Hints, read_hints, r
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed
+from enginewire.backend.engines.likeness import begins_like
 from enginewire.backend.engines.stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
 from enginewire.backend.engines.suspicion import Suspicion
 from enginewire.backend.engines.trace_context import add_link
 from enginewire.backend.prompting.annotations import without
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.continuation import (
-    begins_like,
     can_continue,
     cut_to_engine_part,
     goes_on_like,
