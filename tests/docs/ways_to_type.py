@@ -202,6 +202,7 @@ PAGES: Mapping[str, Ways] = {
     },
     "docs/scaling.md": {
         "python benchmarks/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
+        "python benchmarks/choosing.py": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 64 --turns 1": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 64 --turns 1 --fault die": MINUTES_OF_FIGURES,
     },
