@@ -69,7 +69,7 @@ async def test_busy_engines_may_differ_by_a_quarter_and_of_several_with_the_prom
     engines: Endpoints,
 ) -> None:
     for number in (0, 1):
-        report(engines, *({"waiting": each != number} for each in range(3)))
+        report(engines, *({"waiting": 2 * (each != number)} for each in range(3)))
         assert await chosen(engines, prefix=CHAIN) == number
     for running, expected in (((51, 40), 1), ((51, 52), 0), ((52, 52), 2)):
         used = zip((*running, 40), (9, 8, 5), strict=True)
