@@ -203,8 +203,8 @@ PAGES: Mapping[str, Ways] = {
     "docs/scaling.md": {
         "python benchmarks/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
         "python benchmarks/choosing.py": MINUTES_OF_FIGURES,
-        "python benchmarks/fleet.py --engines 64 --turns 1": MINUTES_OF_FIGURES,
-        "python benchmarks/fleet.py --engines 64 --turns 1 --fault die": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 16 --callers 1000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 16 --callers 1000 --turns 1 --policy ours --fault die": MINUTES_OF_FIGURES,
     },
     "docs/security.md": {
         "enginewire": READER,
