@@ -25,6 +25,7 @@ from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, Totals
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
+from enginewire.backend.frontends.http_api.openai.generate_route import engine_names
 from enginewire.metrics.labels import reason_name
 from enginewire.tls.certificate import CertificateFiles
 from enginewire.tls.metrics import CertificateMetrics
@@ -94,7 +95,8 @@ class BackendMetrics(Collector):
         room = [config.limits.max_loras for config in known if config.capabilities.lora]
         if not room:
             return
-        live = [request for request in self._activity.live if request.adapter]
+        models = {name for config in known for name in ("", config.model, *engine_names(config))}
+        live = [request for request in self._activity.live if request.adapter not in models]
         running = {request.adapter for request in live if request.first_token_at is not None}
         waiting = {request.adapter for request in live} - running
         labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
