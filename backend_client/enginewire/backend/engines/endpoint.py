@@ -80,7 +80,7 @@ class Endpoint:
     @property
     def requests(self) -> int:
         """What runs or waits there, and what this backend has sent since that was reported."""
-        return self._requests + self.in_flight - self._in_flight_then
+        return max(0, self._requests + self.in_flight - self._in_flight_then)
 
     async def has_handed_back(self, lifetime_id: str) -> bool:
         """What that life of the engine has cancelled unasked can go on elsewhere: it drains or is over.
