@@ -94,13 +94,16 @@ def test_the_socket_is_in_a_folder_that_the_programs_trust() -> None:
     assert engine["restartPolicy"] == "Always"
 
 
-def test_backends_know_each_engine_of_the_stateful_set() -> None:
+def test_backends_find_every_engine_of_the_stateful_set_also_those_that_load() -> None:
     engines, service, _ = documents(KUBERNETES / "separate" / "engine.yaml")
     backend = documents(KUBERNETES / "separate" / "backend.yaml")[0]
     (container,) = containers(backend)
     named = [word.partition("=")[2] for word in container["args"] if word.startswith("--target=")]
-    replicas, name = engines["spec"]["replicas"], service["metadata"]["name"]
-    assert named == [f"{engines['metadata']['name']}-{i}.{name}:50051" for i in range(replicas)]
+    name, spec = service["metadata"]["name"], service["spec"]
+    assert named == [f"dns:///{name}:{spec['ports'][0]['port']}"]
+    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+    assert engines["spec"]["serviceName"] == name
+    assert spec["selector"].items() <= engines["spec"]["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("file", sorted(KUBERNETES.glob("*/kustomization.yaml")), ids=lambda f: f.parent.name)

@@ -19,11 +19,16 @@ NUM_REQUESTS = 320
 
 
 @asynccontextmanager
-async def backend(folder: Path, targets: list[str]) -> AsyncIterator[str]:
+async def backend(folder: Path, targets: list[str], *more: str) -> AsyncIterator[str]:
     """Where a backend process serves HTTP."""
-    arguments = [*(f"--target={each}" for each in targets), f"--uds={folder}/backend.sock", "--http-port=0"]
+    arguments = [
+        *(f"--target={each}" for each in targets),
+        f"--uds={folder}/backend.sock",
+        "--http-port=0",
+        *more,
+    ]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "enginewire.backend", "serve", *arguments, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "enginewire.backend", "serve", *arguments, *more, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     try:
@@ -35,9 +40,9 @@ async def backend(folder: Path, targets: list[str]) -> AsyncIterator[str]:
         assert await process.wait() == 0
 
 
-async def load(address: str) -> dict[str, int]:
+async def load(address: str, num_requests: int = NUM_REQUESTS) -> dict[str, int]:
     """What `enginewire bench` says of 16 callers at a time."""
-    arguments = f"--api chat --concurrency 16 --num-prompts {NUM_REQUESTS} --input-len 20 --output-len 100"
+    arguments = f"--api chat --concurrency 16 --num-prompts {num_requests} --input-len 20 --output-len 100"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "enginewire.backend.bench", address, *arguments.split(), "--json"),
         stdout=asyncio.subprocess.PIPE,

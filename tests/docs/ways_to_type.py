@@ -67,6 +67,7 @@ README: Ways = {
 READER = "it names a server, a file or a model of the reader's"
 FRAGMENT = "a piece of a program, or one for a server of the reader's"
 MINUTES = "it takes minutes, and CI runs as much: make conformance, make examples, the tests of the kit"
+MINUTES_OF_FIGURES = "it takes minutes, and its figures are in the page"
 INSTALLS = "it installs what the environment of the tests has"
 GPU = "it needs a GPU"
 DOCKER = "it needs Docker"
@@ -199,6 +200,8 @@ PAGES: Mapping[str, Ways] = {
     },
     "docs/replay.md": {
         "enginewire-backend serve --target unix:/run/a.sock --target unix:/run/b.sock": READER,
+        "pytest tests/end_to_end/test_fleet.py": "make test runs it",
+        "GRPC_XDS_BOOTSTRAP=bootstrap.json enginewire backend generate --target xds:///engines --no-multiplexed --prompt Hi": READER,
         "python 1": FRAGMENT,
     },
     "docs/results.md": {
@@ -208,6 +211,12 @@ PAGES: Mapping[str, Ways] = {
         'RESULTS=$PWD/dist/results make examples EXAMPLES="typescript cpp go minimal-cpp minimal-go minimal-python minimal-typescript"': MINUTES,
         "cd dist/results": MINUTES,
         "python": MINUTES,
+    },
+    "docs/scaling.md": {
+        "python benchmarks/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
+        "python benchmarks/choosing.py": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 16 --callers 1000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 16 --callers 1000 --turns 1 --policy ours --fault die": MINUTES_OF_FIGURES,
     },
     "docs/security.md": {
         "enginewire": READER,

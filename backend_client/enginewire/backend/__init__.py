@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from enginewire.backend.decoding.annotated import Annotated, BackendOutput
     from enginewire.backend.decoding.vocabulary import Vocabulary
     from enginewire.backend.engines.client import EngineClient
-    from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+    from enginewire.backend.engines.endpoint import Endpoint
+    from enginewire.backend.engines.endpoints import Endpoints
     from enginewire.backend.engines.failure import Failure, RequestFailed
     from enginewire.backend.replay.retry import RetryPolicy
 
@@ -34,7 +35,7 @@ _HOMES = {
     "Annotated": "decoding.annotated",
     "Backend": "backend",
     "BackendOutput": "decoding.annotated",
-    "Endpoint": "engines.endpoints",
+    "Endpoint": "engines.endpoint",
     "Endpoints": "engines.endpoints",
     "EngineClient": "engines.client",
     "Failure": "engines.failure",

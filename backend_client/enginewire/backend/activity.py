@@ -98,6 +98,7 @@ class LiveRequest:
         "_num_tokens_before",
         "_outcomes",
         "_totals",
+        "adapter",
         "began_at",
         "clocks",
         "face",
@@ -118,6 +119,8 @@ class LiveRequest:
         self.began_at = time.monotonic()
         self.first_token_at: float | None = None
         self.num_prompt_tokens = len(request.token_ids)
+        # Callers may name it in place of the model.
+        self.adapter = request.routing.lora_name or request.model
         # A number that no engine allows is refused before anything comes of it.
         self.num_choices = min(max(1, request.sampling_options.n), MAX_CHOICES)
         self.max_tokens: int | None = request.stop_conditions.max_tokens or None

@@ -64,8 +64,8 @@ class Backend:
 
     @property
     def client(self) -> EngineClient:
-        """The first engine's."""
-        return self.engines.all[0].client
+        """That of an engine that takes requests, if one does. Raises RequestFailed where there is none."""
+        return self.engines.client
 
     @property
     def clients(self) -> Sequence[EngineClient]:

@@ -18,7 +18,8 @@ from typing import Final, TypeAlias
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed, violation
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy

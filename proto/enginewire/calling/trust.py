@@ -7,7 +7,7 @@ Knows nothing about gRPC, so that options can be read without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +37,10 @@ class Trust:
         scheme, _, path = target.partition(":")
         if scheme == "unix":
             check_socket(Path(path.removeprefix("//")), self.socket_owner)
+
+    def named(self, name: str) -> Trust:
+        """The same for a server that is reached by its address, and whose certificate has this name."""
+        return replace(self, tls=self.tls.named(name)) if self.tls is not None and name else self
 
 
 THIS_USER: Final = Trust()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from enginewire.tls.certificate import (
 )
 
 PREFIX: Final = "--target-ssl-"
+NAME_OPTION: Final = "grpc.ssl_target_name_override"
 AUTHORITIES: Final = f"{PREFIX}ca-certs"
 
 
@@ -42,7 +44,13 @@ class TargetTls:
         self._files: CertificateFiles | None = None
         if certificate is not None:
             self._files = CertificateFiles(PemFiles(certificate, key or certificate, prefix=PREFIX), "client")
-        self.options: tuple[tuple[str, str], ...] = (("grpc.ssl_target_name_override", name),) if name else ()
+        self.options: tuple[tuple[str, str], ...] = ((NAME_OPTION, name),) if name else ()
+
+    def named(self, name: str) -> TargetTls:
+        """The same files; the certificate must have this name, unless another one was given."""
+        other = copy(self)
+        other.options = self.options or ((NAME_OPTION, name),)
+        return other
 
     @property
     def stamps(self) -> Stamps:

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from enginewire import v1 as pb
+from enginewire.backend.engines.choice.policy import KV_USE_SLACK, REQUESTS_SLACK, WAITING_SLACK
 from enginewire.backend.engines.client import EngineClient
-from enginewire.backend.engines.endpoints import KV_USE_SLACK, WAITING_SLACK, Endpoint, Endpoints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.engines.load_fields import kv_use
 from tests.backend.hostile import HostileEngine
@@ -63,6 +65,18 @@ async def test_an_engine_that_had_the_prompt_is_preferred_while_it_is_nearly_as_
     assert await chosen(engines, prefix=CHAIN) == 0, "the last one that got it"
 
 
+async def test_busy_engines_may_differ_by_a_quarter_and_of_several_with_the_prompt_the_freest_is_chosen(
+    engines: Endpoints,
+) -> None:
+    for number in (0, 1):
+        report(engines, *({"waiting": 2 * (each != number)} for each in range(3)))
+        assert await chosen(engines, prefix=CHAIN) == number
+    for running, expected in (((51, 40), 1), ((51, 52), 0), ((52, 52), 2)):
+        used = zip((*running, 40), (9, 8, 5), strict=True)
+        report(engines, *({"running": r, "kv_blocks_used": u, "kv_blocks_total": 100} for r, u in used))
+        assert await chosen(engines, prefix=CHAIN) == expected, "40 + 40 / 4 + 1 are borne"
+
+
 async def test_an_engine_with_a_full_cache_is_not_preferred(engines: Endpoints) -> None:
     report(engines, {"waiting": 1}, {}, {"waiting": 1})
     assert await chosen(engines, prefix=CHAIN) == 1
@@ -83,7 +97,9 @@ async def test_an_engine_that_had_the_prompt_and_cannot_take_it_is_passed_over(e
 
 
 LOADS = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 20), st.sampled_from([READY, READY, DRAINING])),
+    st.tuples(
+        st.integers(0, 5), st.integers(0, 20), st.integers(0, 12), st.sampled_from([READY, READY, DRAINING])
+    ),
     min_size=3,
     max_size=3,
 )
@@ -92,13 +108,16 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
 
 @given(st.lists(st.tuples(LOADS, PROMPTS), min_size=1, max_size=12))
 async def test_no_engine_is_chosen_over_a_freer_one_by_more_than_the_slack(
-    steps: list[tuple[list[tuple[int, int, int]], list[int]]],
+    steps: list[tuple[list[tuple[int, int, int, int]], list[int]]],
 ) -> None:
     engines = Endpoints([EngineClient(f"unix:/nowhere/{number}") for number in range(3)])
     for loads, prompt in steps:
         report(
             engines,
-            *({"waiting": w, "kv_blocks_used": k, "kv_blocks_total": 20, "state": s} for w, k, s in loads),
+            *(
+                {"waiting": w, "kv_blocks_used": k, "kv_blocks_total": 20, "running": r, "state": s}
+                for w, k, r, s in loads
+            ),
         )
         usable = [endpoint for endpoint in engines.all if endpoint.is_usable]
         if not usable:
@@ -107,7 +126,9 @@ async def test_no_engine_is_chosen_over_a_freer_one_by_more_than_the_slack(
         best = await engines.pick(0.0, prefix=chain)
         least = min(usable, key=lambda endpoint: endpoint.burden)
         assert best in usable
-        assert best.waiting - least.waiting <= WAITING_SLACK
+        slack = WAITING_SLACK + REQUESTS_SLACK * least.requests
+        assert best.waiting - least.waiting <= slack
+        assert best.requests - least.requests <= slack
         assert kv_use(best.load) <= kv_use(least.load) + KV_USE_SLACK
         best.in_flight += 1
         assert await engines.pick(0.0) is min(usable, key=lambda endpoint: endpoint.burden)

@@ -10,9 +10,9 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
+from enginewire.backend.engines.choice.routing_hints import read_hints
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
-from enginewire.backend.engines.routing_hints import read_hints
 from enginewire.backend.replay.prefill import prompt_part
 from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import Heard, ask, hear

@@ -6,7 +6,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.suspicion import PROGRESS_TOKENS, Suspicion
 
 

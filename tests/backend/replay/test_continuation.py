@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
-from enginewire.backend.replay.continuation import begins_like, can_continue, goes_on_like, needs_seed
+from enginewire.backend.engines.likeness import begins_like
+from enginewire.backend.replay.continuation import can_continue, goes_on_like, needs_seed
 from tests.backend.asking import ask
 from tests.backend.hostile import engine_info
 

@@ -12,7 +12,8 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.stream import Chunk, EngineStream, Take
 from enginewire.backend.replay.prefill import prompt_part, result_of

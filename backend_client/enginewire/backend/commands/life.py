@@ -9,6 +9,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.config import BackendOptions
 from enginewire.backend.decoding.annotated import Failure
+from enginewire.backend.discovery.address import Address
+from enginewire.backend.discovery.following import endpoints_of
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
@@ -104,7 +107,7 @@ async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Wor
         _endpoints(options, options.prefill_target) as prefill,
     ):
         ready = await engines.wait_ready(options.connect_timeout)
-        if prefill.all:
+        if options.prefill_target:
             await prefill.wait_ready(options.connect_timeout)
         tokenizer = await load_tokenizer(ready, options.tokenizer)
         backend = Backend(
@@ -112,24 +115,19 @@ async def _on_engines(options: BackendOptions, targets: Sequence[str], work: Wor
             tokenizer.vocabulary,
             validate_engine_decode=options.validate_engine_decode,
             retry=RetryPolicy(recovery=options.connect_timeout) if options.replay else None,
-            prefill=prefill if prefill.all else None,
+            prefill=prefill if options.prefill_target else None,
         )
         return await work(TextBackend(backend, tokenizer))
 
 
-def _endpoints(options: BackendOptions, targets: Sequence[str]) -> Endpoints:
-    trust = trust_of(options)
-    return Endpoints(
-        [
-            EngineClient(
-                target,
-                multiplexed=options.multiplexed,
-                patience=Patience(options.first_token_timeout, options.token_timeout),
-                trust=trust,
-            )
-            for target in targets
-        ]
-    )
+def _endpoints(options: BackendOptions, targets: Sequence[str]) -> AbstractAsyncContextManager[Endpoints]:
+    trust, patience = trust_of(options), Patience(options.first_token_timeout, options.token_timeout)
+
+    def dial(address: Address) -> EngineClient:
+        own = trust.named(address.name)
+        return EngineClient(address.target, multiplexed=options.multiplexed, patience=patience, trust=own)
+
+    return endpoints_of(targets, dial, options.target_refresh_interval)
 
 
 async def load_tokenizer(client: EngineClient, folder: Path | None) -> BackendTokenizer:

@@ -21,7 +21,8 @@ from rich.text import Text
 from enginewire import v1 as pb
 from enginewire.backend.commands.options import TopOptions
 from enginewire.backend.engines.client import EngineClient
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.load_fields import kv_use, load_fields, state_name
 from enginewire.calling.trust import trust_of

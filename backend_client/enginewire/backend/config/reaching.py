@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from enginewire.addresses import default_socket
+from enginewire.backend.discovery.address import InvalidTargets
+from enginewire.backend.discovery.sources import sources_of
 from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, computed, option
 
@@ -25,8 +27,9 @@ class BackendOptions(TargetOptions):
 
     target: tuple[str, ...] = option(
         computed(lambda: (f"unix:{default_socket('engine')}",), "unix:<the engine's default --uds>"),
-        "the engine: a gRPC name such as unix:/run/engine.sock, localhost:50051 or dns:///engine:50051;"
-        " several for several engines of the same model",
+        "the engine: a gRPC name such as unix:/run/engine.sock or localhost:50051; several for several"
+        " engines of the same model. dns:///name:port are the engines at all its addresses, file:/path those"
+        " that the file lists",
         heading="engine",
     )
     prefill_target: tuple[str, ...] = option(
@@ -34,6 +37,12 @@ class BackendOptions(TargetOptions):
         "an engine of --role prefill that computes the prompts for targets of --role decode; of several"
         " the one that has the least to do",
         heading="engine",
+    )
+    target_refresh_interval: float = option(
+        5.0,
+        "how often to look for engines that have come or gone, where --target is dns: or file:",
+        unit="s",
+        at_least=0.1,
     )
     launch: str = option(
         "",
@@ -79,6 +88,11 @@ class BackendOptions(TargetOptions):
     def __post_init__(self) -> None:
         check_command(self.launch)
         trust_of(self)
+        for flag, targets in (("--target", self.target), ("--prefill-target", self.prefill_target)):
+            try:
+                sources_of(targets)
+            except InvalidTargets as error:
+                raise OptionError(f"{flag}: {error}") from error
 
     @property
     def launch_command(self) -> list[str]:

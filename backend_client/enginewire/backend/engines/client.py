@@ -16,14 +16,14 @@ from typing import Final, Self
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.dialled import Dialled
+from enginewire.backend.engines.dialled import Dialled, OpenChannel
 from enginewire.backend.engines.failure import RequestFailed, failed, from_stream_error
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.offered_tokenizer import received
 from enginewire.backend.engines.revision import common_revision
 from enginewire.backend.engines.rpc import EngineRpc, GenerateCall, parsed
 from enginewire.backend.engines.stream import PATIENCE, EngineStream, Patience
-from enginewire.calling.channel import MAX_MESSAGE_BYTES
+from enginewire.calling.channel import MAX_MESSAGE_BYTES, open_channel
 from enginewire.calling.trust import THIS_USER, Trust
 from enginewire.files.trusted_paths import UntrustedPath
 
@@ -52,19 +52,21 @@ class EngineClient:
         multiplexed: bool = True,
         patience: Patience = PATIENCE,
         trust: Trust = THIS_USER,
+        open_channel: OpenChannel = open_channel,
     ) -> None:
         """`target` is any gRPC name, such as unix:/run/engine.sock; `multiplexed=False` forces Generate.
 
-        Nothing is sent to whoever `trust` does not believe.
+        Nothing is sent to whoever `trust` does not believe. Simulations open channels of their own.
         """
         self.target = target
-        self._dialled = Dialled(target, trust)
+        self._dialled = Dialled(target, trust, open_channel)
         self._wants_multiplexed = multiplexed
         self._patience = patience
         self._connection: MultiplexedConnection | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._aborts: set[asyncio.Task[None]] = set()
         self._info: pb.GetEngineInfoResponse | None = None
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,6 +113,11 @@ class EngineClient:
             common_revision(info)
             await self._ping_as_borne(info.config.limits)
             self._info = info
+        return self._info
+
+    @property
+    def known_info(self) -> pb.GetEngineInfoResponse | None:
+        """What it has said about itself, if it was asked."""
         return self._info
 
     def forget(self) -> None:
@@ -236,7 +243,8 @@ class EngineClient:
         task.add_done_callback(self._aborts.discard)
 
     async def close(self) -> None:
-        """End every request and the connection."""
+        """End every request and the connection. What comes later fails as if the engine were not there."""
+        self._is_closed, self._info = True, None
         if self._aborts:
             await asyncio.wait(self._aborts)
         if self._connection is not None:
@@ -262,6 +270,9 @@ class EngineClient:
 
     async def _prepare(self) -> None:
         """Before whatever comes first, after a lost connection too: prompts may follow it."""
+        if self._is_closed:
+            code, reason = grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_NOT_STARTED
+            raise failed(code, reason, f"{self.target}: this engine has left", retryable=True)
         try:
             await self._dialled.renew()
         except UntrustedPath as error:

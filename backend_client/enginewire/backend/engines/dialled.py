@@ -5,19 +5,25 @@ Knows nothing about requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 
 from enginewire.backend.engines.rpc import EngineRpc
 from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import Trust
 
+OpenChannel = Callable[[str, int | None, Trust], grpc.aio.Channel]
+"""As enginewire.calling.channel.open_channel."""
+
 
 class Dialled:
     """`rpc` is for what comes next; what has begun goes on over the channel that it began on."""
 
-    def __init__(self, target: str, trust: Trust) -> None:
+    def __init__(self, target: str, trust: Trust, open_channel: OpenChannel = open_channel) -> None:
         self.target = target
         self.trust = trust
+        self._open_channel = open_channel
         # Until the engine has said how often it bears pings there are next to none.
         self._first = self._channel = self._open()
         self._ping_interval_ms: int | None = None
@@ -54,7 +60,7 @@ class Dialled:
     def _open(self, interval_ms: int | None = None) -> grpc.aio.Channel:
         if self.trust.tls is not None:
             self._stamps = self.trust.tls.stamps
-        return open_channel(self.target, interval_ms, self.trust)
+        return self._open_channel(self.target, interval_ms, self.trust)
 
     def _is_connected(self) -> bool:
         states = {channel.get_state() for channel in (self._first, self._channel)}

@@ -17,17 +17,18 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.request_decoder import RequestDecoder
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.choice.prefix_affinity import prefix_chain
+from enginewire.backend.engines.choice.routing_hints import Hints, read_hints, refused
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed
-from enginewire.backend.engines.prefix_affinity import prefix_chain
-from enginewire.backend.engines.routing_hints import Hints, read_hints, refused
+from enginewire.backend.engines.likeness import begins_like
 from enginewire.backend.engines.stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
 from enginewire.backend.engines.suspicion import Suspicion
 from enginewire.backend.engines.trace_context import add_link
 from enginewire.backend.prompting.annotations import without
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.continuation import (
-    begins_like,
     can_continue,
     cut_to_engine_part,
     goes_on_like,

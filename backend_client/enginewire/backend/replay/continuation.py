@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from enginewire import v1 as pb
+from enginewire.backend.engines.likeness import model_of
 
 # What is about text: the contract's class BACKEND.
 TEXT_FIELDS: Final[
@@ -68,11 +69,6 @@ def goes_on_like(
     return _character(origin) == _character(info)
 
 
-def begins_like(origin: pb.GetEngineInfoResponse, info: pb.GetEngineInfoResponse) -> bool:
-    """A request of which nobody has seen anything may begin at the second engine instead of the first."""
-    return _model(origin) == _model(info)
-
-
 def _is_the_models_own(request: pb.PreprocessedRequest) -> bool:
     """The answer depends on the model alone, whatever engine computes it: no random numbers, no grammar."""
     options = request.sampling_options
@@ -88,9 +84,4 @@ def _conditions(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
     """What decides answers to requests that leave things out, and when they end."""
     config = info.config
     defaults = config.capabilities.default_sampling.SerializeToString(deterministic=True)
-    return config.context_length, defaults, *_model(info)
-
-
-def _model(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
-    config = info.config
-    return config.model, config.vocab_size, tuple(config.eos_token_ids), config.role
+    return config.context_length, defaults, *model_of(info)

@@ -14,10 +14,11 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.endpoints import Endpoint, Endpoints
+from enginewire.backend.engines.choice.prefix_affinity import prefix_chain
+from enginewire.backend.engines.choice.routing_hints import Hints
+from enginewire.backend.engines.endpoint import Endpoint
+from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import Failure, RequestFailed, failed, internal_failure, violation
-from enginewire.backend.engines.prefix_affinity import prefix_chain
-from enginewire.backend.engines.routing_hints import Hints
 from enginewire.backend.engines.stream import Chunk, EngineStream, life_of, some
 from enginewire.backend.replay.continuation import cut_to_engine_part
 

@@ -7,6 +7,7 @@ nothing about how the numbers come about.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -95,10 +96,11 @@ class EnginePage(Collector):
         names = [loaded.name for loaded in requests.adapters.adapters() if requests.uses_adapter(loaded.name)]
         family = GaugeMetricFamily(
             f"{self._prefix}lora_requests_info",
-            "Adapters of live requests, in labels.",
+            "Adapters of live requests, in labels; the value is the time.",
             labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         )
-        family.add_metric((str(config.limits.max_loras), "", ",".join(names)), 1.0)
+        # Of several the endpoint picker takes the newest.
+        family.add_metric((str(config.limits.max_loras), "", ",".join(names)), time.time())
         yield family
 
     def _of_ranks(self, model: str, ranks: Sequence[pb.RankLoad]) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ Knows nothing about how the numbers come about.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -22,8 +23,9 @@ from prometheus_client.registry import Collector
 
 from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, Totals
-from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
+from enginewire.backend.frontends.http_api.openai.generate_route import engine_names
 from enginewire.metrics.labels import reason_name
 from enginewire.tls.certificate import CertificateFiles
 from enginewire.tls.metrics import CertificateMetrics
@@ -32,13 +34,14 @@ ENGINE_LABELS: Final = ("model_name", "engine")
 
 
 class BackendMetrics(Collector):
-    """What `/metrics` shows, collected when somebody asks. `engine` is the place among the targets."""
+    """What `/metrics` shows, collected when somebody asks. `engine` is the number of the target, from 0."""
 
     def __init__(
-        self, activity: Activity, engines: Iterable[Endpoint], certificate: CertificateFiles | None = None
+        self, activity: Activity, engines: Sequence[Endpoint], certificate: CertificateFiles | None = None
     ) -> None:
+        """`engines` may change while this is used."""
         self._activity = activity
-        self._engines = list(engines)
+        self._engines = engines
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -59,20 +62,51 @@ class BackendMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         yield from self._of_engines()
+        yield self._caches()
+        yield from self._adapters()
         yield from self._of_requests()
         yield from self._of_latencies(self._activity.totals)
 
     def _of_engines(self) -> Iterator[Metric]:
         for name, meaning, read in GAUGES:
             gauge = GaugeMetricFamily(name, meaning, labels=ENGINE_LABELS)
-            for place, endpoint in enumerate(self._engines):
-                gauge.add_metric((self.model_name, str(place)), read(endpoint))
+            for endpoint in self._engines:
+                gauge.add_metric((self.model_name, str(endpoint.number)), read(endpoint))
             yield gauge
         for name, meaning, count in ENGINE_COUNTERS:
             counter = CounterMetricFamily(name, meaning, labels=ENGINE_LABELS)
-            for place, endpoint in enumerate(self._engines):
-                counter.add_metric((self.model_name, str(place)), count(endpoint.load))
+            for endpoint in self._engines:
+                counter.add_metric((self.model_name, str(endpoint.number)), count(endpoint.load))
             yield counter
+
+    def _caches(self) -> Metric:
+        labels = ("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching")
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache, in labels.", labels=labels)
+        for endpoint in self._engines:
+            if (info := endpoint.client.known_info) is not None:
+                size, blocks = info.config.kv_cache_block_size, info.config.total_kv_blocks
+                caches = info.config.capabilities.prefix_cache
+                family.add_metric((str(endpoint.number), str(size), str(blocks), str(caches)), 1.0)
+        return family
+
+    def _adapters(self) -> Iterator[Metric]:
+        """As the endpoint picker reads it: the value is the time, so that it finds the newest."""
+        known = [info.config for engine in self._engines if (info := engine.client.known_info) is not None]
+        room = [config.limits.max_loras for config in known if config.capabilities.lora]
+        if not room:
+            return
+        models = {name for config in known for name in ("", config.model, *engine_names(config))}
+        live = [request for request in self._activity.live if request.adapter not in models]
+        running = {request.adapter for request in live if request.first_token_at is not None}
+        waiting = {request.adapter for request in live} - running
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of live requests, in labels; the value is the time.",
+            labels=labels,
+        )
+        family.add_metric((str(max(room)), ",".join(sorted(waiting)), ",".join(sorted(running))), time.time())
+        yield family
 
     def _of_requests(self) -> Iterator[Metric]:
         live, totals = self._activity.live, self._activity.totals

@@ -48,7 +48,6 @@ class SmgServicer:
     ) -> None:
         """In seconds: `timeout` is for callers without a deadline, the other for those who stall."""
         self._backend = backend
-        self._client = backend.backend.client
         self._default_timeout = timeout
         self._folder = folder
         self._slow_consumer_timeout = slow_consumer_timeout
@@ -143,7 +142,7 @@ class SmgServicer:
     async def HealthCheck(self, asked: vllm.HealthCheckRequest, call: AnyCall) -> vllm.HealthCheckResponse:
         """Healthy while the engine accepts requests."""
         try:
-            state = (await self._client.load(timeout=FACTS_TIMEOUT_SECONDS)).state
+            state = (await self._backend.backend.client.load(timeout=FACTS_TIMEOUT_SECONDS)).state
         except RequestFailed:
             state = pb.ENGINE_STATE_DEAD
         name = pb.EngineState.Name(state) if state in pb.EngineState.values() else str(state)
@@ -177,13 +176,13 @@ class SmgServicer:
 
     async def _config(self, call: AnyCall) -> pb.EngineConfig:
         try:
-            return (await self._client.info(FACTS_TIMEOUT_SECONDS)).config
+            return (await self._backend.backend.client.info(FACTS_TIMEOUT_SECONDS)).config
         except RequestFailed as error:
             await refuse(call, error)
 
     async def _load(self, call: AnyCall) -> pb.Load:
         try:
-            return await self._client.load(FACTS_TIMEOUT_SECONDS)
+            return await self._backend.backend.client.load(FACTS_TIMEOUT_SECONDS)
         except RequestFailed as error:
             await refuse(call, error)
 
@@ -191,7 +190,7 @@ class SmgServicer:
         """Raises RequestFailed."""
         if self._folder is not None:
             return await asyncio.to_thread(read_files, self._folder)
-        return await self._client.tokenizer_files()
+        return await self._backend.backend.client.tokenizer_files()
 
 
 def checked(output: BackendOutput) -> BackendOutput:

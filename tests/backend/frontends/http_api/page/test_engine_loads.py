@@ -50,7 +50,7 @@ async def test_a_load_that_knows_less_than_what_is_answered_is_asked_again(
     ):
         await anext(items)
         before = engine.num_asked
-        (load,) = await EngineLoads(backend).look()
+        (load,) = (await EngineLoads(backend).look()).values()
         assert load.running == 1
         assert engine.num_asked - before <= num_behind + 1
 
@@ -63,7 +63,7 @@ async def test_an_engine_that_never_tells_is_shown_as_it_says(socket_folder, voc
     ):
         await anext(items)
         before = engine.num_asked
-        (load,) = await EngineLoads(backend).look()
+        (load,) = (await EngineLoads(backend).look()).values()
         assert (load.running, engine.num_asked - before) == (0, MAX_LOOKS)
 
 
@@ -75,5 +75,5 @@ async def test_an_engine_that_does_not_answer_is_shown_as_last_heard_of(socket_f
         await engine.stop()
         await until_true(lambda: not endpoint.is_usable)
         endpoint.heard(pb.Load(running=7))
-        (load,) = await EngineLoads(backend).look()
+        (load,) = (await EngineLoads(backend).look()).values()
         assert load.running == 7 or load.state == pb.ENGINE_STATE_DEAD

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.failure import RequestFailed
 
 # An engine that takes longer is shown as it was last heard of.
@@ -29,8 +29,8 @@ class EngineLoads:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def look(self) -> Sequence[pb.Load]:
-        """One load for each engine. As long as they tell of too few requests they are asked again."""
+    async def look(self) -> Mapping[Endpoint, pb.Load]:
+        """The load of each engine. As long as they tell of too few requests they are asked again."""
         for _ in range(MAX_LOOKS - 1):
             loads = await self._asked()
             if self._fit(loads):
@@ -38,15 +38,17 @@ class EngineLoads:
             await asyncio.sleep(PAUSE_SECONDS)
         return await self._asked()
 
-    async def _asked(self) -> Sequence[pb.Load]:
-        return await asyncio.gather(*(_load_of(endpoint) for endpoint in self._backend.engines.all))
+    async def _asked(self) -> Mapping[Endpoint, pb.Load]:
+        # Meanwhile engines may come and go.
+        asked = [*self._backend.engines.all]
+        return dict(zip(asked, await asyncio.gather(*map(_load_of, asked)), strict=True))
 
-    def _fit(self, loads: Sequence[pb.Load]) -> bool:
+    def _fit(self, loads: Mapping[Endpoint, pb.Load]) -> bool:
         """Every engine knows of at least the requests that it is seen to answer; preempted ones wait."""
         answering = Counter(live.target for live in self._backend.activity.live if live.phase == "decode")
         return all(
             load.running + load.waiting >= answering[endpoint.client.target]
-            for endpoint, load in zip(self._backend.engines.all, loads, strict=True)
+            for endpoint, load in loads.items()
         )
 
 

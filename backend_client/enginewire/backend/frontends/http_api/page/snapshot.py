@@ -6,13 +6,13 @@ Sans-IO. Holds no prompt and no text. Knows nothing about when or to whom it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, EndedRequest, LiveRequest
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.endpoints import Endpoint
+from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import load_fields
 from enginewire.metrics.histogram import Histogram
 
@@ -20,12 +20,12 @@ from enginewire.metrics.histogram import Histogram
 MAX_ROWS: Final = 200
 
 
-def snapshot(backend: Backend, loads: Sequence[pb.Load]) -> dict[str, object]:
+def snapshot(backend: Backend, loads: Mapping[Endpoint, pb.Load]) -> dict[str, object]:
     """Everything at this moment, `at` in seconds of a clock of its own; `loads` are those of the engines."""
     live = backend.activity.live
     return {
         "at": time.monotonic(),
-        "engines": [engine_fields(*each) for each in zip(backend.engines.all, loads, strict=True)],
+        "engines": [engine_fields(*each) for each in loads.items()],
         "requests": request_rows(live),
         "num_requests": len(live),
         "ended": ended_rows(backend.activity.ended),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.failure import RequestFailed
-from enginewire.backend.engines.routing_hints import (
+from enginewire.backend.engines.choice.routing_hints import (
     NO_HINTS,
     ROUTING_KEY,
     SESSION_SECONDS,
     Named,
     read_hints,
 )
+from enginewire.backend.engines.failure import RequestFailed
 
 
 def hints_of(**routing: object):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from enginewire.backend.engines.routing_hints import Session
-from enginewire.backend.engines.sessions import Sessions
+from enginewire.backend.engines.choice.routing_hints import Session
+from enginewire.backend.engines.choice.sessions import Sessions
 
 
 class Clock:

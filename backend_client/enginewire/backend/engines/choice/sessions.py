@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from enginewire.backend.engines.routing_hints import Session
+from enginewire.backend.engines.choice.routing_hints import Session
 
 T = TypeVar("T")
 
@@ -56,6 +56,11 @@ class Sessions(Generic[T]):
         place = self._places.pop(session.key, None)
         if place is not None and not session.closes:
             self.keep(session, place.who)
+
+    def forget(self, who: T) -> None:
+        """Its sessions go on elsewhere."""
+        for key in [key for key, place in self._places.items() if place.who is who]:
+            del self._places[key]
 
     def _has_expired(self, place: Place[T]) -> bool:
         # Not `<=`: a time that is no number is over as well.

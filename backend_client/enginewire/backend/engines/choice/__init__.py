@@ -1,0 +1,1 @@
+"""Which of the engines that could serve a request gets it: by hints of callers, by prefixes, by load."""

@@ -1,0 +1,1 @@
+"""A fleet of engines in one process, whose time is counted and not waited for."""
