@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.access.access import Access
 from enginewire.access.guard import guards
 from enginewire.access.listener_options import access_of
 from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
@@ -29,6 +30,7 @@ from enginewire.listening.health_port import health_port
 from enginewire.listening.sockets import AddressError, check_port_is_free
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
+from enginewire.server.admission.fair_queue import FairQueue
 from enginewire.server.admission.live import Observer
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
@@ -93,12 +95,12 @@ class EngineServer:
         self.access = access_of(options)
         self.metrics: MetricsExporter | None = None
         if options.metrics_port is None:
-            self.lifecycle = Lifecycle(engine, _request_table(options), plan)
+            self.lifecycle = Lifecycle(engine, _request_table(options, self.access), plan)
         else:
             from enginewire.server.metrics.exporter import MetricsExporter
 
             self.metrics = MetricsExporter(options.metrics_prefix)
-            requests = _request_table(options, self.metrics.requests)
+            requests = _request_table(options, self.access, self.metrics.requests)
             self.lifecycle = Lifecycle(engine, requests, plan, self.metrics.context)
             self.metrics.show(self.lifecycle)
         self.target = ""
@@ -302,11 +304,11 @@ class EngineServer:
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         buffers = BufferLimits(self.options.stream_buffer_tokens, self.options.slow_consumer_timeout)
         servicers = (
-            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id),
+            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id, self.access),
             DiscoveryServicer(self.lifecycle, self.identity),
             KvServicer(self.lifecycle),
             AdminServicer(self.lifecycle),
-            EmbeddingServicer(self.lifecycle),
+            EmbeddingServicer(self.lifecycle, self.access),
         )
         return (*map(handlers, SERVICES, servicers), self._health())
 
@@ -327,7 +329,7 @@ def _log_its_failure(task: asyncio.Task[None]) -> None:
         log.critical("nobody looks after the %s any more", task.get_name(), exc_info=error)
 
 
-def _request_table(options: ServerOptions, observer: Observer | None = None) -> RequestTable:
+def _request_table(options: ServerOptions, access: Access, observer: Observer | None = None) -> RequestTable:
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None
@@ -338,6 +340,7 @@ def _request_table(options: ServerOptions, observer: Observer | None = None) -> 
         adapters=adapters,
         check_engine=checks,
         observer=observer,
+        queue=FairQueue(options.max_caller_share, access.num_parties),
     )
 
 

@@ -106,6 +106,13 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
         at_least=1,
         contract="Limits.max_num_queued_tokens",
     )
+    max_caller_share: float = option(
+        0.875,
+        "part of the sequences and of the queue that one caller may have, where keys, certificates or tenants"
+        " tell several apart; the rest is there when another one comes",
+        at_least=0.01,
+        at_most=1,
+    )
     max_message_bytes: int = option(
         8 * 2**20,
         "largest message in both directions",

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from enginewire.access.access import Access, Denied, Unknown, bearer, with_certificate
+from enginewire.access.access import Access, Denied, Unknown, bearer
 from enginewire.access.caller import serve_for
 from enginewire.access.roles import Role
 from enginewire.backend.frontends.http_api.calls.reply import Reply
@@ -56,12 +56,13 @@ class RouteGuard:
         brought = [*bearer(headers.getlist("authorization")), *headers.getlist(KEY_OF_ANTHROPIC)]
         try:
             caller = self._access.caller_with(brought, self._role)
+            if self._access.tells_certificates_apart:
+                shown = scope["state"][CERTIFICATE]
+                names = names_of(shown) or [str(shown.get("subject"))]
+                caller = self._access.with_certificate(caller, names, self._role)
         except Denied as denied:
             await Reply(send, scope["path"]).refuse(refusal_of_caller(denied))
             return
-        if self._access.tells_certificates_apart:
-            shown = scope["state"][CERTIFICATE]
-            caller = with_certificate(caller, names_of(shown) or [str(shown.get("subject"))])
         serve_for(caller)
         await self._app(scope, receive, send)
 
