@@ -245,11 +245,7 @@ async def test_embeddings_wait_for_their_turn_and_can_be_left_meanwhile(start) -
     request = pb.PreprocessedEmbeddingRequest()
     request.token_ids.add().token_ids.extend([1, 2])
     embeds = [
-        asyncio.create_task(
-            serving.embedding.Embed(
-                pb.EmbedRequest(request_id=name, request=request), metadata=bearing(FLOOD)
-            )
-        )
+        serving.embedding.Embed(pb.EmbedRequest(request_id=name, request=request), metadata=bearing(FLOOD))
         for name in ("left", "stays")
     ]
     await serving.until(lambda load: load.waiting == 4)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from enginewire.access.allowance import UNBOUNDED
@@ -91,9 +92,9 @@ class Access:
         known = self._known.certificates
         listed = next((known[name] for name in sorted_names if name in known), None)
         if listed is None:
-            return Caller(identity, is_admin=False, party=Party(identity))
+            return Caller(identity, is_admin=False, party=Party(identity, tenant=_unnamed(identity)))
         _check_role(listed.role, role, "your certificate")
-        party = Party(f"name {listed.name}", listed.name, listed.allowance)
+        party = Party(f"name {listed.name}", listed.name, listed.allowance, listed.name)
         return Caller(identity, listed.role is Role.ADMIN, party, listed.names_tenants)
 
     def party_of(self, caller: Caller, tenant: str = "") -> Party:
@@ -124,12 +125,17 @@ NO_CALLERS: Final = KnownCallers()
 
 
 def _caller_of(key: ApiKey) -> Caller:
-    party = Party(
-        f"name {key.name}" if key.name else f"{KEY_IDENTITY}{key.digest.hex()}",
-        key.name or OTHER,
-        key.allowance,
-    )
-    return Caller(f"{KEY_IDENTITY}{key.digest.hex()}", key.role is Role.ADMIN, party, key.names_tenants)
+    identity = f"{KEY_IDENTITY}{key.digest.hex()}"
+    if key.name:
+        party = Party(f"name {key.name}", key.name, key.allowance, key.name)
+    else:
+        party = Party(identity, OTHER, key.allowance, _unnamed(identity))
+    return Caller(identity, key.role is Role.ADMIN, party, key.names_tenants)
+
+
+def _unnamed(identity: str) -> str:
+    """The same word for the same caller, from which nobody finds its key or its name."""
+    return f"unnamed-{sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def _check_role(has: Role, needs: Role, what: str) -> None:

@@ -17,14 +17,18 @@ OTHER: Final = "other"
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """Who shares a server with others. `key` is the same for all its requests, "" where nobody is told apart.
+    """Who shares a server with others.
 
-    `label` comes from configuration, so that there are few of them.
+    `key` is the same for all its requests, "" where nobody is told apart.
+
+    `label` comes from configuration, so that there are few of them. `tenant` is what a backend calls it towards
+    an engine, and tells nothing of a key.
     """
 
     key: str = field(default="", repr=False)
     label: str = OTHER
     allowance: Allowance = UNBOUNDED
+    tenant: str = ""
 
 
 NOBODY: Final = Party()
