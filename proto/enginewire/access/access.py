@@ -5,8 +5,9 @@ Knows nothing about gRPC and HTTP.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +44,12 @@ class Access:
 
     tls: ListenerTls | None = None
     keys: ApiKeys | None = None
+    refused: Counter[str] = field(default_factory=Counter)
+    """Calls by why they were refused, for metrics."""
+
+    def count(self, denied: Denied) -> None:
+        """A call is refused."""
+        self.refused["unauthenticated" if isinstance(denied, Unknown) else "permission_denied"] += 1
 
     @property
     def on_socket(self) -> Access:
@@ -107,7 +114,7 @@ class Access:
             return current.party
         tenants = self._known.tenants
         allowance = tenants.get(tenant, tenants.get(ANY_TENANT, UNBOUNDED))
-        return Party(f"tenant {tenant}", tenant if tenant in tenants else OTHER, allowance)
+        return Party(f"tenant {tenant}", tenant if tenant in tenants else OTHER, allowance, tenant)
 
     def _current(self, caller: Caller) -> Caller:
         """What is known of a caller now, whose stream may have been open for long."""

@@ -19,10 +19,9 @@ OTHER: Final = "other"
 class Party:
     """Who shares a server with others.
 
-    `key` is the same for all its requests, "" where nobody is told apart.
-
-    `label` comes from configuration, so that there are few of them. `tenant` is what a backend calls it towards
-    an engine, and tells nothing of a key.
+    `key` is the same for all its requests, "" where nobody is told apart. `label` comes from configuration,
+    so that there are few of them. `tenant` is what a backend calls it towards an engine, and tells nothing of
+    a key.
     """
 
     key: str = field(default="", repr=False)

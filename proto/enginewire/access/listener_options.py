@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from enginewire.access.access import Access
 from enginewire.access.api_keys import ApiKeys
+from enginewire.access.audit import AuditLog
 from enginewire.access.known_callers import InvalidKeys
 from enginewire.addresses import listens_on_loopback
 from enginewire.options import OptionError, option
@@ -69,6 +70,12 @@ class ListenerOptions:
         "file with a caller per line: the hash of a key, as infer sha256:<hexadecimal>, or the name of a"
         " certificate or tenant, with its weight and limits; read again when it changes",
     )
+    audit_log: str = option(
+        "",
+        "file to append a JSON line per call to: who, what, how it ended, how much; never text or keys; - is"
+        " standard output",
+        heading="keys",
+    )
     health_port: int | None = option(
         None,
         "serve grpc.health.v1 alone at this port of --health-host, without TLS; 0 picks a free one and"
@@ -85,6 +92,22 @@ class ListenerOptions:
         if self.ssl_cert_reqs is None:
             return self.ssl_ca_certs is not None
         return self.ssl_cert_reqs in REQUIRED
+
+
+def audit_log_of(options: ListenerOptions) -> AuditLog | None:
+    """Raises OptionError for a file that cannot be opened."""
+    try:
+        return AuditLog(options.audit_log) if options.audit_log else None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OptionError(f"--audit-log: {options.audit_log}: {reason}") from error
+
+
+def check_listener(options: ListenerOptions) -> None:
+    """Raise OptionError for files that cannot be used, and for options that mean nothing together."""
+    access_of(options)
+    if (audit := audit_log_of(options)) is not None:
+        audit.close()
 
 
 def access_of(options: ListenerOptions) -> Access:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from enginewire import v1 as pb
 from enginewire.access.caller import NOBODY, Party, caller
@@ -81,15 +82,12 @@ class Live:
 
 
 class Observer:
-    """Told of every request and of every step; this one takes no note.
-
-    A request is let in inside of it as a context: what leaves that as an EngineError is a refusal.
-    """
+    """Told of every request and of every step; this one takes no note."""
 
     def accepted(self, context: GenerateContext, request: Accepted) -> None:
         """A request is in the engine."""
 
-    def refused(self, reason: pb.ErrorReason.ValueType) -> None:
+    def refused(self, failure: EngineError, request_id: str, party: Party) -> None:
         """A request was not let in."""
 
     def step(self, outputs: StepOutputs) -> None:
@@ -101,12 +99,14 @@ class Observer:
     def ended(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
         """A request has ended, and so have those of its choices that had no terminal output."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, EngineError):
-            self.refused(error.reason)
+    @contextmanager
+    def letting_in(self, request_id: str, party: Party) -> Iterator[None]:
+        """A request is let in inside of it: what leaves that as an EngineError is a refusal."""
+        try:
+            yield
+        except EngineError as failure:
+            self.refused(failure, request_id, party)
+            raise
 
 
 class Discard:

@@ -104,9 +104,9 @@ class RequestTable:
         """Refuse new requests from now on; `failure` makes the refusal."""
         self.closed = failure
 
-    async def prepare(self, request: pb.GenerateRequest) -> None:
+    async def prepare(self, request: pb.GenerateRequest, party: Party = NOBODY) -> None:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
-        with self.observer:
+        with self.observer.letting_in(request.request_id, party):
             engine = self._open_engine()
             check_generate(request, self._config)
             chosen_adapter(self._config, self.adapters, request.request.model, request.request.routing)
@@ -127,7 +127,7 @@ class RequestTable:
         `deadline` is on the time.monotonic() clock. The request is that of the current caller, and shares the
         engine with those of others in the name of `party`.
         """
-        with self.observer:
+        with self.observer.letting_in(request.request_id, party):
             engine = self._open_engine()
             check_generate(request, self._config)
             adapter = chosen_adapter(
@@ -155,7 +155,7 @@ class RequestTable:
 
         `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
-        with self.observer:
+        with self.observer.letting_in(request.request_id, party):
             work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints(), party)
         failed: Failed = pb.ERROR_REASON_CANCELLED  # by the caller who leaves, unless something else happens
         try:

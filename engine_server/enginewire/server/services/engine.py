@@ -47,7 +47,7 @@ class EngineServicer:
         apply_metadata(request, metadata)
         party = party_of(self._access, metadata)
         if needs_preparation(request):
-            await self._requests.prepare(request)
+            await self._requests.prepare(request, party)
         stream = RequestStream(self._limits)
         context = self._requests.submit(request, stream, deadline_of(call.time_remaining()), party)
         try:
@@ -178,7 +178,7 @@ class MultiplexedSession:
     ) -> None:
         """Accept what takes time to accept, without holding up the frames behind it."""
         try:
-            await self._requests.prepare(request)
+            await self._requests.prepare(request, party)
             self._accept(request, sink, deadline, party)
         except Exception as error:  # noqa: BLE001  # whatever it was, the handle must hear of it
             sink.fail(as_failure(error))

@@ -7,7 +7,7 @@ Knows nothing about how the numbers come about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -35,8 +35,14 @@ class BackendMetrics(Collector):
     """What `/metrics` shows, collected when somebody asks. `engine` is the place among the targets."""
 
     def __init__(
-        self, activity: Activity, engines: Iterable[Endpoint], certificate: CertificateFiles | None = None
+        self,
+        activity: Activity,
+        engines: Iterable[Endpoint],
+        certificate: CertificateFiles | None = None,
+        refused: Mapping[str, int] | None = None,
     ) -> None:
+        """`refused` are calls by why who made them was not let in."""
+        self._refused = refused or {}
         self._activity = activity
         self._engines = list(engines)
         self._registry = CollectorRegistry()
@@ -100,6 +106,14 @@ class BackendMetrics(Collector):
             {reason_name(reason): number for reason, number in totals.failed.items()},
         )
 
+        yield self._by_reason(
+            CounterMetricFamily(
+                "enginewire:refused_calls",
+                "Calls refused for who made them.",
+                labels=("model_name", "reason"),
+            ),
+            {"unauthenticated": 0, "permission_denied": 0, **self._refused, "limit": totals.over_limit},
+        )
         yield self._by_reason(
             CounterMetricFamily(
                 "enginewire:engine_decode_differences",
