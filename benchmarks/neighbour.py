@@ -2,8 +2,9 @@
 
     python benchmarks/neighbour.py [--engine torch] [--one-key]
 
-Starts a server with a key for each of two callers, asks as the second one alone, and then while the first one's
-requests wait. With `--one-key` both are the same caller, as without keys. Prints one line of JSON; times in ms.
+Starts a server with a key for each of two callers, asks as the second one alone, and then while the first
+one's requests wait. With `--one-key` both are the same caller, as without keys. Prints one line of JSON;
+times in ms.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ async def measure(options: argparse.Namespace, target: str) -> dict[str, object]
     async with grpc.aio.insecure_channel(target) as channel:
         await asyncio.wait_for(channel.channel_ready(), START_SECONDS)
         engine, discovery = pb.EngineServiceStub(channel), pb.DiscoveryServiceStub(channel)
-        while (await load(discovery)).state != pb.ENGINE_STATE_READY:
+        while (await load(discovery)).state != pb.ENGINE_STATE_READY:  # noqa: ASYNC110  # of another process
             await asyncio.sleep(0.2)
         await first_tokens(engine, "warm", 5)
         alone = await first_tokens(engine, "alone", options.asked)
@@ -140,7 +141,7 @@ async def measure(options: argparse.Namespace, target: str) -> dict[str, object]
             flooding = asyncio.create_task(
                 flood(pb.EngineServiceStub(other), options.requests, options.tokens, key, done)
             )
-            while (await load(discovery)).waiting < options.requests // 2:
+            while (await load(discovery)).waiting < options.requests // 2:  # noqa: ASYNC110  # the same
                 await asyncio.sleep(0.05)
             beside = await first_tokens(engine, "beside", options.asked)
             done.set()

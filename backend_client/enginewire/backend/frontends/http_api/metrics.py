@@ -42,7 +42,7 @@ class BackendMetrics(Collector):
         refused: Mapping[str, int] | None = None,
     ) -> None:
         """`refused` are calls by why who made them was not let in."""
-        self._refused = refused or {}
+        self._refused: Mapping[str, int] = {} if refused is None else refused
         self._activity = activity
         self._engines = list(engines)
         self._registry = CollectorRegistry()
