@@ -74,7 +74,7 @@ class AnAdminMayNotGenerate(Keyed):
         return super().refusal(path, brought)
 
 
-@mutant("strangers_may_ask_for_the_load", kills=("SEC-03", "SEC-04"), also="ERR-09/seen")
+@mutant("strangers_may_ask_for_the_load", kills=("SEC-03", "SEC-04"))
 class StrangersMayAskForTheLoad(Keyed):
     """It looks at the key where a message cannot be read, and there alone."""
 

@@ -39,7 +39,7 @@ PROFILES = {
 }
 """Gates that share a profile with others or have a plainer name. Every other gate is its own profile."""
 
-SINCE = {"EVT": 2, "RTG": 2, "SEC": 2}
+SINCE = {"EVT": 2, "RTG": 2}
 """The contract revision that brought an area; the others were there from the first one on."""
 
 _HEADING = re.compile(r"^#+ (?P<title>.+)$")
