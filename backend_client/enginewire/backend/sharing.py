@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import grpc
 
@@ -12,9 +11,6 @@ from enginewire.access.access import TENANT_KEY
 from enginewire.access.caller import caller
 from enginewire.access.meters import Meters, Need, OverLimit, Ticket
 from enginewire.backend.engines.failure import Failure, RequestFailed
-
-MAX_OUTPUT: Final = 2**20
-"""Tokens of a choice that says no number, where only the engine knows how long it can become."""
 
 
 def take(meters: Meters, need: Need) -> Ticket:
@@ -35,12 +31,14 @@ def take(meters: Meters, need: Need) -> Ticket:
 
 
 def need_of(request: pb.PreprocessedRequest) -> Need:
-    """What a request takes of its caller's limits."""
+    """What a request takes of its caller's limits.
+
+    How long an answer without `max_tokens` can become, only the engine knows: its prompt counts alone here.
+    """
     options, stop = request.sampling_options, request.stop_conditions
     num_choices = max(options.n, options.best_of, 1)
     num_prompt = len(request.token_ids)
-    most = stop.max_tokens if stop.HasField("max_tokens") else MAX_OUTPUT
-    return Need(num_choices, num_prompt, num_prompt + num_choices * most, request.is_probe)
+    return Need(num_choices, num_prompt, num_prompt + num_choices * stop.max_tokens, request.is_probe)
 
 
 def in_name_of_caller(metadata: Mapping[str, str] | None) -> Mapping[str, str] | None:
