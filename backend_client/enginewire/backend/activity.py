@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.access.audit import AuditLog
 from enginewire.access.caller import caller
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.engine_check import FINISH_REASON, TEXT
@@ -49,6 +50,7 @@ class Totals:
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.ended_tokens = 0
+        self.over_limit = 0
         self.retries = 0
         self.continuations = 0
         self.decode_errors = 0
@@ -108,6 +110,7 @@ class LiveRequest:
         "num_choices",
         "num_prompt_tokens",
         "owner",
+        "party",
     )
 
     def __init__(
@@ -116,6 +119,7 @@ class LiveRequest:
         self.face = face
         # Whoever calls now, and may end it.
         self.owner = caller().identity
+        self.party = caller().party
         self.began_at = time.monotonic()
         self.first_token_at: float | None = None
         self.num_prompt_tokens = len(request.token_ids)
@@ -217,6 +221,7 @@ class LiveRequest:
         totals.ended_tokens += self.num_tokens
         if failure is not None:
             totals.failed[failure.reason] += 1
+            totals.over_limit += bool(failure.caller_limit)
         is_aborted = failure is None or failure.reason == pb.ERROR_REASON_CANCELLED
         totals.finished["abort" if is_aborted else "error"] += self._num_open
         if not self._num_open:
@@ -271,6 +276,7 @@ class Activity:
         # Keyed by identity: two callers may choose the same id, and the engine is who refuses that.
         self._live: dict[int, LiveRequest] = {}
         self._ended: deque[EndedRequest] = deque(maxlen=MAX_ENDED)
+        self.audit: AuditLog | None = None
 
     @property
     def live(self) -> Sequence[LiveRequest]:
@@ -296,8 +302,23 @@ class Activity:
     def end(self, live: LiveRequest, detokenize_seconds: float) -> None:
         """A request has ended."""
         del self._live[id(live)]
-        self._ended.append(live.end())
+        self._ended.append(ended := live.end())
+        if self.audit is not None:
+            self._tell(self.audit, live, ended)
         self.totals.detokenize_seconds += detokenize_seconds
+
+    def _tell(self, audit: AuditLog, live: LiveRequest, ended: EndedRequest) -> None:
+        audit.call(
+            who=live.party.tenant,
+            method=f"generate over {ended.face}" if ended.face else "generate",
+            request_id=ended.request_id[:128],
+            outcome=ended.outcome,
+            prompt_tokens=ended.num_prompt_tokens,
+            completion_tokens=ended.num_tokens,
+            choices=ended.num_choices,
+            first_token=None if ended.ttft is None else round(ended.ttft, 6),
+            seconds=ended.seconds,
+        )
 
     def abort(self, request_id: str, reason: str) -> int:
         """End every live request of that id that the caller may end; how many there were."""

@@ -14,6 +14,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.access.meters import NOTHING, Meters, Need
 from enginewire.backend.activity import Activity, LiveRequest
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_event
 from enginewire.backend.decoding.protocol_violation import ProtocolViolation
@@ -30,6 +31,7 @@ from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTrac
 from enginewire.backend.replay.attempts import Attempts
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
+from enginewire.backend.sharing import in_name_of_caller, need_of, take
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Backend:
         self.engines = Endpoints([engines]) if isinstance(engines, EngineClient) else engines
         self.vocabulary = vocabulary
         self.activity = Activity()
+        self.meters = Meters()
         self._validate_engine_decode = validate_engine_decode
         self._retry = retry
         self._prefill = prefill
@@ -99,7 +102,7 @@ class Backend:
         """
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
-        call = BackendCall(request, request_id, deadline, metadata)
+        call = BackendCall(request, request_id, deadline, in_name_of_caller(metadata))
         attempts = Attempts(
             self.engines,
             call,
@@ -109,9 +112,11 @@ class Backend:
             self._prefill,
         )
         live = self.activity.begin(attempts, request, face)
+        ticket = NOTHING
         inlined: InlineDecoder | None = None
         try:
             check_opaque(request)
+            ticket = take(self.meters, need_of(request))
             while not attempts.is_finished:
                 try:
                     chunks = await (inlined.read(attempts) if inlined else attempts.read())
@@ -138,6 +143,7 @@ class Backend:
             live.failure = _failure_of(error)
             yield Annotated(error=live.failure)
         finally:
+            ticket.close(live.num_tokens)
             self.activity.end(live, tracker.detokenize_ns / NS_PER_SECOND)
             attempts.end("the caller left or has everything")
             tracker.engine_lifetime_id = attempts.engine_lifetime_id
@@ -155,8 +161,13 @@ class Backend:
         Cancelling it ends the work of the engines. `timeout` in seconds covers everything.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        call = BackendCall(request, request_id, deadline, metadata)
-        return await embed(self.engines, call, self._retry, self._budget)
+        call = BackendCall(request, request_id, deadline, in_name_of_caller(metadata))
+        num_tokens = sum(len(each.token_ids) for each in request.token_ids)
+        ticket = take(self.meters, Need(1, num_tokens, num_tokens))
+        try:
+            return await embed(self.engines, call, self._retry, self._budget)
+        finally:
+            ticket.close(0)
 
     def _decoder(
         self, request: pb.PreprocessedRequest, config: pb.EngineConfig, with_tokens: bool

@@ -15,7 +15,7 @@ from enginewire.conformance.requirements.levels import NO_LEVEL, Level
 from enginewire.conformance.running.gates import OUTSIDE
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.run_options import PAIR, add_options, adopt, drawn
+from enginewire.conformance.session.run_options import PAIR, ROLES, add_options, adopt, drawn
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.v1.revision import CONTRACT_REVISION
@@ -143,6 +143,8 @@ def declared(options: argparse.Namespace, target: Connection) -> frozenset[str]:
         gates.add("launch")
     if options.prefill:
         gates |= PAIR
+    if any(getattr(options, f"{role}_key") for role in ROLES):
+        gates.add("keys")
     if target.is_tcp:
         gates.add("keepalive")
     return frozenset(gates)

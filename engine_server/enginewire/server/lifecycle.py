@@ -102,6 +102,7 @@ class Lifecycle:
     def load(self) -> pb.Load:
         """The engine's load with the server's state."""
         load = pb.Load() if self.config is None else self.engine.load()
+        self.requests.turns.add_to(load)
         load.state = self.state
         return load
 
@@ -211,6 +212,7 @@ class Lifecycle:
     async def _drain_to_idle(self, *, drains_engine: bool) -> None:
         """Return when the engine has drained, no request is in it and no hand-off waits for another one."""
         if drains_engine:
+            self.requests.hand_back(_draining)
             await self._drain_engine()
         await self.requests.wait_idle()
         while self._num_pending_transfers:  # noqa: ASYNC110  # an engine has no event for it

@@ -22,18 +22,15 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.access.guard import guards
-from enginewire.access.listener_options import access_of
+from enginewire.access.listener_options import access_of, audit_log_of
 from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
 from enginewire.listening.binding import add_reflection, listen
 from enginewire.listening.health_port import health_port
 from enginewire.listening.sockets import AddressError, check_port_is_free
-from enginewire.server.admission.adapters import AdapterTable
+from enginewire.server.admission.audited import REQUEST_METHODS
 from enginewire.server.admission.delivery import BufferLimits
-from enginewire.server.admission.live import Observer
-from enginewire.server.admission.queue_limits import QueueLimits
-from enginewire.server.admission.table import RequestTable
+from enginewire.server.admission.new_table import new_table
 from enginewire.server.config.options import ServerOptions
-from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.interface import AdapterEngine, EmbeddingEngine, StepEngine
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
 from enginewire.server.process.signals import ending_signals, ends_at_once
@@ -65,9 +62,6 @@ ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
 EMBEDDING_SERVICE = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
 SERVICES = (ENGINE_SERVICE, DISCOVERY_SERVICE, KV_SERVICE, ADMIN_SERVICE, EMBEDDING_SERVICE)
 
-UNCHECKED: Final = frozenset({OurEngine.TORCH, OurEngine.MOCKER})
-"""Engines that are proven here: what they send is not checked, unless somebody asks for it."""
-
 EXIT_OK: Final = 0
 EXIT_START_FAILED: Final = 1
 EXIT_ENGINE_DEAD: Final = 70
@@ -90,17 +84,17 @@ class EngineServer:
             lifetime_id=secrets.token_hex(8),
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
-        self.access = access_of(options)
+        self.access, self.audit = access_of(options), audit_log_of(options)
         self.metrics: MetricsExporter | None = None
         if options.metrics_port is None:
-            self.lifecycle = Lifecycle(engine, _request_table(options), plan)
+            self.lifecycle = Lifecycle(engine, new_table(options, self.access, self.audit), plan)
         else:
             from enginewire.server.metrics.exporter import MetricsExporter
 
             self.metrics = MetricsExporter(options.metrics_prefix)
-            requests = _request_table(options, self.metrics.requests)
+            requests = new_table(options, self.access, self.audit, self.metrics.requests)
             self.lifecycle = Lifecycle(engine, requests, plan, self.metrics.context)
-            self.metrics.show(self.lifecycle)
+            self.metrics.show(self.lifecycle, self.access)
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._address = ExitStack()
@@ -145,7 +139,9 @@ class EngineServer:
         options = self.options
         access = self.access if options.port is not None else self.access.on_socket
         self._server = new_server(
-            options.max_message_bytes, options.max_concurrent_streams, guards(access, refuse_caller)
+            options.max_message_bytes,
+            options.max_concurrent_streams,
+            guards(access, refuse_caller, self.audit, REQUEST_METHODS),
         )
         self._server.add_generic_rpc_handlers(self._handlers())
         if options.reflection:
@@ -193,6 +189,8 @@ class EngineServer:
             await self._beside.aclose()
             self._address.close()
             self._close_metrics()
+            if self.audit is not None:
+                self.audit.close()
 
     def _close_metrics(self) -> None:
         if self.metrics is not None:
@@ -302,11 +300,11 @@ class EngineServer:
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         buffers = BufferLimits(self.options.stream_buffer_tokens, self.options.slow_consumer_timeout)
         servicers = (
-            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id),
+            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id, self.access),
             DiscoveryServicer(self.lifecycle, self.identity),
             KvServicer(self.lifecycle),
             AdminServicer(self.lifecycle),
-            EmbeddingServicer(self.lifecycle),
+            EmbeddingServicer(self.lifecycle, self.access),
         )
         return (*map(handlers, SERVICES, servicers), self._health())
 
@@ -325,20 +323,6 @@ class EngineStartFailed(Exception):
 def _log_its_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("nobody looks after the %s any more", task.get_name(), exc_info=error)
-
-
-def _request_table(options: ServerOptions, observer: Observer | None = None) -> RequestTable:
-    limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
-    folder = options.adapter_folder
-    adapters = AdapterTable(folder, options.max_loras) if folder else None
-    checks = options.engine not in UNCHECKED if options.check_engine is None else options.check_engine
-    return RequestTable(
-        limits,
-        log_requests=options.log_requests,
-        adapters=adapters,
-        check_engine=checks,
-        observer=observer,
-    )
 
 
 def _ranks_of(config: pb.EngineConfig) -> range:

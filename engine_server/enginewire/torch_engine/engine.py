@@ -130,22 +130,22 @@ class TorchEngine:
         if guide:
             await asyncio.shield(asyncio.wrap_future(self._compile(guide)))
 
-    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
-        """Queue a request, or raise an EngineError.
-
-        One whose grammar is not compiled yet waits for it, and one that was handed over for its KV.
-        """
+    def check(self, request: pb.PreprocessedRequest, context: GenerateContext) -> Request:
+        """Read a request, or raise an EngineError."""
         _, reader = self._open()
         if self.only_embeds:
             raise Unsupported("this engine only embeds")
-        accepted = reader.read(request, context, time.monotonic(), self._adapter(request.routing))
+        return reader.read(request, context, time.monotonic(), self._adapter(request.routing))
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Queue a request, or raise an EngineError; it may first wait for its grammar or for KV."""
+        accepted = self.check(request, context)
         compiled = self._compile(accepted.guide) if accepted.guide else None
         if self._transfers and accepted.hands_over:
             self._transfers.check_room(len(accepted.prompt_token_ids))
-        claimed = None
-        if self._transfers and is_handed_over(request, self._options.role):
-            # The last of all checks: a request that is refused leaves its hand-off to others.
-            claimed = self._transfers.claim(request, accepted.adapter)
+        # The last of all checks: a request that is refused leaves its hand-off to others.
+        claims = self._transfers and is_handed_over(request, self._options.role)
+        claimed = self._transfers.claim(request, accepted.adapter) if self._transfers and claims else None
         self._num_submitted += 1
         arrive(accepted, claimed, compiled, self._post)
 

@@ -45,7 +45,7 @@ from enginewire.vllm_engine.steps import Steps
 from enginewire.vllm_engine.warm_up import warm_up_request
 
 if TYPE_CHECKING:
-    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
     from enginewire.vllm_engine.adapters import Adapters
     from enginewire.vllm_engine.core import Core
@@ -61,7 +61,6 @@ TESTED: Final = "0.32."
 """The beginning of the versions that the extra `vllm` allows."""
 STEP_ALLOWANCE: Final = 30.0
 """Seconds that a step may take before it counts as late: vLLM does not say how much it has to do."""
-
 
 log = logging.getLogger(__name__)
 
@@ -168,14 +167,20 @@ class VllmEngine:
         if self._guides is not None:
             await self._guides.prepare(request.sampling_options)
 
-    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
-        """Queue a request, or raise an EngineError."""
-        core = self._open()
+    def check(
+        self, request: pb.PreprocessedRequest, context: GenerateContext
+    ) -> tuple[list[EngineCoreRequest], Answer]:
+        """What vLLM gets of a request, or an EngineError is raised."""
         if self._builder is None:
             raise Unsupported("this engine only embeds")
         endings = endings_of(request, self._config)
         answer = Answer.of(request, context, *endings, self._urgency(request.routing))
-        core.add(self._builder.build(request, answer))
+        return self._builder.build(request, answer), answer
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Queue a request, or raise an EngineError."""
+        core, (built, answer) = self._open(), self.check(request, context)
+        core.add(built)
         self._steps.add(answer)
         if context.deadline is not None:
             loop, late = asyncio.get_running_loop(), DeadlineExceeded("the deadline passed")

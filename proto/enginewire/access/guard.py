@@ -5,21 +5,20 @@ gRPC itself checks who has signed a certificate and not whose it is, and knows n
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NoReturn
 
 import grpc
 
-from enginewire.access.access import Access, Denied, Forbidden, bearer, with_certificate
+from enginewire.access.access import Access, Denied, Forbidden, bearer
+from enginewire.access.audit import AuditLog
+from enginewire.access.audited_calls import AuditedCalls
 from enginewire.access.caller import Caller, serve_for
-from enginewire.access.roles import role_of
+from enginewire.access.roles import Role, role_of
+from enginewire.access.wrapped_handler import AnyCall, AnyHandler, wrapped
 from enginewire.tls.listener import REFUSAL
 
-AnyCall = grpc.aio.ServicerContext[Any, Any]  # whatever its messages are, it is refused in the same way
-AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Behaviour = Callable[..., Any]
 Refuse = Callable[[AnyCall, Denied], Awaitable[NoReturn]]
 """Ends a call with a status and the details of whoever serves it."""
 
@@ -45,69 +44,55 @@ class Guard(grpc.aio.ServerInterceptor):
         # An RPC that is not served has none.
         if handler is None:
             return None
+        role = role_of(str(handler_call_details.method))
         try:
             pairs = handler_call_details.invocation_metadata or ()
             brought = bearer(str(value) for key, value in pairs if key == AUTHORIZATION)
-            caller = self._access.caller_with(brought, role_of(str(handler_call_details.method)))
+            caller = self._access.caller_with(brought, role)
         except Denied as denied:
             return self._refusal(denied)
         # The task that serves the call is this one.
         serve_for(caller)
-        return self._checked(handler, caller) if self._access.tells_certificates_apart else handler
+        return self._checked(handler, caller, role) if self._access.tells_certificates_apart else handler
 
     def _refusal(self, denied: Denied) -> AnyHandler:
         async def refuse(_: AsyncIterator[bytes], call: AnyCall) -> None:
-            await self._refuse(call, denied)
+            await self._deny(call, denied)
 
         # Of the four kinds the one that does not wait for a message, whatever it was called as.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def _checked(self, handler: AnyHandler, caller: Caller) -> AnyHandler:
-        read, write = handler.request_deserializer, handler.response_serializer
-        if handler.unary_unary:
-            behaviour = self._answer(handler.unary_unary, caller)
-            return grpc.unary_unary_rpc_method_handler(behaviour, read, write)
-        if handler.stream_unary:
-            behaviour = self._answer(handler.stream_unary, caller)
-            return grpc.stream_unary_rpc_method_handler(behaviour, read, write)
-        if handler.unary_stream:
-            behaviour = self._stream(handler.unary_stream, caller)
-            return grpc.unary_stream_rpc_method_handler(behaviour, read, write)
-        assert handler.stream_stream, "there are four kinds of RPCs"
-        behaviour = self._stream(handler.stream_stream, caller)
-        return grpc.stream_stream_rpc_method_handler(behaviour, read, write)
+    def _checked(self, handler: AnyHandler, caller: Caller, role: Role) -> AnyHandler:
+        @asynccontextmanager
+        async def behind_check(call: AnyCall) -> AsyncIterator[None]:
+            await self._check(call, caller, role)
+            yield
 
-    def _answer(self, behaviour: Behaviour, caller: Caller) -> Behaviour:
-        async def checked(request: Any, call: AnyCall) -> Any:
-            await self._check(call, caller)
-            return await behaviour(request, call)
+        return wrapped(handler, behind_check)
 
-        return checked
-
-    def _stream(self, behaviour: Behaviour, caller: Caller) -> Behaviour:
-        """gRPC asks for one of two kinds, and takes no other: messages that are yielded, or written."""
-
-        async def yielding(request: Any, call: AnyCall) -> AsyncIterator[Any]:
-            await self._check(call, caller)
-            async with contextlib.aclosing(behaviour(request, call)) as messages:
-                async for message in messages:
-                    yield message
-
-        return yielding if inspect.isasyncgenfunction(behaviour) else self._answer(behaviour, caller)
-
-    async def _check(self, call: AnyCall, caller: Caller) -> None:
+    async def _check(self, call: AnyCall, caller: Caller, role: Role) -> None:
         """The names in the caller's certificate, which are known only now."""
         known = call.auth_context()
         names = _texts(known, NAMES)
         if self._access.tls is not None and not self._access.tls.allows(names):
-            await self._refuse(call, Forbidden(REFUSAL))
-        serve_for(with_certificate(caller, names or _texts(known, SUBJECT)))
+            await self._deny(call, Forbidden(REFUSAL))
+        try:
+            serve_for(self._access.with_certificate(caller, names or _texts(known, SUBJECT), role))
+        except Denied as denied:
+            await self._deny(call, denied)
+
+    async def _deny(self, call: AnyCall, denied: Denied) -> NoReturn:
+        self._access.count(denied)
+        await self._refuse(call, denied)
 
 
-def guards(access: Access, refuse: Refuse) -> Sequence[Guard]:
-    """What a server needs."""
-    is_needed = access.keys is not None or access.tells_certificates_apart
-    return [Guard(access, refuse)] if is_needed else []
+def guards(
+    access: Access, refuse: Refuse, audit: AuditLog | None = None, told_elsewhere: Collection[str] = ()
+) -> Sequence[grpc.aio.ServerInterceptor]:
+    """What a server needs. `told_elsewhere` as in AuditedCalls."""
+    audits = [AuditedCalls(audit, told_elsewhere)] if audit else []
+    is_needed = access.needs_key or access.tells_certificates_apart
+    return [*audits, *([Guard(access, refuse)] if is_needed else [])]
 
 
 def _texts(known: Mapping[str, Iterable[bytes]], key: str) -> list[str]:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from enginewire.access.access import Access
-from enginewire.access.api_keys import ApiKeys, InvalidKeys
+from enginewire.access.api_keys import ApiKeys
+from enginewire.access.audit import AuditLog
+from enginewire.access.known_callers import InvalidKeys
 from enginewire.addresses import listens_on_loopback
 from enginewire.options import OptionError, option
 
@@ -65,8 +67,14 @@ class ListenerOptions:
     )
     api_key_file: Path | None = option(
         None,
-        "file with the hashes of more keys, one per line: infer sha256:<hexadecimal>; read again when it"
-        " changes",
+        "file with a caller per line: the hash of a key, as infer sha256:<hexadecimal>, or the name of a"
+        " certificate or tenant, with its weight and limits; read again when it changes",
+    )
+    audit_log: str = option(
+        "",
+        "file to append a JSON line per call to: who, what, how it ended, how much; never text or keys; - is"
+        " standard output",
+        heading="keys",
     )
     health_port: int | None = option(
         None,
@@ -86,9 +94,28 @@ class ListenerOptions:
         return self.ssl_cert_reqs in REQUIRED
 
 
+def audit_log_of(options: ListenerOptions) -> AuditLog | None:
+    """Raises OptionError for a file that cannot be opened."""
+    try:
+        return AuditLog(options.audit_log) if options.audit_log else None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OptionError(f"--audit-log: {options.audit_log}: {reason}") from error
+
+
+def check_listener(options: ListenerOptions) -> None:
+    """Raise OptionError for files that cannot be used, and for options that mean nothing together."""
+    access_of(options)
+    if (audit := audit_log_of(options)) is not None:
+        audit.close()
+
+
 def access_of(options: ListenerOptions) -> Access:
     """Who the options let in. Raises OptionError, also for files that cannot be used."""
-    return Access(listener_tls(options), _keys_of(options))
+    access = Access(listener_tls(options), keys := _keys_of(options))
+    if keys and keys.known.certificates and not (options.requires_client and options.ssl_certfile):
+        raise OptionError("--api-key-file: certificates need --ssl-ca-certs, the authorities of callers")
+    return access
 
 
 def listener_tls(options: ListenerOptions) -> ListenerTls | None:
@@ -140,7 +167,8 @@ def check_exposure(flag: str, host: str, options: ListenerOptions) -> None:
     The one rule for all that listens: loopback, or TLS with keys or with certificates of callers, or a word
     that says so.
     """
-    has_keys = bool(options.api_key) or options.api_key_file is not None
+    keys = _keys_of(options)
+    has_keys = keys is not None and bool(keys.are_needed)
     is_closed = options.ssl_certfile is not None and (has_keys or options.requires_client)
     if is_closed or options.allow_insecure or listens_on_loopback(host):
         return

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from enginewire.access.api_keys import KEY, KEY_WORDS, InvalidKeys
+from enginewire.access.api_keys import KEY, KEY_WORDS
+from enginewire.access.known_callers import InvalidKeys
 from enginewire.files.watched import WatchedFiles
 
 OPTION: Final = "--target-api-key"

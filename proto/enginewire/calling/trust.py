@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from enginewire.access.api_keys import InvalidKeys
+from enginewire.access.known_callers import InvalidKeys
 from enginewire.access.target_key import TargetKey
 from enginewire.files.trusted_paths import check_socket, user_id
 from enginewire.options import OptionError, option

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.access.api_keys import InvalidKeys
+from enginewire.access.known_callers import InvalidKeys
 from enginewire.access.roles import Role
 from enginewire.access.target_key import TargetKey
 from enginewire.backend.bench.options import BenchOptions

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from enginewire.access.api_keys import ApiKeys, InvalidKeys
+from enginewire.access.api_keys import ApiKeys
+from enginewire.access.known_callers import InvalidKeys
 from enginewire.access.roles import Role
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY, line_of
 from tests.repository import ROOT
@@ -72,9 +73,9 @@ def test_a_file_has_hashes_and_comments(tmp_path: Path) -> None:
     [
         (b"", "has no key"),
         (b"# nothing\n", "has no key"),
-        (b"infer canary-plain-3d5f8a77", "line 1 must be a role and a hash"),
-        (b"\ninfer sha256:" + b"0" * 63, "line 2 must be"),
-        (b"root sha256:" + b"0" * 64, "line 1 must be"),
+        (b"infer canary-plain-3d5f8a77", "line 1: must be a role and a hash"),
+        (b"\ninfer sha256:" + b"0" * 63, "line 2: must be"),
+        (b"root sha256:" + b"0" * 64, "line 1: must be"),
         ("ü".encode(), "must be ASCII"),
         (b"#" * 2**21, "must have at most"),
     ],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Final, Protocol
 
-from enginewire.access.listener_options import access_of
+from enginewire.access.listener_options import access_of, audit_log_of
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.grpc_service import grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend
@@ -53,9 +53,12 @@ async def serve(
 
     A second one cancels this. Raises AddressError.
     """
-    access = access_of(options)
+    access, audit = access_of(options), audit_log_of(options)
     async with AsyncExitStack() as stack:
-        grpc = await stack.enter_async_context(grpc_face(backend, options, access))
+        if audit is not None:
+            stack.callback(audit.close)
+            backend.backend.activity.audit = audit
+        grpc = await stack.enter_async_context(grpc_face(backend, options, access, audit))
         faces: list[Face] = [grpc]
         if options.health_port is not None:
             probes = health_port(grpc.add_health, options.health_host, options.health_port)
@@ -67,7 +70,7 @@ async def serve(
         if options.smg_port is not None:
             from enginewire.backend.frontends.smg.server import smg_face
 
-            faces.append(await stack.enter_async_context(smg_face(backend, options, access)))
+            faces.append(await stack.enter_async_context(smg_face(backend, options, access, audit)))
         announce([face.address for face in faces])
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()

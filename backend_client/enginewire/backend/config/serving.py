@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from enginewire.access.listener_options import ListenerOptions, access_of, check_exposure
+from enginewire.access.listener_options import ListenerOptions, check_exposure, check_listener
 from enginewire.addresses import default_socket, shown_socket, wants_tcp
 from enginewire.backend.config.reaching import BackendOptions
 from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
@@ -124,7 +124,7 @@ class ServeOptions(ListenerOptions, BackendOptions):
             ("--smg-host", self.smg_host),
         ):
             check_exposure(flag, host, self)
-        access_of(self)
+        check_listener(self)
 
 
 def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
 ERROR_ID: Final = "error_id"
+CALLER_LIMIT: Final = "caller_limit"
 # The contract promises less than 4 KiB for a whole status.
 MAX_MESSAGE_CHARS: Final = 4096
 
@@ -55,7 +56,8 @@ class Failure:
     """Why a request failed. `code` is a gRPC status code, `retry_after` in seconds.
 
     `field` is the path of what is at fault below the request, "" when no single field is. An internal failure
-    has an `error_id`, under which the log of whoever failed has more.
+    has an `error_id`, under which the log of whoever failed has more. `caller_limit` names the limit of the
+    caller that is in the way.
     """
 
     code: int
@@ -65,6 +67,7 @@ class Failure:
     field: str = ""
     retry_after: float | None = None
     error_id: str = ""
+    caller_limit: str = ""
 
     def to_proto(self) -> pb.Status:
         """A status with everything else in its ErrorDetail."""
@@ -73,6 +76,8 @@ class Failure:
             detail.retry_after.CopyFrom(duration(self.retry_after))
         if self.error_id:
             detail.metadata[ERROR_ID] = self.error_id
+        if self.caller_limit:
+            detail.metadata[CALLER_LIMIT] = self.caller_limit
         status = pb.Status(code=self.code, message=self.message)
         status.details.add().Pack(detail)
         return status
@@ -94,6 +99,7 @@ class Failure:
             one_line(detail.field),
             max(0.0, detail.retry_after.ToNanoseconds() / 1e9) if detail.HasField("retry_after") else None,
             one_line(detail.metadata[ERROR_ID]),
+            one_line(detail.metadata[CALLER_LIMIT]),
         )
 
 

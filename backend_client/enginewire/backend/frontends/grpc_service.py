@@ -15,6 +15,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.access.access import OPEN, Access
+from enginewire.access.audit import AuditLog
 from enginewire.access.guard import guards
 from enginewire.backend.config import DEFAULT_MESSAGE_BYTES, ServeOptions
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
@@ -31,6 +32,8 @@ from enginewire.grpc_server import new_server
 from enginewire.listening.binding import add_reflection, listen
 
 SERVICE: Final = "enginewire.v1.BackendService"
+GENERATE: Final = f"/{SERVICE}/Generate"
+"""Each of its requests has a line of its own in the audit log."""
 
 Call = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -138,12 +141,14 @@ class GrpcFace:
 
 @asynccontextmanager
 async def grpc_face(
-    backend: TextBackend, options: ServeOptions, access: Access = OPEN
+    backend: TextBackend, options: ServeOptions, access: Access = OPEN, audit: AuditLog | None = None
 ) -> AsyncIterator[GrpcFace]:
     """Serve BackendService and its health inside the context. Raises AddressError."""
     access = access if options.port is not None else access.on_socket
     server = new_server(
-        options.max_message_bytes, options.max_concurrent_streams, guards(access, refuse_caller)
+        options.max_message_bytes,
+        options.max_concurrent_streams,
+        guards(access, refuse_caller, audit, {GENERATE}),
     )
     servicer = BackendServicer(
         backend, options.timeout, options.slow_consumer_timeout, options.max_message_bytes

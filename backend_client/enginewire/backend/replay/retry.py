@@ -79,6 +79,8 @@ class RetryPolicy:
     def allows(self, failure: Failure, num_attempts: int) -> bool:
         """True when a request that failed like this after so many attempts may be sent again."""
         may_retry = RETRIES.get(failure.reason, Retry.NEVER) is not Retry.NEVER
+        # Another engine would have more for the caller than it shall have.
+        may_retry = may_retry and not failure.caller_limit
         return may_retry and failure.retryable and num_attempts < self.max_attempts
 
     def backoff(self, num_attempts: int, retry_after: float | None) -> float:

@@ -33,6 +33,7 @@ PROFILES = {
     "prefill": "disaggregation",
     "decode": "disaggregation",
     "guided_modes": "guided",
+    "keys": "auth",
     "launch": "lifecycle",
     "backend": "client",
 }

@@ -29,6 +29,7 @@ from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.capabilities.adapters import SOURCES
 from enginewire.conformance.reference.handoffs import Decode
+from enginewire.conformance.reference.keyed import Keyed
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.running.in_process import InProcess, InProcessLauncher, Served
@@ -96,13 +97,18 @@ async def judge(
     try:
         if isinstance(served, Reference) and (half := served.other_half()):
             return await _judge_pair(served, server.target, half, companies)
+        keys = served.keys if isinstance(served, Keyed) else ()
+        connection = Connection(target=server.target)
         session = Session(
-            connection=Connection(target=server.target),
+            connection=connection.with_keys(keys[-1][1]) if keys else connection,
             time_scale=time_scale,
-            declared=frozenset({"launch", "keepalive"}),
+            declared=frozenset({"launch", "keepalive", *(["keys"] if keys else [])}),
             launcher=launcher,
             options=RunOptions(
-                adapters=SOURCES, metrics_url=getattr(served, "metrics_url", ""), companies=companies
+                adapters=SOURCES,
+                metrics_url=getattr(served, "metrics_url", ""),
+                companies=companies,
+                keys=keys,
             ),
         )
         selection = Selection(phases=phases, run=run, skip=skip, judges_again=not name)
@@ -127,6 +133,7 @@ async def _judge_references() -> list[Report]:
     judgings = (
         judge(Reference, frozenset(Phase)),
         judge(Decode, frozenset(Phase)),
+        judge(Keyed, frozenset({Phase.SAFE}), run=("SEC-*",)),
         judge_backend(ReferenceBackend),
     )
     return await asyncio.gather(*map(reached, judgings))

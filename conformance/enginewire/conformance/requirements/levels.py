@@ -31,7 +31,7 @@ LAUNCH: Final = "launch"
 OF_LEVEL: Final = frozenset({"core", LAUNCH})
 """The gates whose requirements have a level."""
 
-OUTSIDE: Final = frozenset({*OF_LEVEL, "backend", "keepalive", "tracing", "reflection"})
+OUTSIDE: Final = frozenset({*OF_LEVEL, "backend", "keepalive", "keys", "tracing", "reflection"})
 """The gates that are no capability of a server."""
 
 AREAS: Final = {

@@ -19,6 +19,7 @@ OUTSIDE: Final = {
     "launch": NEEDS_LAUNCH,
     "disaggregation": "needs --prefill and --decode",
     "keepalive": "needs a target over TCP",
+    "keys": "needs --read-key, --infer-key or --admin-key",
     "tracing": "needs --declare tracing",
     "reflection": "needs --declare reflection",
     "backend": "is for backends: see the subcommand client",

@@ -236,7 +236,7 @@ class Context(Sizes):
         connection = connection or self.session.connection
         channel = connection.channel(*options)
         self._channels.append(channel)
-        self._clients.append(self.session.client(channel, connection.target))
+        self._clients.append(self.session.client(channel, connection.target, connection.metadata))
         return self._clients[-1]
 
     async def proxy(self) -> tuple[Proxy, Client]:

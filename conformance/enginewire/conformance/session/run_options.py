@@ -6,7 +6,8 @@ None of it can be asked of the target. Opens nothing.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Final
 
 from enginewire.conformance.requirements.profiles import BARE
@@ -23,6 +24,9 @@ COMPANIES: Final = 2
 
 PATIENCE: Final = 2.0
 """Seconds. At a token per second a run takes about a quarter of an hour with it."""
+
+ROLES: Final = ("read", "infer", "admin")
+"""Of keys, each with what those before it may do."""
 
 PAIR: Final = frozenset({"prefill", "disaggregation"})
 """The gates that hold when there are a prefill and a decode engine; that of `decode` is the target's role."""
@@ -45,6 +49,8 @@ class RunOptions:
     cases: int = CASES
     companies: int = COMPANIES
     patience: float = PATIENCE
+    keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Keys of the target by role: read, infer, admin. Secret."""
     is_bare: bool = False
     """The target gets requests that were checked before, and no others."""
 
@@ -86,6 +92,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metrics-url", default="", metavar="URL", help="where the target exports metrics as Prometheus text"
     )
+    for role in ROLES:
+        variable = f"ENGINEWIRE_CONFORMANCE_{role.upper()}_KEY"
+        group.add_argument(
+            f"--{role}-key",
+            default=os.environ.get(variable, ""),
+            metavar="KEY",
+            help=f"a key of the target with the role {role}, for the profile auth; better set as {variable}",
+        )
     group.add_argument(
         "--seed", type=int, default=SEED, metavar="N", help=f"draws the mixed cases (default {SEED})"
     )
@@ -130,6 +144,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         cases=options.cases,
         companies=options.companies,
         patience=options.patience,
+        keys=tuple((role, key) for role in ROLES if (key := getattr(options, f"{role}_key"))),
         is_bare=any(BARE in names.split(",") for names in options.profile),
     )
 

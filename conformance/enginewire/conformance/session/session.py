@@ -29,7 +29,7 @@ from enginewire.conformance.session.bounds import (
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
-from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.presence import absence
 from enginewire.conformance.wire.violation import Violation
 
@@ -130,11 +130,16 @@ class Session:
         self._channel = self._channel or self.connection.channel()
         return self._channel
 
-    def client(self, channel: grpc.aio.Channel | None = None, target: str = "") -> Client:
+    def client(
+        self,
+        channel: grpc.aio.Channel | None = None,
+        target: str = "",
+        metadata: Metadata | None = None,
+    ) -> Client:
         """A client that records for itself, over the shared channel or its own, which may lead elsewhere."""
         client = Client(
             channel or self.channel,
-            metadata=self.connection.metadata,
+            metadata=self.connection.metadata if metadata is None else metadata,
             timeout=2 * self.bounds.answer,
             target=target or self.connection.target,
         )

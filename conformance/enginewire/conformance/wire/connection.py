@@ -12,6 +12,8 @@ import grpc
 
 from enginewire.conformance.wire.exchange import Metadata
 
+AUTHORIZATION: Final = "authorization"
+
 NARROW: Final = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 """A window of a kilobyte that never grows: whoever reads nothing soon gets nothing."""
 
@@ -47,6 +49,11 @@ class Connection:
     def at(self, target: str) -> Connection:
         """The same credentials at another address, such as that of a proxy in front of the target."""
         return replace(self, target=target)
+
+    def with_keys(self, *keys: str) -> Connection:
+        """The same target, to whom these are brought in place of the user's own."""
+        others = tuple(pair for pair in self.metadata if pair[0] != AUTHORIZATION)
+        return replace(self, metadata=(*others, *((AUTHORIZATION, f"Bearer {key}") for key in keys)))
 
     def channel(self, *options: tuple[str, int | str]) -> grpc.aio.Channel:
         """A new channel with a connection of its own, and gRPC's default limits."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from enginewire import v1 as pb
-from enginewire.access.caller import caller
+from enginewire.access.caller import NOBODY, Party, caller
+from enginewire.access.meters import NOTHING, Ticket
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.request_check import RequestCheck
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
@@ -29,14 +32,15 @@ MAX_EVENTS: Final = 1024
 MAX_EVENT_BYTES: Final = 65_536
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Live:
     """A request in the engine. `open_choices` had no terminal output yet; `adapter` is "" for the model.
 
-    `owner` is the identity of its caller, who may end it.
-    `hidden_choices` are candidates beyond them that take places as well, until the request has ended.
-    `asked_events` are the names of events that answer its annotations, `ended` the choices that have ended.
-    `check` is there when all that the engine sends is checked.
+    `owner` is the identity of its caller, who may end it; `party` whose weight and limits count, and `ticket`
+    what it has taken of them. `num_tokens` are counted for failures alone, where somebody's tokens are
+    limited. `hidden_choices` are candidates beyond them that take places as well, until the request has
+    ended. `asked_events` are the names of events that answer its annotations, `ended` the choices that have
+    ended. `check` is there when all that the engine sends is checked.
     """
 
     context: GenerateContext
@@ -48,6 +52,9 @@ class Live:
     num_events: int = 0
     check: RequestCheck | None = None
     ended: set[int] = field(default_factory=set)
+    party: Party = NOBODY
+    ticket: Ticket = NOTHING
+    num_tokens: int = 0
     owner: str = field(default_factory=lambda: caller().identity)
     accepted_at: float = field(default_factory=time.monotonic)
 
@@ -75,15 +82,12 @@ class Live:
 
 
 class Observer:
-    """Told of every request and of every step; this one takes no note.
-
-    A request is let in inside of it as a context: what leaves that as an EngineError is a refusal.
-    """
+    """Told of every request and of every step; this one takes no note."""
 
     def accepted(self, context: GenerateContext, request: Accepted) -> None:
         """A request is in the engine."""
 
-    def refused(self, reason: pb.ErrorReason.ValueType) -> None:
+    def refused(self, failure: EngineError, request_id: str, party: Party) -> None:
         """A request was not let in."""
 
     def step(self, outputs: StepOutputs) -> None:
@@ -95,12 +99,14 @@ class Observer:
     def ended(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
         """A request has ended, and so have those of its choices that had no terminal output."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, EngineError):
-            self.refused(error.reason)
+    @contextmanager
+    def letting_in(self, request_id: str, party: Party) -> Iterator[None]:
+        """A request is let in inside of it: what leaves that as an EngineError is a refusal."""
+        try:
+            yield
+        except EngineError as failure:
+            self.refused(failure, request_id, party)
+            raise
 
 
 class Discard:
@@ -126,14 +132,23 @@ class Discard:
         return False
 
 
+def count_tokens(outputs: StepOutputs) -> None:
+    """Count what requests got in a step, whose callers pay for it even if they fail."""
+    for context, number in Counter(outputs.contexts).items():
+        live_in(context).num_tokens += number
+    for context, output in outputs.outputs:
+        live_in(context).num_tokens += len(output.token_ids)
+
+
+def live_in(context: GenerateContext) -> Live:
+    """The request that the table has put into a context."""
+    assert isinstance(context.sink, Live), "every context in the engine was made by submit"
+    return context.sink
+
+
 def needs_preparation(request: pb.GenerateRequest) -> bool:
     """True for a request that has something to compile before it can be accepted."""
     return request.request.sampling_options.HasField("guided_decoding")
-
-
-def hidden_choices(options: pb.SamplingOptions) -> int:
-    """Candidates that are computed and not returned."""
-    return max(options.best_of - max(options.n, 1), 0)
 
 
 def event_names(annotations: Iterable[str]) -> frozenset[str]:

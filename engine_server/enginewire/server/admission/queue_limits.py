@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
+from enginewire.access.meters import OverLimit
 from enginewire.server.admission.live import Live
 from enginewire.server.engines.interface import LLMEngine
 from enginewire.server.failures import QueueFull
+
+CALLER_LIMIT: Final = "caller_limit"
+"""Key in `metadata` of a refusal that names which limit of the caller it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +65,14 @@ def queue_full(what: str, depth: int, limit: int) -> QueueFull:
         retry_after=1.0,
         metadata={"queue_depth": str(depth), "limit": str(limit)},
     )
+
+
+def over_limit(over: OverLimit) -> QueueFull:
+    """The refusal of a caller that has what it may have."""
+    failure = QueueFull(
+        str(over),
+        retry_after=over.retry_after,
+        metadata={CALLER_LIMIT: over.limit, "queue_depth": str(over.used), "limit": str(over.allowed)},
+    )
+    failure.retryable = over.retry_after is not None
+    return failure

@@ -12,23 +12,26 @@ import time
 from collections.abc import Callable
 
 from enginewire import v1 as pb
-from enginewire.access.caller import ANYBODY, Caller, caller
-from enginewire.server.admission.adapters import AdapterTable
+from enginewire.access.caller import ANYBODY, NOBODY, Caller, Party, caller
+from enginewire.server.admission.adapters import AdapterTable, chosen_adapter
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.embedding import EmbeddingWork
+from enginewire.server.admission.fair_queue import FairQueue
+from enginewire.server.admission.generation import Generation, live_of, need_of
 from enginewire.server.admission.live import (
     Accepted,
     Discard,
     Failed,
     Live,
     Observer,
-    event_names,
-    hidden_choices,
+    count_tokens,
+    live_in,
 )
-from enginewire.server.admission.queue_limits import QueueLimits, Room, queue_full
+from enginewire.server.admission.queue_limits import QueueLimits, queue_full
 from enginewire.server.admission.remembered_ids import RememberedIds
 from enginewire.server.admission.request_check import RequestCheck
 from enginewire.server.admission.step_check import mistakes_of
+from enginewire.server.admission.turns import Turns
 from enginewire.server.engines.calls import returned
 from enginewire.server.engines.interface import (
     EmbeddingEngine,
@@ -38,22 +41,18 @@ from enginewire.server.engines.interface import (
     StepEngine,
     StepOutputs,
 )
-from enginewire.server.engines.step_streams import open_choices
 from enginewire.server.failures import (
     Cancelled,
     DuplicateRequest,
     EngineError,
     EngineMistake,
-    ModelNotFound,
     NotStarted,
     SlowConsumer,
     Unsupported,
     give_id,
 )
 from enginewire.server.validation.embed import check_embed
-from enginewire.server.validation.fields import invalid, shown
-from enginewire.server.validation.generate import check_generate, served_names
-from enginewire.server.validation.payloads import prompt_length
+from enginewire.server.validation.generate import check_generate
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ class RequestTable:
         adapters: AdapterTable | None = None,
         check_engine: bool = False,
         observer: Observer | None = None,
+        queue: FairQueue | None = None,
     ) -> None:
         """`log_requests`: one line when a request ends, with ids and counts, never its content.
 
@@ -80,7 +80,7 @@ class RequestTable:
         """
         self._check_engine = check_engine
         self._blamed: set[asyncio.Task[bool]] = set()
-        self.limits = limits
+        self.turns = Turns(limits, queue, self._fail)
         self.adapters = adapters
         self.observer = observer or Observer()
         self._log_requests = log_requests
@@ -97,20 +97,21 @@ class RequestTable:
     def open(self, engine: StepEngine, config: pb.EngineConfig) -> None:
         """Admit requests to `engine` from now on."""
         engine.set_step_listener(self.deliver)
+        self.turns.open(engine, config)
         self._engine, self._config, self.closed = engine, config, None
 
     def close(self, failure: Callable[[], EngineError]) -> None:
         """Refuse new requests from now on; `failure` makes the refusal."""
         self.closed = failure
 
-    async def prepare(self, request: pb.GenerateRequest) -> None:
+    async def prepare(self, request: pb.GenerateRequest, party: Party = NOBODY) -> None:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
-        with self.observer:
+        with self.observer.letting_in(request.request_id, party):
             engine = self._open_engine()
             check_generate(request, self._config)
-            self._choose_adapter(request.request.model, request.request.routing)
-            if self._num_preparing >= self.limits.requests:
-                raise queue_full("requests", self._num_preparing, self.limits.requests)
+            chosen_adapter(self._config, self.adapters, request.request.model, request.request.routing)
+            if self._num_preparing >= (most := self.turns.limits.requests):
+                raise queue_full("requests", self._num_preparing, most)
             self._num_preparing += 1
             try:
                 if isinstance(engine, PreparingEngine):
@@ -118,37 +119,44 @@ class RequestTable:
             finally:
                 self._num_preparing -= 1
 
-    def submit(self, request: pb.GenerateRequest, sink: Sink, deadline: float | None) -> GenerateContext:
-        """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
+    def submit(
+        self, request: pb.GenerateRequest, sink: Sink, deadline: float | None, party: Party = NOBODY
+    ) -> GenerateContext:
+        """Check the request and let it in. Raises `EngineError`, then nothing has happened.
 
-        `deadline` is on the time.monotonic() clock. The request is that of the current caller.
+        `deadline` is on the time.monotonic() clock. The request is that of the current caller, and shares the
+        engine with those of others in the name of `party`.
         """
-        with self.observer:
+        with self.observer.letting_in(request.request_id, party):
             engine = self._open_engine()
             check_generate(request, self._config)
-            adapter = self._choose_adapter(request.request.model, request.request.routing)
+            adapter = chosen_adapter(
+                self._config, self.adapters, request.request.model, request.request.routing
+            )
             self._check_id(request.request_id)
-            self._room().check(engine, prompt_length(request.request))
             context = GenerateContext(request.request_id, deadline=deadline)
-            num_choices = open_choices(request.request, self._config.role)
-            num_hidden = hidden_choices(request.request.sampling_options)
-            asked_events = event_names(request.request.annotations)
-            context.sink = live = Live(context, sink, num_choices, adapter, num_hidden, asked_events)
+            live = live_of(request.request, context, sink, adapter, self._config, party)
             if self._check_engine:
                 live.check = RequestCheck(request.request, self._config)
-            engine.submit(request.request, context)
+            work = Generation(engine, request.request, context, need_of(request.request, self._config))
+            self.turns.take(live, work, self._live.values())
             self._enter(live, request.request)
             return context
 
     async def embed(
-        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints | None = None
+        self,
+        request: pb.EmbedRequest,
+        deadline: float | None,
+        routing: pb.RoutingHints | None = None,
+        party: Party = NOBODY,
     ) -> pb.EmbeddingsEngineOutput:
-        """Check the request, and let the engine compute it. Raises `EngineError`. A deadline as in `submit`.
+        """Check the request, and let the engine compute it. Raises `EngineError`. A deadline and `party` as
+        in `submit`.
 
         `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
-        with self.observer:
-            work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints())
+        with self.observer.letting_in(request.request_id, party):
+            work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints(), party)
         failed: Failed = pb.ERROR_REASON_CANCELLED  # by the caller who leaves, unless something else happens
         try:
             output = await work.result()
@@ -160,6 +168,7 @@ class RequestTable:
         finally:
             await work.close()
             self._remove(live, "FAILED" if failed else "EMBEDDED", pb.CompletionUsage(), failed)
+            self.turns.start_next()
 
     def deliver(self, outputs: StepOutputs) -> None:
         """Hand everything one step produced to the sinks. Called on the event loop, once per step."""
@@ -168,24 +177,30 @@ class RequestTable:
         ).items():
             self._blame(context, mistake)
         self.observer.step(outputs)
+        if self.turns.meters.limits_tokens:
+            count_tokens(outputs)
         self.step = outputs.step
         for context, event in outputs.events:
-            _live(context).engine_event(event)
+            live_in(context).engine_event(event)
         for context, index, position, token_id in zip(
             outputs.contexts, outputs.indexes, outputs.positions, outputs.token_ids, strict=True
         ):
             # The hottest line of the shell: attribute access only, no cast and no lookup per token.
             context.sink.sink.token(index, position, token_id)  # type: ignore[attr-defined]  # a Live
         for context, output in outputs.outputs:
-            self._output(_live(context), output)
+            self._output(live_in(context), output)
         for context, failure in outputs.failures:
-            self._fail(_live(context), failure)
+            self._fail(live_in(context), failure)
+        self.turns.start_next()
 
     async def abort(self, context: GenerateContext, reason: str) -> None:
         """Ask the engine to end one request. Its terminal output or failure still comes."""
         if self._live.get(context.request_id) is not context.sink or context.is_cancelled:
             return
         context.cancel(reason)
+        if (ends := self.turns.cancelled(live_in(context))) is not None:
+            self.deliver(StepOutputs(self.step, outputs=[(context, output) for output in ends]))
+            return
         engine = self._engine
         assert engine is not None, "a live request implies an engine"
         await returned("abort", lambda: engine.abort(context))
@@ -221,6 +236,11 @@ class RequestTable:
         for live in list(self._live.values()):
             self._fail(live, failure())
 
+    def hand_back(self, failure: Callable[[], EngineError]) -> None:
+        """Fail what the engine has not heard of, so that its callers move on."""
+        for live in self.turns.waiting:
+            self._fail(live, failure())
+
     async def abort_slow(self) -> None:
         """Abort requests whose reader has lagged too far behind."""
         now = time.monotonic()
@@ -245,18 +265,22 @@ class RequestTable:
         await self._idle.wait()
 
     def _begin_embedding(
-        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints
+        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints, party: Party
     ) -> tuple[EmbeddingWork, Live]:
         engine = self._open_engine()
         if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
             raise Unsupported("this engine has no embeddings")
         check_embed(request, routing, self._config, engine.embedding_size)
-        adapter = self._choose_adapter(request.request.model, routing)
+        adapter = chosen_adapter(self._config, self.adapters, request.request.model, routing)
         self._check_id(request.request_id)
-        self._room().check(engine, sum(len(each.token_ids) for each in request.request.token_ids))
         context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
         work = EmbeddingWork(engine, request.request, context)
-        context.sink = live = Live(context, work, 1, adapter)
+        context.sink = live = Live(context, work, 1, adapter, party=party)
+        try:
+            self.turns.take(live, work, self._live.values())
+        except EngineError:
+            work.cancel()
+            raise
         self._enter(live, request.request)
         return work, live
 
@@ -277,24 +301,6 @@ class RequestTable:
         assert self._engine is not None, "an open table has an engine"
         return self._engine
 
-    def _choose_adapter(self, model: str, routing: pb.RoutingHints) -> str:
-        """The adapter that a request names, "" for none; engines find it in `routing.lora_name` only."""
-        if not self._config.capabilities.lora:
-            return ""
-        field, name = "routing.lora_name", routing.lora_name
-        if model and model not in served_names(self._config):
-            if name not in ("", model):
-                raise invalid(field, "is not the adapter that model names", name, shown(model))
-            field, name = "model", model
-        if name and self.adapters is not None and name not in self.adapters:
-            raise ModelNotFound(f"{field}: no such adapter is loaded, got {shown(name)}", field=field)
-        if field == "model":
-            routing.lora_name = name
-        return name
-
-    def _room(self) -> Room:
-        return Room(self.limits, self._config.max_num_seqs or 1, self._live.values())
-
     def _output(self, live: Live, output: pb.LLMEngineOutput) -> None:
         if output.index in live.ended:
             self._blame(live.context, f"choice {output.index} has ended, and gets more")
@@ -303,13 +309,14 @@ class RequestTable:
         if output.finish_reason:
             live.ended.add(output.index)
             live.open_choices -= 1
+            self.turns.choice_ended(live)
             if live.open_choices == 0:
                 live.sink.finish()
                 self._remove(live, pb.FinishReason.Name(output.finish_reason), output.completion_usage)
 
     def _blame(self, context: GenerateContext, mistake: str) -> None:
         """End a request whose engine broke a rule; what else comes of it reaches nobody."""
-        live, engine = _live(context), self._engine
+        live, engine = live_in(context), self._engine
         if self._live.get(context.request_id) is not live:
             return
         failure = EngineMistake(f"request {context.request_id}: {mistake}")
@@ -336,11 +343,7 @@ class RequestTable:
             log.info("request %s ended: %s, %s, %s", request_id, outcome, counts, live.times)
         del self._live[request_id]
         self._past.finish(request_id, live.owner)
+        self.turns.ended(live, usage)
         if not self._live:
             self._idle.set()
         self.observer.ended(live, usage, failed)
-
-
-def _live(context: GenerateContext) -> Live:
-    assert isinstance(context.sink, Live), "every context in the engine was made by submit"
-    return context.sink

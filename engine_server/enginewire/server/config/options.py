@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from enginewire.access.listener_options import ListenerOptions, access_of, check_exposure
+from enginewire.access.listener_options import ListenerOptions, check_exposure, check_listener
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket
 from enginewire.options import OptionError, computed, option
 from enginewire.server.config.kv_events import KvEventsConfig
@@ -106,6 +106,13 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
         at_least=1,
         contract="Limits.max_num_queued_tokens",
     )
+    max_caller_share: float = option(
+        0.875,
+        "part of the sequences and of the queue that one caller may have, where keys, certificates or tenants"
+        " tell several apart; the rest is there when another one comes",
+        at_least=0.01,
+        at_most=1,
+    )
     max_message_bytes: int = option(
         8 * 2**20,
         "largest message in both directions",
@@ -186,7 +193,7 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
                 " tcp://127.0.0.1:port or ipc:///path, or say --allow-insecure"
             )
         check_exposure("--host", self.host, self)
-        access_of(self)
+        check_listener(self)
 
     @property
     def kv_events(self) -> KvEventsConfig:

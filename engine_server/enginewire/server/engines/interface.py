@@ -222,6 +222,19 @@ class StepEngine(LLMEngine, Protocol):
 
 
 @runtime_checkable
+class CheckingEngine(StepEngine, Protocol):
+    """A step engine that can say beforehand what it would refuse.
+
+    Where several callers share an engine, the shell keeps their requests until there is a slot. So that a
+    wrong one is refused at once all the same, it asks before it accepts what has to wait.
+    """
+
+    def check(self, request: pb.PreprocessedRequest, context: GenerateContext) -> object:
+        """Raise what `submit` would raise for the request; nothing else comes of it, whatever it returns."""
+        ...
+
+
+@runtime_checkable
 class NamedEngine(Protocol):
     """What an engine adds that has a name and a version of its own, for GetEngineInfo. "" is none."""
 

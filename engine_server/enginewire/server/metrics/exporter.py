@@ -31,9 +31,10 @@ class MetricsExporter:
         self.context = MetricsContext(model="", registry=self._registry, prefix=prefix)
         self._endpoint = MetricsEndpoint(self._page)
 
-    def show(self, lifecycle: Lifecycle) -> None:
+    def show(self, lifecycle: Lifecycle, access: Access = OPEN) -> None:
         """Export what there is to know about a server and any engine."""
-        self._registry.register(EnginePage(lifecycle, self.requests.totals, self.context.prefix))
+        page = EnginePage(lifecycle, self.requests.totals, self.context.prefix, access.refused)
+        self._registry.register(page)
 
     @property
     def url(self) -> str:

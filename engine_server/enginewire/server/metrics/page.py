@@ -31,7 +31,11 @@ LABELS: Final = ("model_name", "engine")
 class EnginePage(Collector):
     """Collected on the event loop when somebody asks; only the state until the engine has started."""
 
-    def __init__(self, lifecycle: Lifecycle, totals: Totals, prefix: str) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, totals: Totals, prefix: str, refused: Mapping[str, int] | None = None
+    ) -> None:
+        """`refused` are calls by why the guard has refused them."""
+        self._refused: Mapping[str, int] = {} if refused is None else refused
         self._lifecycle = lifecycle
         self._totals = totals
         self._prefix = prefix
@@ -50,6 +54,7 @@ class EnginePage(Collector):
             yield self._cache_config(config, str(ranks[0].dp_rank))
             yield from self._adapters(config)
             yield from self._of_ranks(model, ranks)
+            yield from self._of_callers()
             yield from self._of_requests((model, str(ranks[0].dp_rank)), load)
 
     def _states(self) -> Iterator[Metric]:
@@ -109,6 +114,26 @@ class EnginePage(Collector):
             for rank in ranks:
                 family.add_metric((model, str(rank.dp_rank)), read(rank))
             yield family
+
+    def _of_callers(self) -> Iterator[Metric]:
+        totals = self._totals
+        refused = CounterMetricFamily(
+            "enginewire:refused_calls", "Calls refused for who made them.", labels=("reason",)
+        )
+        for reason in ("unauthenticated", "permission_denied"):
+            refused.add_metric((reason,), self._refused.get(reason, 0))
+        refused.add_metric(("limit",), totals.over_limit)
+        yield refused
+        family = CounterMetricFamily("enginewire:caller_requests", "Requests that ended.", labels=("caller",))
+        for caller, number in sorted(totals.requests_of.items()):
+            family.add_metric((caller,), number)
+        yield family
+        family = CounterMetricFamily(
+            "enginewire:caller_tokens", "Tokens of those.", labels=("caller", "kind")
+        )
+        for labels, number in sorted(totals.tokens_of.items()):
+            family.add_metric(labels, number)
+        yield family
 
     def _of_requests(self, labels: Sequence[str], load: pb.Load) -> Iterator[Metric]:
         totals, prefix = self._totals, self._prefix

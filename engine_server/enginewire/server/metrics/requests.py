@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from enginewire import v1 as pb
+from enginewire.access.caller import Party
 from enginewire.metrics.labels import FINISHED
 from enginewire.server.admission.live import Accepted, Failed, Live, Observer
+from enginewire.server.admission.queue_limits import CALLER_LIMIT
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
+from enginewire.server.failures import EngineError
 from enginewire.server.metrics.totals import LiveTimes, Totals
 from enginewire.server.validation.payloads import prompt_length
 
@@ -50,9 +53,10 @@ class RequestMetrics(Observer):
             num_tokens = sum(len(each.token_ids) for each in request.token_ids)
             self._live[context] = LiveTimes(self._clock(), num_tokens)
 
-    def refused(self, reason: pb.ErrorReason.ValueType) -> None:
+    def refused(self, failure: EngineError, request_id: str, party: Party) -> None:
         """A request was not let in."""
-        self.totals.refused[reason] += 1
+        self.totals.refused[failure.reason] += 1
+        self.totals.over_limit += CALLER_LIMIT in failure.metadata
 
     def step(self, outputs: StepOutputs) -> None:
         """What one step produced. Its failures are counted as they end their requests."""
@@ -73,6 +77,8 @@ class RequestMetrics(Observer):
     def ended(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
         """A request has ended, and so have those of its choices that had no terminal output."""
         context, totals = live.context, self.totals
+        prompt_tokens = self._live[context].num_prompt_tokens
+        totals.take_caller(live.party, prompt_tokens, usage.completion_tokens or live.num_tokens)
         times = self._live.pop(context)
         if failed is not None:
             is_aborted = failed == pb.ERROR_REASON_CANCELLED

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from enginewire import v1 as pb
+from enginewire.access.caller import Party
 from enginewire.metrics.histogram import (
     BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,
@@ -55,9 +56,21 @@ class Totals:
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISHED.values(), 0))
         self.failed: Counter[pb.ErrorReason.ValueType] = Counter()
         self.refused: Counter[pb.ErrorReason.ValueType] = Counter()
+        # Refused because a caller had what it may have.
+        self.over_limit = 0
+        # By the labels of callers that are told apart: requests, and tokens by their kind.
+        self.requests_of: Counter[str] = Counter()
+        self.tokens_of: Counter[tuple[str, str]] = Counter()
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.generated_tokens = 0
+
+    def take_caller(self, party: Party, prompt_tokens: int, generated_tokens: int) -> None:
+        """A request of somebody has ended."""
+        if party.key:
+            self.requests_of[party.label] += 1
+            self.tokens_of[party.label, "prompt"] += prompt_tokens
+            self.tokens_of[party.label, "generation"] += generated_tokens
 
     def take_wanted(self, request: pb.PreprocessedRequest) -> None:
         """What a caller asked for."""

@@ -1,4 +1,4 @@
-"""The reserved metadata keys of a call, folded into the request they belong to.
+"""The reserved metadata keys of a call, folded into the request they belong to, and in whose name it comes.
 
 A key and the body field it stands for may both be set only when they agree. Other keys are ignored.
 """
@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.server.failures import InvalidRequest
+from enginewire.access.access import TENANT_KEY, Access, Denied, Unknown
+from enginewire.access.caller import Party, caller
+from enginewire.access.known_callers import NAME, NAME_WORDS
+from enginewire.server.failures import InvalidRequest, NotAllowed, NotKnown
 
 # metadata key → (field of RoutingHints, its type, what is allowed)
 KEYS: Final[Mapping[str, tuple[str, Callable[[str], int | str], str]]] = {
@@ -29,6 +32,23 @@ def routing_of(metadata: Mapping[str, str]) -> pb.RoutingHints:
     routing = pb.RoutingHints()
     _apply_all(routing, metadata)
     return routing
+
+
+def party_of(access: Access, metadata: Mapping[str, str]) -> Party:
+    """In whose name the current caller's request comes. Raises InvalidRequest, and NotKnown for a key that is
+    gone.
+
+    A tenant counts where the caller may name one; from others it is a key like any that is not known.
+    """
+    tenant = metadata.get(TENANT_KEY, "")
+    if tenant and caller().names_tenants and not NAME.fullmatch(tenant):
+        raise InvalidRequest(f"{TENANT_KEY}: got {tenant[:64]!a}, allowed {NAME_WORDS}", field=TENANT_KEY)
+    try:
+        return access.party_of(caller(), tenant)
+    except Unknown as unknown:
+        raise NotKnown(str(unknown)) from None
+    except Denied as denied:
+        raise NotAllowed(str(denied)) from None
 
 
 def _apply_all(routing: pb.RoutingHints, metadata: Mapping[str, str]) -> None:

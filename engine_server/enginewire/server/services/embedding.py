@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
+from enginewire.access.access import OPEN, Access
 from enginewire.server.lifecycle import Lifecycle
-from enginewire.server.services.call_metadata import routing_of
+from enginewire.server.services.call_metadata import party_of, routing_of
 from enginewire.server.services.engine import deadline_of
 from enginewire.server.services.handlers import Call, text_metadata
 
@@ -12,11 +13,13 @@ from enginewire.server.services.handlers import Call, text_metadata
 class EmbeddingServicer:
     """Serves EmbeddingService for one engine."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, access: Access = OPEN) -> None:
+        self._access = access
         self._requests = lifecycle.requests
 
     async def Embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         """One vector per input."""
-        routing = routing_of(text_metadata(call))
-        output = await self._requests.embed(request, deadline_of(call.time_remaining()), routing)
+        metadata = text_metadata(call)
+        routing, party = routing_of(metadata), party_of(self._access, metadata)
+        output = await self._requests.embed(request, deadline_of(call.time_remaining()), routing, party)
         return pb.EmbedResponse(output=output, request_id=request.request_id)

@@ -13,14 +13,15 @@ from collections.abc import AsyncIterator, Iterable
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
-from enginewire.access.caller import caller
+from enginewire.access.access import OPEN, Access
+from enginewire.access.caller import Party, caller
 from enginewire.server.admission.delivery import BufferLimits, Connection, HandleSink, RequestStream
 from enginewire.server.admission.live import needs_preparation
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import Item
 from enginewire.server.failures import Cancelled, EngineError, InvalidRequest, Unsupported
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
-from enginewire.server.services.call_metadata import apply_metadata
+from enginewire.server.services.call_metadata import apply_metadata, party_of
 from enginewire.server.services.handlers import Call, text_metadata
 from enginewire.server.status import as_failure
 from enginewire.server.validation.generate import check_request_id
@@ -31,7 +32,10 @@ LIFETIME_KEY = "enginewire-lifetime-id"
 class EngineServicer:
     """Serves EngineService for one engine."""
 
-    def __init__(self, lifecycle: Lifecycle, limits: BufferLimits, lifetime_id: str) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, limits: BufferLimits, lifetime_id: str, access: Access = OPEN
+    ) -> None:
+        self._access = access
         self._lifecycle = lifecycle
         self._requests = lifecycle.requests
         self._limits = limits
@@ -39,11 +43,13 @@ class EngineServicer:
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """One request, one stream."""
-        apply_metadata(request, text_metadata(call))
+        metadata = text_metadata(call)
+        apply_metadata(request, metadata)
+        party = party_of(self._access, metadata)
         if needs_preparation(request):
-            await self._requests.prepare(request)
+            await self._requests.prepare(request, party)
         stream = RequestStream(self._limits)
-        context = self._requests.submit(request, stream, deadline_of(call.time_remaining()))
+        context = self._requests.submit(request, stream, deadline_of(call.time_remaining()), party)
         try:
             await call.send_initial_metadata(((LIFETIME_KEY, self._lifetime_id),))
             lifetime_id = self._lifetime_id
@@ -59,7 +65,9 @@ class EngineServicer:
         """Many requests, one stream."""
         if self._lifecycle.config is not None and not self._lifecycle.config.capabilities.multiplexed:
             raise Unsupported("this engine only embeds")
-        session = MultiplexedSession(self._requests, self._limits, self._lifetime_id, call.time_remaining())
+        session = MultiplexedSession(
+            self._requests, self._limits, self._lifetime_id, call.time_remaining(), self._access
+        )
         reader = asyncio.create_task(session.read(frames), name="multiplexed reader")
         try:
             await call.send_initial_metadata(((LIFETIME_KEY, self._lifetime_id),))
@@ -108,8 +116,14 @@ class MultiplexedSession:
     """The client's side of one multiplexed stream: its frames, its handles."""
 
     def __init__(
-        self, requests: RequestTable, limits: BufferLimits, lifetime_id: str, time_remaining: float | None
+        self,
+        requests: RequestTable,
+        limits: BufferLimits,
+        lifetime_id: str,
+        time_remaining: float | None,
+        access: Access,
     ) -> None:
+        self._access = access
         self.connection = Connection(limits, lambda: requests.step)
         self._requests = requests
         self._lifetime_id = lifetime_id
@@ -141,26 +155,31 @@ class MultiplexedSession:
         sink = self.connection.sink(handle)
         try:
             apply_metadata(submit.generate, submit.metadata)
+            party = party_of(self._access, submit.metadata)
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
             if needs_preparation(submit.generate):
-                task = asyncio.create_task(self._prepare(submit.generate, sink, deadline))
+                task = asyncio.create_task(self._prepare(submit.generate, sink, deadline, party))
                 self._preparing[handle] = task, sink
             else:
-                self._accept(submit.generate, sink, deadline)
+                self._accept(submit.generate, sink, deadline, party)
         except EngineError as failure:
             sink.fail(failure)
 
-    def _accept(self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None) -> None:
+    def _accept(
+        self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None, party: Party
+    ) -> None:
         handle = sink.handle
-        self.connection.live[handle] = self._requests.submit(request, sink, deadline)
+        self.connection.live[handle] = self._requests.submit(request, sink, deadline, party)
         accepted = pb.Accepted(engine_lifetime_id=self._lifetime_id, request_id=request.request_id)
         self.connection.event(pb.HandleEvent(handle=handle, accepted=accepted))
 
-    async def _prepare(self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None) -> None:
+    async def _prepare(
+        self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None, party: Party
+    ) -> None:
         """Accept what takes time to accept, without holding up the frames behind it."""
         try:
-            await self._requests.prepare(request)
-            self._accept(request, sink, deadline)
+            await self._requests.prepare(request, party)
+            self._accept(request, sink, deadline, party)
         except Exception as error:  # noqa: BLE001  # whatever it was, the handle must hear of it
             sink.fail(as_failure(error))
         self._preparing.pop(sink.handle)

@@ -45,7 +45,6 @@ from enginewire.backend.frontends.http_api.refusal import (
 from enginewire.backend.frontends.http_api.responses.route import ResponsesRoute
 from enginewire.backend.frontends.http_api.vllm.adapters import LoadAdapterRoute, UnloadAdapterRoute
 from enginewire.backend.frontends.http_api.vllm.tokenization import DetokenizeRoute, TokenizeRoute
-from enginewire.tls.certificate import CertificateFiles
 from enginewire.version import __version__
 
 HEALTH_TIMEOUT_SECONDS = 2.0
@@ -83,7 +82,7 @@ ROLE_OF_ROUTE: Final[Mapping[str, Role | None]] = {
 
 def make_app(served: ServedBackend, middleware: Sequence[Middleware], access: Access = OPEN) -> Starlette:
     """The ASGI application; every request passes `middleware` first, then what `access` asks of its route."""
-    facts = Facts(served, access.tls.files if access.tls else None)
+    facts = Facts(served, access)
     return Starlette(
         routes=guarded(
             [
@@ -110,6 +109,7 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware], access: Ac
             ],
             ROLE_OF_ROUTE,
             access,
+            served.backend.backend.activity.audit,
         ),
         middleware=middleware,
         exception_handlers={
@@ -125,10 +125,10 @@ def make_app(served: ServedBackend, middleware: Sequence[Middleware], access: Ac
 class Facts:
     """What can be asked without generating."""
 
-    def __init__(self, served: ServedBackend, certificate: CertificateFiles | None) -> None:
+    def __init__(self, served: ServedBackend, access: Access) -> None:
         self._served = served
-        backend = served.backend.backend
-        self._metrics = BackendMetrics(backend.activity, backend.engines.all, certificate)
+        backend, certificate = served.backend.backend, access.tls.files if access.tls else None
+        self._metrics = BackendMetrics(backend.activity, backend.engines.all, certificate, access.refused)
 
     async def models(self, request: Request) -> Response:
         """Every name the engine answers to, those of adapters last. Raises RequestFailed."""

@@ -8,7 +8,7 @@ Knows nothing about how the numbers come about.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -37,9 +37,14 @@ class BackendMetrics(Collector):
     """What `/metrics` shows, collected when somebody asks. `engine` is the number of the target, from 0."""
 
     def __init__(
-        self, activity: Activity, engines: Sequence[Endpoint], certificate: CertificateFiles | None = None
+        self,
+        activity: Activity,
+        engines: Sequence[Endpoint],
+        certificate: CertificateFiles | None = None,
+        refused: Mapping[str, int] | None = None,
     ) -> None:
-        """`engines` may change while this is used."""
+        """`engines` may change while this is used. `refused`: calls by why they were not let in."""
+        self._refused: Mapping[str, int] = {} if refused is None else refused
         self._activity = activity
         self._engines = engines
         self._registry = CollectorRegistry()
@@ -134,6 +139,14 @@ class BackendMetrics(Collector):
             {reason_name(reason): number for reason, number in totals.failed.items()},
         )
 
+        yield self._by_reason(
+            CounterMetricFamily(
+                "enginewire:refused_calls",
+                "Calls refused for who made them.",
+                labels=("model_name", "reason"),
+            ),
+            {"unauthenticated": 0, "permission_denied": 0, **self._refused, "limit": totals.over_limit},
+        )
         yield self._by_reason(
             CounterMetricFamily(
                 "enginewire:engine_decode_differences",

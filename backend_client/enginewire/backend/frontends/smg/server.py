@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from enginewire.access.access import OPEN, Access
+from enginewire.access.audit import AuditLog
 from enginewire.access.guard import guards
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.calls import refuse_caller
@@ -22,12 +23,14 @@ from enginewire.listening.binding import bind_tcp
 
 @asynccontextmanager
 async def smg_face(
-    backend: TextBackend, options: ServeOptions, access: Access = OPEN
+    backend: TextBackend, options: ServeOptions, access: Access = OPEN, audit: AuditLog | None = None
 ) -> AsyncIterator[GrpcFace]:
     """Serve inside the context; the address is the URL that SMG wants. Raises AddressError."""
     assert options.smg_port is not None
     server = new_server(
-        options.max_message_bytes, options.max_concurrent_streams, guards(access, refuse_caller)
+        options.max_message_bytes,
+        options.max_concurrent_streams,
+        guards(access, refuse_caller, audit, {f"/{SERVICE}/Generate"}),
     )
     servicer = SmgServicer(backend, options.timeout, options.tokenizer, options.slow_consumer_timeout)
     server.add_generic_rpc_handlers((servicer.handlers(),))

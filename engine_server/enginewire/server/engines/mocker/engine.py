@@ -83,14 +83,17 @@ class MockerEngine:
         """Register who receives every step's outputs."""
         self._streams.listener = listener
 
-    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
-        """Queue a request, or raise an EngineError."""
+    def check(self, request: pb.PreprocessedRequest, context: GenerateContext) -> Request:
+        """Read a request, or raise an EngineError."""
         if self._is_closed:
             raise EngineDead("the engine is closed")
         if self._reader is None:
             raise NotStarted("the engine is still starting")
-        adapter = self._adapters.digest(request.routing.lora_name)
-        accepted = self._reader.read(request, context, adapter)
+        return self._reader.read(request, context, self._adapters.digest(request.routing.lora_name))
+
+    def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
+        """Queue a request, or raise an EngineError."""
+        accepted, adapter = self.check(request, context), self._adapters.digest(request.routing.lora_name)
         if self._transfers and is_handed_over(request, self._options.role):
             self._transfers.claim(request, adapter)
         self._live[context] = accepted

@@ -32,9 +32,13 @@ class PostRoute(ABC):
         May raise InvalidBody, Refused and RequestFailed, as long as it can be said.
         """
 
+    def headers(self) -> Mapping[str, str]:
+        """Headers of every answer."""
+        return {}
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a caller who leaves aborts it."""
-        reply = Reply(send, scope["path"])
+        reply = Reply(send, scope["path"], self.headers)
         try:
             body = Body.parse(await read_body(scope, receive))
             await until_left(receive, self.answer(body, reply, passed_on(Headers(scope=scope))))

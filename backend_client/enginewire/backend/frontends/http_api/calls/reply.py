@@ -21,8 +21,9 @@ EVENT_TYPE: Final = "text/event-stream; charset=utf-8"
 class Reply:
     """One answer on its way out."""
 
-    def __init__(self, send: Send, path: str) -> None:
-        """`path` is what was asked for, see error_form."""
+    def __init__(self, send: Send, path: str, more: Callable[[], Mapping[str, str]] = dict) -> None:
+        """`path` is what was asked for, see error_form; `more` are headers that every answer has."""
+        self._more = more
         self._send = send
         self._path = path
         self._is_begun = False
@@ -66,5 +67,5 @@ class Reply:
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._is_begun = True
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        raw = [(name.encode(), value.encode()) for name, value in {**headers, **self._more()}.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})

@@ -13,6 +13,7 @@ from enginewire.backend.embedding import Embeddings
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
+from enginewire.backend.frontends.http_api.calls.rate_limits import rate_limit_headers
 from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.embeddings.fields import AskedVectors, answer_of, read_asked
 from enginewire.backend.frontends.http_api.openai.generate_route import ServedBackend
@@ -25,6 +26,10 @@ class EmbeddingsRoute(PostRoute):
 
     def __init__(self, served: ServedBackend) -> None:
         self._served = served
+
+    def headers(self) -> Mapping[str, str]:
+        """Where its caller stands."""
+        return rate_limit_headers(self._served.backend.backend.meters)
 
     async def answer(self, body: Body, reply: Reply, trace: Mapping[str, str]) -> None:
         """Raises InvalidBody, Refused and RequestFailed."""

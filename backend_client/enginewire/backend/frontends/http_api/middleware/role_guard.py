@@ -5,16 +5,18 @@ Whether a key is good is up to `enginewire.access`, the same for every face. Kno
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from enginewire.access.access import Access, Denied, Unknown, bearer, with_certificate
-from enginewire.access.caller import serve_for
+from enginewire.access.access import Access, Denied, Unknown, bearer
+from enginewire.access.audit import AuditLog
+from enginewire.access.caller import caller, serve_for
 from enginewire.access.roles import Role
 from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.connection import CERTIFICATE
@@ -25,7 +27,11 @@ KEY_OF_ANTHROPIC: Final = "x-api-key"
 
 
 def guarded(
-    routes: Sequence[BaseRoute], roles: Mapping[str, Role | None], access: Access, prefix: str = ""
+    routes: Sequence[BaseRoute],
+    roles: Mapping[str, Role | None],
+    access: Access,
+    audit: AuditLog | None = None,
+    prefix: str = "",
 ) -> list[BaseRoute]:
     """The same routes behind a guard each, by their paths. One that has no role is a mistake: KeyError.
 
@@ -33,36 +39,61 @@ def guarded(
     """
     for route in routes:
         if isinstance(route, Mount):
-            guarded(route.routes, roles, access, prefix + route.path)
+            guarded(route.routes, roles, access, audit, prefix + route.path)
             continue
         assert isinstance(route, Route), "there is no third kind here"
         role = roles[prefix + route.path]
         if role is not None:
-            route.app = RouteGuard(route.app, access, role)
+            route.app = RouteGuard(route.app, access, role, audit, prefix + route.path)
     return list(routes)
 
 
 class RouteGuard:
     """Lets callers through who have the role, before anything of the body is read."""
 
-    def __init__(self, app: ASGIApp, access: Access, role: Role) -> None:
+    def __init__(self, app: ASGIApp, access: Access, role: Role, audit: AuditLog | None, path: str) -> None:
+        self._audit = audit
+        self._path = path
         self._app = app
         self._access = access
         self._role = role
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
+        if self._audit is None:
+            await self._serve(scope, receive, send)
+            return
+        began, statuses = time.monotonic(), list[int]()
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, noting)
+        finally:
+            self._audit.call(
+                who=caller().party.tenant,
+                method=f"{scope['method']} {self._path}",
+                outcome=str(statuses[0]) if statuses else "CANCELLED",
+                seconds=time.monotonic() - began,
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         brought = [*bearer(headers.getlist("authorization")), *headers.getlist(KEY_OF_ANTHROPIC)]
         try:
-            caller = self._access.caller_with(brought, self._role)
+            who = self._access.caller_with(brought, self._role)
+            if self._access.tells_certificates_apart:
+                shown = scope["state"][CERTIFICATE]
+                names = names_of(shown) or [str(shown.get("subject"))]
+                who = self._access.with_certificate(who, names, self._role)
         except Denied as denied:
+            self._access.count(denied)
             await Reply(send, scope["path"]).refuse(refusal_of_caller(denied))
             return
-        if self._access.tells_certificates_apart:
-            shown = scope["state"][CERTIFICATE]
-            caller = with_certificate(caller, names_of(shown) or [str(shown.get("subject"))])
-        serve_for(caller)
+        serve_for(who)
         await self._app(scope, receive, send)
 
 

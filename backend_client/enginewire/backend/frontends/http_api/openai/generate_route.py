@@ -18,6 +18,7 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body
 from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
+from enginewire.backend.frontends.http_api.calls.rate_limits import rate_limit_headers
 from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.openai.answer import Answer, Head
 from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
@@ -134,6 +135,10 @@ class AnswerRoute(PostRoute, Generic[Asked]):
 
     def __init__(self, served: ServedBackend) -> None:
         self._served = served
+
+    def headers(self) -> Mapping[str, str]:
+        """Where its caller stands."""
+        return rate_limit_headers(self._served.backend.backend.meters)
 
     @property
     def vocabulary(self) -> Vocabulary:
