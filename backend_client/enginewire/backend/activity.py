@@ -290,11 +290,13 @@ class Activity:
         self._live[id(live)] = live
         return live
 
-    def end(self, live: LiveRequest, detokenize_seconds: float) -> None:
+    def end(self, live: LiveRequest, detokenize_seconds: float) -> EndedRequest:
         """A request has ended."""
         del self._live[id(live)]
-        self._ended.append(live.end())
+        ended = live.end()
+        self._ended.append(ended)
         self.totals.detokenize_seconds += detokenize_seconds
+        return ended
 
     def abort(self, request_id: str, reason: str) -> int:
         """End every live request of that id that the caller may end; how many there were."""

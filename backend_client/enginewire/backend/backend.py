@@ -30,6 +30,7 @@ from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTrac
 from enginewire.backend.replay.attempts import Attempts
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
+from enginewire.backend.traces.trace import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +58,11 @@ class Backend:
         self.engines = Endpoints([engines]) if isinstance(engines, EngineClient) else engines
         self.vocabulary = vocabulary
         self.activity = Activity()
+        self.tracing = Tracing()
         self._validate_engine_decode = validate_engine_decode
         self._retry = retry
         self._prefill = prefill
-        self._budget = RetryBudget()
+        self.retry_budget = RetryBudget()
 
     @property
     def client(self) -> EngineClient:
@@ -100,13 +102,15 @@ class Backend:
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
         call = BackendCall(request, request_id, deadline, metadata)
+        trace = self.tracing.begin(metadata, request, face)
         attempts = Attempts(
             self.engines,
             call,
             lambda config: self._decoder(request, config, with_tokens),
             self._retry,
-            self._budget,
+            self.retry_budget,
             self._prefill,
+            trace,
         )
         live = self.activity.begin(attempts, request, face)
         inlined: InlineDecoder | None = None
@@ -136,10 +140,13 @@ class Backend:
             attempts.succeed()
         except (RequestFailed, ProtocolViolation, InvalidStopConditions) as error:
             live.failure = _failure_of(error)
+            trace.fail(live.failure)
             yield Annotated(error=live.failure)
         finally:
-            self.activity.end(live, tracker.detokenize_ns / NS_PER_SECOND)
+            ended = self.activity.end(live, tracker.detokenize_ns / NS_PER_SECOND)
             attempts.end("the caller left or has everything")
+            outcome = "" if live.failure else ended.outcome
+            trace.end(ended.request_id, ended.num_prompt_tokens, ended.num_tokens, outcome, ended.ttft)
             tracker.engine_lifetime_id = attempts.engine_lifetime_id
 
     async def embed(
@@ -156,7 +163,15 @@ class Backend:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         call = BackendCall(request, request_id, deadline, metadata)
-        return await embed(self.engines, call, self._retry, self._budget)
+        trace = self.tracing.begin(metadata, request)
+        num_prompt_tokens = sum(len(each.token_ids) for each in request.token_ids)
+        try:
+            return await embed(self.engines, call, self._retry, self.retry_budget, trace)
+        except RequestFailed as error:
+            trace.fail(error.failure)
+            raise
+        finally:
+            trace.end(request_id, num_prompt_tokens, 0, "", None)
 
     def _decoder(
         self, request: pb.PreprocessedRequest, config: pb.EngineConfig, with_tokens: bool

@@ -29,7 +29,7 @@ from enginewire.listening.health_port import health_port
 from enginewire.listening.sockets import AddressError, check_port_is_free
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.delivery import BufferLimits
-from enginewire.server.admission.live import Observer
+from enginewire.server.admission.observer import Observer
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config.options import ServerOptions
@@ -44,6 +44,7 @@ from enginewire.server.services.engine import EngineServicer
 from enginewire.server.services.handlers import handlers, refuse_caller
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, EngineHealth
 from enginewire.server.services.kv import KvServicer
+from enginewire.server.telemetry.telemetry import Telemetry
 from enginewire.server.validation.bounds import effective_limits
 from enginewire.v1 import (
     admin_service_pb2,
@@ -91,16 +92,10 @@ class EngineServer:
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
         self.access = access_of(options)
-        self.metrics: MetricsExporter | None = None
-        if options.metrics_port is None:
-            self.lifecycle = Lifecycle(engine, _request_table(options), plan)
-        else:
-            from enginewire.server.metrics.exporter import MetricsExporter
-
-            self.metrics = MetricsExporter(options.metrics_prefix)
-            requests = _request_table(options, self.metrics.requests)
-            self.lifecycle = Lifecycle(engine, requests, plan, self.metrics.context)
-            self.metrics.show(self.lifecycle)
+        self._telemetry = Telemetry(options, self.identity.instance_id)
+        requests = _request_table(options, self._telemetry.observer)
+        self.lifecycle = Lifecycle(engine, requests, plan, self._telemetry.metrics_context)
+        self._telemetry.show(self.lifecycle)
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._address = ExitStack()
@@ -114,7 +109,7 @@ class EngineServer:
             await self.listen()
         except AddressError as error:
             log.error("cannot listen: %s", error)
-            self._close_metrics()
+            await self._telemetry.close()
             return EXIT_ADDRESS
         with ending_signals() as stop:
             try:
@@ -140,8 +135,7 @@ class EngineServer:
 
     async def listen(self) -> None:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
-        if self.metrics is not None and self.options.metrics_port is not None:
-            await self.metrics.open(self.options.host, self.options.metrics_port, self.access)
+        await self._telemetry.open(self.access)
         options = self.options
         access = self.access if options.port is not None else self.access.on_socket
         self._server = new_server(
@@ -163,6 +157,7 @@ class EngineServer:
     async def start(self) -> pb.EngineConfig:
         """Start the engine; requests are admitted when this returns."""
         config = await self.lifecycle.start(self.identity.worker_id, self._advertise_shell)
+        self._telemetry.started(config)
         self._background = [
             asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
             asyncio.create_task(self._watch_steps(), name="watchdog"),
@@ -192,11 +187,12 @@ class EngineServer:
         finally:
             await self._beside.aclose()
             self._address.close()
-            self._close_metrics()
+            await self._telemetry.close()
 
-    def _close_metrics(self) -> None:
-        if self.metrics is not None:
-            self.metrics.close()
+    @property
+    def metrics(self) -> MetricsExporter | None:
+        """What `--metrics-port` asks for."""
+        return self._telemetry.metrics
 
     async def _start_unless_stopped(self, stop: asyncio.Queue[signal.Signals]) -> bool:
         """True when the engine is up; False when a signal came first."""
@@ -327,7 +323,7 @@ def _log_its_failure(task: asyncio.Task[None]) -> None:
         log.critical("nobody looks after the %s any more", task.get_name(), exc_info=error)
 
 
-def _request_table(options: ServerOptions, observer: Observer | None = None) -> RequestTable:
+def _request_table(options: ServerOptions, observer: Observer) -> RequestTable:
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None

@@ -10,7 +10,7 @@ from prometheus_client import Counter
 
 from enginewire import v1 as pb
 from enginewire.server import __main__ as command
-from enginewire.server.admission.live import Observer
+from enginewire.server.admission.observer import Observer
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import MetricsBindings, MetricsContext
 from enginewire.server.engines.mocker.engine import MockerEngine

@@ -23,7 +23,6 @@ from enginewire.backend.config import DEFAULT_MESSAGE_BYTES, ServeOptions
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from enginewire.backend.embedding import embeddings_to_proto
 from enginewire.backend.engines.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
-from enginewire.backend.engines.trace_context import passed_on
 from enginewire.backend.frontends.health import BackendHealth
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.text_backend import TextBackend
@@ -31,6 +30,7 @@ from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
 from enginewire.grpc_server import new_server
 from enginewire.listening.binding import add_reflection, listen
+from enginewire.tracing.trace_context import passed_on
 
 SERVICE: Final = "enginewire.v1.BackendService"
 HEALTH: Final = "grpc.health.v1.Health"
@@ -88,7 +88,7 @@ class BackendServicer:
             path="inputs",
             request_id=request_id,
             timeout=self._timeout(call),
-            metadata=_trace_of(call),
+            metadata=trace_of(call),
         )
         output = embeddings_to_proto(embeddings)
         answer = pb.BackendServiceEmbedResponse(output=output, request_id=request_id).SerializeToString()
@@ -105,7 +105,7 @@ class BackendServicer:
             items = self._backend.generate(
                 asked,
                 timeout=self._timeout(call),
-                metadata=_trace_of(call),
+                metadata=trace_of(call),
                 tracker=tracker,
                 face="gRPC",
             )
@@ -209,7 +209,8 @@ def _parsed(kind: type[M], data: bytes) -> M:
         raise invalid("request: malformed protobuf") from error
 
 
-def _trace_of(call: Call) -> dict[str, str]:
+def trace_of(call: AnyCall) -> dict[str, str]:
+    """The trace in the metadata of a call."""
     pairs = call.invocation_metadata() or ()
     return passed_on({key: value for key, value in pairs if isinstance(value, str)})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from enginewire import v1 as pb
+from enginewire.backend.decoding.request_decoder import RequestDecoder
 
 # What is about text: the contract's class BACKEND.
 TEXT_FIELDS: Final[
@@ -94,3 +95,8 @@ def _conditions(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
 def _model(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
     config = info.config
     return config.model, config.vocab_size, tuple(config.eos_token_ids), config.role
+
+
+def has_delivered(decoder: RequestDecoder) -> bool:
+    """The caller has seen something that must not be said again."""
+    return any(choice.token_ids or choice.is_finished for choice in decoder.choices)

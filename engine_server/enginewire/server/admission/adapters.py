@@ -23,6 +23,8 @@ from enginewire.server.failures import (
     InvalidRequest,
     ModelNotFound,
 )
+from enginewire.server.validation.fields import invalid, shown
+from enginewire.server.validation.generate import served_names
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What makes an adapter; no other file of its folder is looked at."""
@@ -153,3 +155,24 @@ async def _to_the_end(change: Coroutine[object, object, Result]) -> Result:
 
 def _no_such_source() -> ModelNotFound:
     return ModelNotFound("source: no such folder below the adapter folder", field="source")
+
+
+def choose_adapter(
+    model: str, routing: pb.RoutingHints, config: pb.EngineConfig, adapters: AdapterTable | None
+) -> str:
+    """The adapter that a request names, "" for none; engines find it in `routing.lora_name` only.
+
+    Without a table it is the engine's to know which there are. Raises InvalidRequest and ModelNotFound.
+    """
+    if not config.capabilities.lora:
+        return ""
+    field, name = "routing.lora_name", routing.lora_name
+    if model and model not in served_names(config):
+        if name not in ("", model):
+            raise invalid(field, "is not the adapter that model names", name, shown(model))
+        field, name = "model", model
+    if name and adapters is not None and name not in adapters:
+        raise ModelNotFound(f"{field}: no such adapter is loaded, got {shown(name)}", field=field)
+    if field == "model":
+        routing.lora_name = name
+    return name

@@ -1,4 +1,4 @@
-"""A request while the engine computes it: whom its outputs go to, which places it takes, who is told of it.
+"""A request while the engine computes it: whom its outputs go to, which places it takes.
 
 Knows nothing about gRPC or about other requests.
 """
@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from enginewire import v1 as pb
 from enginewire.access.caller import caller
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.request_check import RequestCheck
-from enginewire.server.engines.interface import GenerateContext, StepOutputs
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
 
 log = logging.getLogger(__name__)
@@ -72,35 +72,6 @@ class Live:
             which = f"event {self.num_events} of {size} bytes"
             allowed = f"at most {MAX_EVENTS} of {MAX_EVENT_BYTES} bytes"
             log.warning("request %s: %s is left out, %s", self.context.request_id, which, allowed)
-
-
-class Observer:
-    """Told of every request and of every step; this one takes no note.
-
-    A request is let in inside of it as a context: what leaves that as an EngineError is a refusal.
-    """
-
-    def accepted(self, context: GenerateContext, request: Accepted) -> None:
-        """A request is in the engine."""
-
-    def refused(self, reason: pb.ErrorReason.ValueType) -> None:
-        """A request was not let in."""
-
-    def step(self, outputs: StepOutputs) -> None:
-        """What one step produced, before it is delivered."""
-
-    def slow(self) -> None:
-        """A reader was given up. The end of its request, which is aborted, is still to come."""
-
-    def ended(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
-        """A request has ended, and so have those of its choices that had no terminal output."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, EngineError):
-            self.refused(error.reason)
 
 
 class Discard:

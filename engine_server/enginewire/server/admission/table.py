@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.access.caller import ANYBODY, Caller, caller
-from enginewire.server.admission.adapters import AdapterTable
+from enginewire.server.admission.adapters import AdapterTable, choose_adapter
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.embedding import EmbeddingWork
 from enginewire.server.admission.live import (
@@ -21,10 +23,10 @@ from enginewire.server.admission.live import (
     Discard,
     Failed,
     Live,
-    Observer,
     event_names,
     hidden_choices,
 )
+from enginewire.server.admission.observer import Admission, Observer
 from enginewire.server.admission.queue_limits import QueueLimits, Room, queue_full
 from enginewire.server.admission.remembered_ids import RememberedIds
 from enginewire.server.admission.request_check import RequestCheck
@@ -44,21 +46,20 @@ from enginewire.server.failures import (
     DuplicateRequest,
     EngineError,
     EngineMistake,
-    ModelNotFound,
     NotStarted,
     SlowConsumer,
     Unsupported,
     give_id,
 )
 from enginewire.server.validation.embed import check_embed
-from enginewire.server.validation.fields import invalid, shown
-from enginewire.server.validation.generate import check_generate, served_names
+from enginewire.server.validation.generate import check_generate
 from enginewire.server.validation.payloads import prompt_length
 
 log = logging.getLogger(__name__)
 
 # Engines take note of an abort at once; its request ends later.
 ABORT_SECONDS = 2.0
+NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class RequestTable:
@@ -103,12 +104,12 @@ class RequestTable:
         """Refuse new requests from now on; `failure` makes the refusal."""
         self.closed = failure
 
-    async def prepare(self, request: pb.GenerateRequest) -> None:
+    async def prepare(self, request: pb.GenerateRequest, trace: Mapping[str, str] = NO_TRACE) -> None:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
-        with self.observer:
+        with Admission(self.observer, request, trace):
             engine = self._open_engine()
             check_generate(request, self._config)
-            self._choose_adapter(request.request.model, request.request.routing)
+            self._adapter_of(request.request.model, request.request.routing)
             if self._num_preparing >= self.limits.requests:
                 raise queue_full("requests", self._num_preparing, self.limits.requests)
             self._num_preparing += 1
@@ -118,18 +119,24 @@ class RequestTable:
             finally:
                 self._num_preparing -= 1
 
-    def submit(self, request: pb.GenerateRequest, sink: Sink, deadline: float | None) -> GenerateContext:
+    def submit(
+        self,
+        request: pb.GenerateRequest,
+        sink: Sink,
+        deadline: float | None,
+        trace: Mapping[str, str] = NO_TRACE,
+    ) -> GenerateContext:
         """Check the request and put it into the engine. Raises `EngineError`, then nothing has happened.
 
         `deadline` is on the time.monotonic() clock. The request is that of the current caller.
         """
-        with self.observer:
+        with Admission(self.observer, request, trace):
             engine = self._open_engine()
             check_generate(request, self._config)
-            adapter = self._choose_adapter(request.request.model, request.request.routing)
+            adapter = self._adapter_of(request.request.model, request.request.routing)
             self._check_id(request.request_id)
             self._room().check(engine, prompt_length(request.request))
-            context = GenerateContext(request.request_id, deadline=deadline)
+            context = GenerateContext(request.request_id, deadline=deadline, trace=trace)
             num_choices = open_choices(request.request, self._config.role)
             num_hidden = hidden_choices(request.request.sampling_options)
             asked_events = event_names(request.request.annotations)
@@ -141,14 +148,18 @@ class RequestTable:
             return context
 
     async def embed(
-        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints | None = None
+        self,
+        request: pb.EmbedRequest,
+        deadline: float | None,
+        routing: pb.RoutingHints | None = None,
+        trace: Mapping[str, str] = NO_TRACE,
     ) -> pb.EmbeddingsEngineOutput:
         """Check the request, and let the engine compute it. Raises `EngineError`. A deadline as in `submit`.
 
         `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
-        with self.observer:
-            work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints())
+        with Admission(self.observer, request, trace):
+            work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints(), trace)
         failed: Failed = pb.ERROR_REASON_CANCELLED  # by the caller who leaves, unless something else happens
         try:
             output = await work.result()
@@ -245,16 +256,20 @@ class RequestTable:
         await self._idle.wait()
 
     def _begin_embedding(
-        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints
+        self,
+        request: pb.EmbedRequest,
+        deadline: float | None,
+        routing: pb.RoutingHints,
+        trace: Mapping[str, str],
     ) -> tuple[EmbeddingWork, Live]:
         engine = self._open_engine()
         if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
             raise Unsupported("this engine has no embeddings")
         check_embed(request, routing, self._config, engine.embedding_size)
-        adapter = self._choose_adapter(request.request.model, routing)
+        adapter = self._adapter_of(request.request.model, routing)
         self._check_id(request.request_id)
         self._room().check(engine, sum(len(each.token_ids) for each in request.request.token_ids))
-        context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
+        context = GenerateContext(request.request_id, deadline=deadline, routing=routing, trace=trace)
         work = EmbeddingWork(engine, request.request, context)
         context.sink = live = Live(context, work, 1, adapter)
         self._enter(live, request.request)
@@ -277,20 +292,8 @@ class RequestTable:
         assert self._engine is not None, "an open table has an engine"
         return self._engine
 
-    def _choose_adapter(self, model: str, routing: pb.RoutingHints) -> str:
-        """The adapter that a request names, "" for none; engines find it in `routing.lora_name` only."""
-        if not self._config.capabilities.lora:
-            return ""
-        field, name = "routing.lora_name", routing.lora_name
-        if model and model not in served_names(self._config):
-            if name not in ("", model):
-                raise invalid(field, "is not the adapter that model names", name, shown(model))
-            field, name = "model", model
-        if name and self.adapters is not None and name not in self.adapters:
-            raise ModelNotFound(f"{field}: no such adapter is loaded, got {shown(name)}", field=field)
-        if field == "model":
-            routing.lora_name = name
-        return name
+    def _adapter_of(self, model: str, routing: pb.RoutingHints) -> str:
+        return choose_adapter(model, routing, self._config, self.adapters)
 
     def _room(self) -> Room:
         return Room(self.limits, self._config.max_num_seqs or 1, self._live.values())

@@ -18,6 +18,7 @@ from enginewire.options import OptionError, computed, option
 from enginewire.server.config.kv_events import KvEventsConfig
 from enginewire.server.config.model import ServedModelOptions
 from enginewire.server.config.rules import RULES
+from enginewire.tracing.options import TracingOptions, check_tracing
 
 DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1
@@ -27,7 +28,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions(ListenerOptions, ServedModelOptions):
+class ServerOptions(TracingOptions, ListenerOptions, ServedModelOptions):
     """Options of `enginewire-server`. Raises OptionError for combinations that make no sense.
 
     The server listens on TCP when `port` is set, else on the Unix socket `uds`.
@@ -187,6 +188,7 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
             )
         check_exposure("--host", self.host, self)
         access_of(self)
+        check_tracing(self)
 
     @property
     def kv_events(self) -> KvEventsConfig:

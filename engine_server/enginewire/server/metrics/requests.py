@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from enginewire import v1 as pb
 from enginewire.metrics.labels import FINISHED
-from enginewire.server.admission.live import Accepted, Failed, Live, Observer
+from enginewire.server.admission.live import Accepted, Failed, Live
+from enginewire.server.admission.observer import Observer
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
+from enginewire.server.failures import EngineError
 from enginewire.server.metrics.totals import LiveTimes, Totals
 from enginewire.server.validation.payloads import prompt_length
 
@@ -50,9 +52,9 @@ class RequestMetrics(Observer):
             num_tokens = sum(len(each.token_ids) for each in request.token_ids)
             self._live[context] = LiveTimes(self._clock(), num_tokens)
 
-    def refused(self, reason: pb.ErrorReason.ValueType) -> None:
+    def refused(self, request_id: str, request: Accepted, trace: Mapping[str, str], why: EngineError) -> None:
         """A request was not let in."""
-        self.totals.refused[reason] += 1
+        self.totals.refused[why.reason] += 1
 
     def step(self, outputs: StepOutputs) -> None:
         """What one step produced. Its failures are counted as they end their requests."""

@@ -7,6 +7,7 @@ from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.services.call_metadata import routing_of
 from enginewire.server.services.engine import deadline_of
 from enginewire.server.services.handlers import Call, text_metadata
+from enginewire.tracing.trace_context import passed_on
 
 
 class EmbeddingServicer:
@@ -17,6 +18,7 @@ class EmbeddingServicer:
 
     async def Embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         """One vector per input."""
-        routing = routing_of(text_metadata(call))
-        output = await self._requests.embed(request, deadline_of(call.time_remaining()), routing)
+        metadata = text_metadata(call)
+        routing, deadline = routing_of(metadata), deadline_of(call.time_remaining())
+        output = await self._requests.embed(request, deadline, routing, passed_on(metadata))
         return pb.EmbedResponse(output=output, request_id=request.request_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -24,6 +24,7 @@ from enginewire.server.services.call_metadata import apply_metadata
 from enginewire.server.services.handlers import Call, text_metadata
 from enginewire.server.status import as_failure
 from enginewire.server.validation.generate import check_request_id
+from enginewire.tracing.trace_context import passed_on
 
 LIFETIME_KEY = "enginewire-lifetime-id"
 
@@ -39,11 +40,13 @@ class EngineServicer:
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """One request, one stream."""
-        apply_metadata(request, text_metadata(call))
+        metadata = text_metadata(call)
+        apply_metadata(request, metadata)
+        trace, deadline = passed_on(metadata), deadline_of(call.time_remaining())
         if needs_preparation(request):
-            await self._requests.prepare(request)
+            await self._requests.prepare(request, trace)
         stream = RequestStream(self._limits)
-        context = self._requests.submit(request, stream, deadline_of(call.time_remaining()))
+        context = self._requests.submit(request, stream, deadline, trace)
         try:
             await call.send_initial_metadata(((LIFETIME_KEY, self._lifetime_id),))
             lifetime_id = self._lifetime_id
@@ -141,26 +144,39 @@ class MultiplexedSession:
         sink = self.connection.sink(handle)
         try:
             apply_metadata(submit.generate, submit.metadata)
+            trace = passed_on(submit.metadata)
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
             if needs_preparation(submit.generate):
-                task = asyncio.create_task(self._prepare(submit.generate, sink, deadline))
+                task = asyncio.create_task(self._prepare(submit.generate, sink, deadline, trace))
                 self._preparing[handle] = task, sink
             else:
-                self._accept(submit.generate, sink, deadline)
+                self._accept(submit.generate, sink, deadline, trace)
         except EngineError as failure:
             sink.fail(failure)
 
-    def _accept(self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None) -> None:
+    def _accept(
+        self,
+        request: pb.GenerateRequest,
+        sink: HandleSink,
+        deadline: float | None,
+        trace: Mapping[str, str],
+    ) -> None:
         handle = sink.handle
-        self.connection.live[handle] = self._requests.submit(request, sink, deadline)
+        self.connection.live[handle] = self._requests.submit(request, sink, deadline, trace)
         accepted = pb.Accepted(engine_lifetime_id=self._lifetime_id, request_id=request.request_id)
         self.connection.event(pb.HandleEvent(handle=handle, accepted=accepted))
 
-    async def _prepare(self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None) -> None:
+    async def _prepare(
+        self,
+        request: pb.GenerateRequest,
+        sink: HandleSink,
+        deadline: float | None,
+        trace: Mapping[str, str],
+    ) -> None:
         """Accept what takes time to accept, without holding up the frames behind it."""
         try:
-            await self._requests.prepare(request)
-            self._accept(request, sink, deadline)
+            await self._requests.prepare(request, trace)
+            self._accept(request, sink, deadline, trace)
         except Exception as error:  # noqa: BLE001  # whatever it was, the handle must hear of it
             sink.fail(as_failure(error))
         self._preparing.pop(sink.handle)
