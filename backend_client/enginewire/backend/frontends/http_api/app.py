@@ -128,7 +128,9 @@ class Facts:
     def __init__(self, served: ServedBackend, certificate: CertificateFiles | None) -> None:
         self._served = served
         backend = served.backend.backend
-        self._metrics = BackendMetrics(backend.activity, backend.engines.all, certificate)
+        self._metrics = BackendMetrics(
+            backend.activity, backend.engines.all, backend.retry_budget, certificate
+        )
 
     async def models(self, request: Request) -> Response:
         """Every name the engine answers to, those of adapters last. Raises RequestFailed."""

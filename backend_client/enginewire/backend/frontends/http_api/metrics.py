@@ -24,6 +24,7 @@ from enginewire import v1 as pb
 from enginewire.backend.activity import Activity, Totals
 from enginewire.backend.engines.endpoints import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
+from enginewire.backend.replay.retry import RetryBudget
 from enginewire.metrics.labels import reason_name
 from enginewire.tls.certificate import CertificateFiles
 from enginewire.tls.metrics import CertificateMetrics
@@ -35,10 +36,15 @@ class BackendMetrics(Collector):
     """What `/metrics` shows, collected when somebody asks. `engine` is the place among the targets."""
 
     def __init__(
-        self, activity: Activity, engines: Iterable[Endpoint], certificate: CertificateFiles | None = None
+        self,
+        activity: Activity,
+        engines: Iterable[Endpoint],
+        budget: RetryBudget,
+        certificate: CertificateFiles | None = None,
     ) -> None:
         self._activity = activity
         self._engines = list(engines)
+        self._budget = budget
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -82,6 +88,11 @@ class BackendMetrics(Collector):
                 "enginewire:withheld_characters",
                 "Characters that may still become a stop string.",
                 sum(request.num_withheld for request in live),
+            ),
+            (
+                "enginewire:retry_budget",
+                "What is left for retries, 1 is all; at 0 nothing is sent again.",
+                self._budget.share_left,
             ),
         ):
             yield self._one(GaugeMetricFamily(name, meaning, labels=("model_name",)), value)
