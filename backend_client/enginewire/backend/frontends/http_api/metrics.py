@@ -17,7 +17,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from enginewire import v1 as pb
@@ -26,6 +25,7 @@ from enginewire.backend.engines.endpoints import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
 from enginewire.backend.replay.retry import RetryBudget
 from enginewire.metrics.labels import reason_name
+from enginewire.metrics.text import metrics_text
 from enginewire.tls.certificate import CertificateFiles
 from enginewire.tls.metrics import CertificateMetrics
 
@@ -54,9 +54,7 @@ class BackendMetrics(Collector):
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, in the format that the Accept header prefers."""
-        encoder, content_type = choose_encoder(accept)
-        page: bytes = encoder(self._registry)
-        return page, content_type
+        return metrics_text(self._registry, accept)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registration shall not collect."""
