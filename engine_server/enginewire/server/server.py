@@ -161,6 +161,7 @@ class EngineServer:
         self._background = [
             asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
             asyncio.create_task(self._watch_steps(), name="watchdog"),
+            asyncio.create_task(self._telemetry.log_stats(self.lifecycle), name="statistics"),
             *await self._publish_kv_events(),
         ]
         for task in self._background:

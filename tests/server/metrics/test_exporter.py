@@ -45,7 +45,7 @@ async def config_of(serving) -> pb.EngineConfig:
 
 
 async def test_a_server_without_the_option_exports_and_counts_nothing(engine_server):
-    serving = await engine_server()
+    serving = await engine_server(disable_log_stats=True)
     assert serving.server.metrics is None
     assert type(serving.server.lifecycle.requests.observer) is Observer
     config = await config_of(serving)

@@ -154,6 +154,9 @@ class ServerOptions(TracingOptions, ListenerOptions, ServedModelOptions):
     )
     log_level: LogLevel = option("info", "least severe log line to print", heading="logs")
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
+    disable_log_stats: bool = option(
+        False, "do not log every 10 s, while there are requests, how many and how quick they are"
+    )
     log_requests: bool = option(False, "log a line per request: ids, counts and times, never prompts")
 
     upstream: str = option(

@@ -1,1 +1,1 @@
-"""What is told of requests beside their answers: metrics and traces, each only where it was asked for."""
+"""What is told of requests beside their answers: metrics, traces and a line of the log."""

@@ -1,4 +1,4 @@
-"""Metrics and traces of one server: made, opened and closed together, and loaded only when asked for."""
+"""Metrics, traces and statistics of one server: made, opened and closed together, each only if asked for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from enginewire.server.admission.observer import Observer, Several
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.server.lifecycle import Lifecycle
+from enginewire.server.telemetry.stats_line import StatsLine
 
 if TYPE_CHECKING:
     from enginewire.server.metrics.exporter import MetricsExporter
@@ -25,7 +26,8 @@ class Telemetry:
         self.metrics: MetricsExporter | None = None
         self._spans: RequestSpans | None = None
         self._export: SpanExport | None = None
-        told: list[Observer] = []
+        self._stats = None if options.disable_log_stats else StatsLine()
+        told: list[Observer] = [self._stats] if self._stats else []
         if options.metrics_port is not None:
             from enginewire.server.metrics.exporter import MetricsExporter
 
@@ -59,6 +61,11 @@ class Telemetry:
         """The engine is up."""
         if self._spans is not None:
             self._spans.model = config.served_model_name or config.model
+
+    async def log_stats(self, lifecycle: Lifecycle) -> None:
+        """Until it is cancelled, unless nobody wants them."""
+        if self._stats is not None:
+            await self._stats.log_for_ever(lifecycle.known_load)
 
     async def close(self) -> None:
         """Show nothing more, and send the last spans."""
