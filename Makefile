@@ -56,7 +56,7 @@ dynamo-test:  ## Try the worker of Dynamo with Dynamo's own frontend, in an envi
 clients-test:  ## Try the clients of docs/http.md, in environments of their own, on real servers
 	.ci/check_clients
 
-deploy-check:  ## Hold the files of deploy/ against hadolint, the schemas of Kubernetes and systemd
+deploy-check:  ## Hold the files of deploy/ against hadolint, Kubernetes, systemd, Prometheus and Grafana
 	.ci/check_deploy
 
 check: static test test-long  ## Everything a change is judged by

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 SERVER, BACKEND = "enginewire.server", "enginewire.backend"
-HEAVY = {"torch", "transformers", "safetensors", "numpy"}
+HEAVY = {"torch", "transformers", "safetensors", "numpy", "opentelemetry"}
 
 
 def loaded_by(statement: str) -> set[str]:

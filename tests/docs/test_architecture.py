@@ -21,6 +21,7 @@ PLACES = {
     "backend": "backend_client/enginewire/backend",
     "conformance": "conformance/enginewire/conformance",
     "v1": "proto/enginewire/v1",
+    "tracing": "proto/enginewire/tracing",
 }
 
 

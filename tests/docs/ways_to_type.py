@@ -231,6 +231,12 @@ PAGES: Mapping[str, Ways] = {
             3, stays=True, opens="127.0.0.1:30000"
         ),
     },
+    "docs/tracing.md": {
+        "pip install '.[engine,http,otel]'": INSTALLS,
+        "enginewire serve --otlp-traces-endpoint http://127.0.0.1:4317": Way(
+            shows="http://127.0.0.1:8000", stays=True
+        ),
+    },
     "docs/writing-an-engine.md": {
         "enginewire new-engine countdown": Way(3, is_in_clone=False),
         "cd countdown": TESTED,

@@ -299,13 +299,15 @@ class Activity:
         self._live[id(live)] = live
         return live
 
-    def end(self, live: LiveRequest, detokenize_seconds: float) -> None:
+    def end(self, live: LiveRequest, detokenize_seconds: float) -> EndedRequest:
         """A request has ended."""
         del self._live[id(live)]
-        self._ended.append(ended := live.end())
+        ended = live.end()
+        self._ended.append(ended)
         if self.audit is not None:
             self._tell(self.audit, live, ended)
         self.totals.detokenize_seconds += detokenize_seconds
+        return ended
 
     def _tell(self, audit: AuditLog, live: LiveRequest, ended: EndedRequest) -> None:
         audit.call(

@@ -32,6 +32,7 @@ from enginewire.backend.replay.attempts import Attempts
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 from enginewire.backend.sharing import in_name_of_caller, need_of, take
+from enginewire.backend.traces.trace import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +61,11 @@ class Backend:
         self.vocabulary = vocabulary
         self.activity = Activity()
         self.meters = Meters()
+        self.tracing = Tracing()
         self._validate_engine_decode = validate_engine_decode
         self._retry = retry
         self._prefill = prefill
-        self._budget = RetryBudget()
+        self.retry_budget = RetryBudget()
 
     @property
     def client(self) -> EngineClient:
@@ -103,13 +105,15 @@ class Backend:
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout
         call = BackendCall(request, request_id, deadline, in_name_of_caller(metadata))
+        trace = self.tracing.begin(metadata, request, face)
         attempts = Attempts(
             self.engines,
             call,
             lambda config: self._decoder(request, config, with_tokens),
             self._retry,
-            self._budget,
+            self.retry_budget,
             self._prefill,
+            trace,
         )
         live = self.activity.begin(attempts, request, face)
         ticket = NOTHING
@@ -141,11 +145,14 @@ class Backend:
             attempts.succeed()
         except (RequestFailed, ProtocolViolation, InvalidStopConditions) as error:
             live.failure = _failure_of(error)
+            trace.fail(live.failure)
             yield Annotated(error=live.failure)
         finally:
             ticket.close(live.num_tokens)
-            self.activity.end(live, tracker.detokenize_ns / NS_PER_SECOND)
+            ended = self.activity.end(live, tracker.detokenize_ns / NS_PER_SECOND)
             attempts.end("the caller left or has everything")
+            outcome = "" if live.failure else ended.outcome
+            trace.end(ended.request_id, ended.num_prompt_tokens, ended.num_tokens, outcome, ended.ttft)
             tracker.engine_lifetime_id = attempts.engine_lifetime_id
 
     async def embed(
@@ -162,12 +169,17 @@ class Backend:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         call = BackendCall(request, request_id, deadline, in_name_of_caller(metadata))
-        num_tokens = sum(len(each.token_ids) for each in request.token_ids)
-        ticket = take(self.meters, Need(1, num_tokens, num_tokens))
+        num_prompt_tokens = sum(len(each.token_ids) for each in request.token_ids)
+        ticket = take(self.meters, Need(1, num_prompt_tokens, num_prompt_tokens))
+        trace = self.tracing.begin(metadata, request)
         try:
-            return await embed(self.engines, call, self._retry, self._budget)
+            return await embed(self.engines, call, self._retry, self.retry_budget, trace)
+        except RequestFailed as error:
+            trace.fail(error.failure)
+            raise
         finally:
             ticket.close(0)
+            trace.end(request_id, num_prompt_tokens, 0, "", None)
 
     def _decoder(
         self, request: pb.PreprocessedRequest, config: pb.EngineConfig, with_tokens: bool

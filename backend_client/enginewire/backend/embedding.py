@@ -23,6 +23,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed, violation
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
+from enginewire.backend.traces.trace import Sent, Trace
 
 # Few enough that an answer is one message: 64 vectors of 8,192 numbers have 2 MiB.
 MAX_INPUTS_PER_CALL: Final = 64
@@ -50,7 +51,11 @@ def embeddings_to_proto(embeddings: Embeddings) -> pb.EmbeddingsEngineOutput:
 
 
 async def embed(
-    engines: Endpoints, call: EmbedCall, policy: RetryPolicy | None, budget: RetryBudget
+    engines: Endpoints,
+    call: EmbedCall,
+    policy: RetryPolicy | None,
+    budget: RetryBudget,
+    trace: Trace | None = None,
 ) -> Embeddings:
     """The vectors. Raises RequestFailed, in which paths name the inputs of the whole request."""
     if not call.request.token_ids:
@@ -58,7 +63,10 @@ async def embed(
         raise failed(code, reason, "token_ids: must not be empty", field="token_ids")
     call = replace(call, request_id=call.request_id or uuid.uuid4().hex)
     starts = range(0, len(call.request.token_ids), MAX_INPUTS_PER_CALL)
-    parts = [asyncio.create_task(_Part(engines, call, policy, budget, start).embed()) for start in starts]
+    under = trace or Trace(call.metadata)
+    parts = [
+        asyncio.create_task(_Part(engines, call, policy, budget, under, start).embed()) for start in starts
+    ]
     try:
         outputs = await asyncio.gather(*parts)
     finally:
@@ -80,12 +88,15 @@ class _Part:
         call: EmbedCall,
         policy: RetryPolicy | None,
         budget: RetryBudget,
+        trace: Trace,
         start: int,
     ) -> None:
         self._engines = engines
         self._call = call
         self._policy = policy
         self._budget = budget
+        self._trace = trace
+        self._sent = Sent(None)
         self._start = start
         self._request = part_of(call.request, start)
 
@@ -128,11 +139,15 @@ class _Part:
     async def _ask(self, endpoint: Endpoint, request_id: str) -> pb.EmbeddingsEngineOutput:
         request = pb.EmbedRequest(request_id=request_id, request=self._request)
         endpoint.in_flight += 1
+        sent = self._sent = self._trace.send(endpoint.client.target, self._sent)
         try:
-            response = await endpoint.client.embed(
-                request, timeout=self._call.seconds_left, metadata=self._call.metadata
-            )
+            left = self._call.seconds_left
+            response = await endpoint.client.embed(request, timeout=left, metadata=sent.metadata)
+        except RequestFailed as error:
+            sent.end(error.failure)
+            raise
         finally:
+            sent.end()
             endpoint.in_flight -= 1
         if response.request_id != request_id:
             raise violation("vectors of another request")

@@ -41,6 +41,7 @@ from enginewire.server.services.engine import EngineServicer
 from enginewire.server.services.handlers import handlers, refuse_caller
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, EngineHealth
 from enginewire.server.services.kv import KvServicer
+from enginewire.server.telemetry.telemetry import Telemetry
 from enginewire.server.validation.bounds import effective_limits
 from enginewire.v1 import (
     admin_service_pb2,
@@ -85,16 +86,10 @@ class EngineServer:
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
         self.access, self.audit = access_of(options), audit_log_of(options)
-        self.metrics: MetricsExporter | None = None
-        if options.metrics_port is None:
-            self.lifecycle = Lifecycle(engine, new_table(options, self.access, self.audit), plan)
-        else:
-            from enginewire.server.metrics.exporter import MetricsExporter
-
-            self.metrics = MetricsExporter(options.metrics_prefix)
-            requests = new_table(options, self.access, self.audit, self.metrics.requests)
-            self.lifecycle = Lifecycle(engine, requests, plan, self.metrics.context)
-            self.metrics.show(self.lifecycle, self.access)
+        self._telemetry = Telemetry(options, self.identity.instance_id)
+        requests = new_table(options, self.access, self.audit, self._telemetry.observer)
+        self.lifecycle = Lifecycle(engine, requests, plan, self._telemetry.metrics_context)
+        self._telemetry.show(self.lifecycle, self.access)
         self.target = ""
         self._server: grpc.aio.Server | None = None
         self._address = ExitStack()
@@ -108,7 +103,7 @@ class EngineServer:
             await self.listen()
         except AddressError as error:
             log.error("cannot listen: %s", error)
-            self._close_metrics()
+            await self._telemetry.close()
             return EXIT_ADDRESS
         with ending_signals() as stop:
             try:
@@ -134,8 +129,7 @@ class EngineServer:
 
     async def listen(self) -> None:
         """Open the port or socket. Raises AddressError. RPCs answer NOT_STARTED until the engine is up."""
-        if self.metrics is not None and self.options.metrics_port is not None:
-            await self.metrics.open(self.options.host, self.options.metrics_port, self.access)
+        await self._telemetry.open(self.access)
         options = self.options
         access = self.access if options.port is not None else self.access.on_socket
         self._server = new_server(
@@ -159,9 +153,11 @@ class EngineServer:
     async def start(self) -> pb.EngineConfig:
         """Start the engine; requests are admitted when this returns."""
         config = await self.lifecycle.start(self.identity.worker_id, self._advertise_shell)
+        self._telemetry.started(config)
         self._background = [
             asyncio.create_task(self._watch_slow_readers(), name="slow readers"),
             asyncio.create_task(self._watch_steps(), name="watchdog"),
+            asyncio.create_task(self._telemetry.log_stats(self.lifecycle), name="statistics"),
             *await self._publish_kv_events(),
         ]
         for task in self._background:
@@ -188,13 +184,14 @@ class EngineServer:
         finally:
             await self._beside.aclose()
             self._address.close()
-            self._close_metrics()
+            await self._telemetry.close()
             if self.audit is not None:
                 self.audit.close()
 
-    def _close_metrics(self) -> None:
-        if self.metrics is not None:
-            self.metrics.close()
+    @property
+    def metrics(self) -> MetricsExporter | None:
+        """What `--metrics-port` asks for."""
+        return self._telemetry.metrics
 
     async def _start_unless_stopped(self, stop: asyncio.Queue[signal.Signals]) -> bool:
         """True when the engine is up; False when a signal came first."""

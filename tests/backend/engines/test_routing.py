@@ -16,10 +16,10 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.replay.prefill import prompt_part
 from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import Heard, ask, hear
-from tests.backend.engines.test_trace_context import SPAN, TRACE, VALID
 from tests.backend.hostile import HostileEngine, terminal, tokens
 from tests.backend.replay.test_attempts import LOST, QUICK, Lives, backend_on
 from tests.backend.replay.test_prefill import backend_of, claimed
+from tests.enginewire.tracing.test_trace_context import SPAN, TRACE, VALID
 from tests.server.serving import Serving, seconds, until_true
 
 IDS = (7, 8, 2**64 - 1)

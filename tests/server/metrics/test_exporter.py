@@ -10,7 +10,7 @@ from prometheus_client import Counter
 
 from enginewire import v1 as pb
 from enginewire.server import __main__ as command
-from enginewire.server.admission.live import Observer
+from enginewire.server.admission.observer import Observer
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import MetricsBindings, MetricsContext
 from enginewire.server.engines.mocker.engine import MockerEngine
@@ -45,7 +45,7 @@ async def config_of(serving) -> pb.EngineConfig:
 
 
 async def test_a_server_without_the_option_exports_and_counts_nothing(engine_server):
-    serving = await engine_server()
+    serving = await engine_server(disable_log_stats=True)
     assert serving.server.metrics is None
     assert type(serving.server.lifecycle.requests.observer) is Observer
     config = await config_of(serving)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, Protocol
 
 from enginewire.access.listener_options import access_of, audit_log_of
@@ -58,6 +58,7 @@ async def serve(
         if audit is not None:
             stack.callback(audit.close)
             backend.backend.activity.audit = audit
+        await stack.enter_async_context(traced(backend, options))
         grpc = await stack.enter_async_context(grpc_face(backend, options, access, audit))
         faces: list[Face] = [grpc]
         if options.health_port is not None:
@@ -83,6 +84,23 @@ async def serve(
 def end_of(options: ServeOptions) -> StopSignals:
     """Signals of a server, which has one budget for its end, whatever callers and engines do."""
     return StopSignals(options.shutdown_timeout + MARGIN_SECONDS)
+
+
+@asynccontextmanager
+async def traced(backend: TextBackend, options: ServeOptions) -> AsyncIterator[None]:
+    """Requests have spans inside of it, if they are asked for; the last ones are sent at its end."""
+    if not options.otlp_traces_endpoint:
+        yield
+        return
+    from enginewire.backend.traces.spans import SpanTracing
+    from enginewire.tracing.exporting import SpanExport
+
+    export = SpanExport(options.otlp_traces_endpoint, "enginewire-backend")
+    backend.backend.tracing = SpanTracing(export.tracer)
+    try:
+        yield
+    finally:
+        await export.close()
 
 
 async def _drain_all(faces: list[Face], timeout: float) -> None:

@@ -15,6 +15,7 @@ from enginewire.addresses import default_socket, shown_socket, wants_tcp
 from enginewire.backend.config.reaching import BackendOptions
 from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.tracing.options import TracingOptions, check_tracing
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -24,7 +25,7 @@ DEFAULT_MESSAGE_BYTES: Final = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(ListenerOptions, BackendOptions):
+class ServeOptions(TracingOptions, ListenerOptions, BackendOptions):
     """Options of `enginewire-backend serve`: BackendService over gRPC, and the other faces.
 
     gRPC listens on TCP when `port` is set, else on the Unix socket `uds`; the others only when asked.
@@ -125,6 +126,7 @@ class ServeOptions(ListenerOptions, BackendOptions):
         ):
             check_exposure(flag, host, self)
         check_listener(self)
+        check_tracing(self)
 
 
 def load_serve(argv: Sequence[str] | None = None) -> ServeOptions:

@@ -17,6 +17,7 @@ from enginewire import v1 as pb
 from enginewire.access.access import Denied, Unknown
 from enginewire.backend.engines.failure import DETAILS_KEY, RequestFailed, failed, internal_failure
 from enginewire.backend.prompting.prompts import InvalidPrompt
+from enginewire.tracing.trace_context import passed_on
 
 # Status and details share an 8 KiB budget of trailers with whatever a proxy adds.
 MAX_MESSAGE_CHARACTERS: Final = 512
@@ -98,6 +99,12 @@ async def refuse_caller(call: AnyCall, denied: Denied) -> NoReturn:
     known = not isinstance(denied, Unknown)
     code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
     await refuse(call, failed(code, pb.ERROR_REASON_AUTH, str(denied)))
+
+
+def trace_of(call: AnyCall) -> dict[str, str]:
+    """The trace in the metadata of a call."""
+    pairs = call.invocation_metadata() or ()
+    return passed_on({key: value for key, value in pairs if isinstance(value, str)})
 
 
 async def answered(work: Awaitable[T], call: AnyCall) -> T:

@@ -21,8 +21,7 @@ from enginewire.backend.config import DEFAULT_MESSAGE_BYTES, ServeOptions
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_to_proto
 from enginewire.backend.embedding import embeddings_to_proto
 from enginewire.backend.engines.failure import RequestFailed
-from enginewire.backend.engines.trace_context import passed_on
-from enginewire.backend.frontends.calls import answered, parsed, refuse_caller
+from enginewire.backend.frontends.calls import answered, parsed, refuse_caller, trace_of
 from enginewire.backend.frontends.health import HEALTH, BackendHealth
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.text_backend import TextBackend
@@ -83,7 +82,7 @@ class BackendServicer:
             path="inputs",
             request_id=request_id,
             timeout=self._timeout(call),
-            metadata=_trace_of(call),
+            metadata=trace_of(call),
         )
         output = embeddings_to_proto(embeddings)
         answer = pb.BackendServiceEmbedResponse(output=output, request_id=request_id).SerializeToString()
@@ -100,7 +99,7 @@ class BackendServicer:
             items = self._backend.generate(
                 asked,
                 timeout=self._timeout(call),
-                metadata=_trace_of(call),
+                metadata=trace_of(call),
                 tracker=tracker,
                 face="gRPC",
             )
@@ -164,11 +163,6 @@ async def grpc_face(
             yield GrpcFace(server, health, target)
         finally:
             await server.stop(None)
-
-
-def _trace_of(call: Call) -> dict[str, str]:
-    pairs = call.invocation_metadata() or ()
-    return passed_on({key: value for key, value in pairs if isinstance(value, str)})
 
 
 def _serialized(item: Annotated[BackendOutput]) -> bytes:

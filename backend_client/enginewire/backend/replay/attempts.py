@@ -25,18 +25,19 @@ from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.engines.likeness import begins_like
 from enginewire.backend.engines.stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
 from enginewire.backend.engines.suspicion import Suspicion
-from enginewire.backend.engines.trace_context import add_link
 from enginewire.backend.prompting.annotations import without
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.continuation import (
     can_continue,
     cut_to_engine_part,
     goes_on_like,
+    has_delivered,
     needs_seed,
 )
 from enginewire.backend.replay.interruption import Interruption
 from enginewire.backend.replay.prefill import Prefill, needs_prefill_worker
 from enginewire.backend.replay.retry import DEATHS, RetryBudget, RetryPolicy
+from enginewire.backend.traces.trace import Sent, Trace
 
 SEED_BITS: Final = 64
 # Leaves room for the suffix within the 128 bytes of an id.
@@ -56,6 +57,7 @@ class Attempts:
         policy: RetryPolicy | None,
         budget: RetryBudget,
         prefill: Endpoints | None = None,
+        trace: Trace | None = None,
     ) -> None:
         """`make_decoder` may raise for what no engine should be asked.
 
@@ -71,7 +73,8 @@ class Attempts:
         self._budget = budget
         self._part = pb.PreprocessedRequest()
         self._prefix = prefix_chain(call.request) if engines.has_choice else ()
-        self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], call.metadata) if prefill else None
+        self._trace, self._sent = trace or Trace(call.metadata), Sent(None)
+        self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], self._trace) if prefill else None
         self._hints: Hints | None = None
         self._decoder: RequestDecoder | None = None
         self._endpoint: Endpoint | None = None
@@ -172,12 +175,13 @@ class Attempts:
             deadline, patience = self._call.deadline, self._patience
             result = await self._prefill.result(request.request, deadline, patience, self._routing)
             request.request.prefill_result.CopyFrom(result)
-            add_link(request.request, self._call.metadata)
+            self._sent = self._prefill.sent
+            self._sent.link(request.request)
         elif needs_prefill_worker(request.request):
             raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
-        self._stream = await endpoint.client.submit(
-            request, timeout=self._call.seconds_left, metadata=self._call.metadata
-        )
+        sent = self._sent = self._trace.send(endpoint.client.target, self._sent)
+        left = self._call.seconds_left
+        self._stream = await endpoint.client.submit(request, timeout=left, metadata=sent.metadata)
         endpoint.in_flight += 1
         return self._stream
 
@@ -247,9 +251,11 @@ class Attempts:
     def _leave(self, reason: str, failure: RequestFailed | None = None) -> bool:
         """Give the stream up; True when the engine had accepted the request."""
         stream, self._stream = self._stream, None
+        why = failure.failure if failure else None
+        self._sent.end(why)
         if self._prefill is not None:
             is_claimed = stream is not None and stream.accepted is not None
-            self._prefill.leave(reason, is_claimed=is_claimed, failure=failure.failure if failure else None)
+            self._prefill.leave(reason, is_claimed=is_claimed, failure=why)
         if self._endpoint is not None:
             self._suspicion.leave(self._endpoint)
         if stream is None:
@@ -328,7 +334,7 @@ class Attempts:
     def _next_part(self) -> pb.PreprocessedRequest:
         if self.number == 1:
             return self._part
-        add_link(self._part, self._call.metadata)
+        self._sent.link(self._part)
         decoder = self.decoder
         choices = decoder.resume()
         self._part.ClearField("resume")
@@ -343,8 +349,3 @@ class Attempts:
         if self._answered:
             self._part.annotations[:] = without(self._part.annotations, self._answered)
         return self._part
-
-
-def has_delivered(decoder: RequestDecoder) -> bool:
-    """The caller has seen something that must not be said again."""
-    return any(choice.token_ids or choice.is_finished for choice in decoder.choices)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from enginewire import v1 as pb
+from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.engines.likeness import model_of
 
 # What is about text: the contract's class BACKEND.
@@ -85,3 +86,8 @@ def _conditions(info: pb.GetEngineInfoResponse) -> tuple[object, ...]:
     config = info.config
     defaults = config.capabilities.default_sampling.SerializeToString(deterministic=True)
     return config.context_length, defaults, *model_of(info)
+
+
+def has_delivered(decoder: RequestDecoder) -> bool:
+    """The caller has seen something that must not be said again."""
+    return any(choice.token_ids or choice.is_finished for choice in decoder.choices)

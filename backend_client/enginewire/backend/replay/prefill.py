@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from typing import Final
 
 import grpc
@@ -21,6 +20,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import Failure, RequestFailed, failed, internal_failure, violation
 from enginewire.backend.engines.stream import Chunk, EngineStream, life_of, some
 from enginewire.backend.replay.continuation import cut_to_engine_part
+from enginewire.backend.traces.trace import Sent, Trace
 
 # The engine refused without looking at the hand-off: another one, or this one later, can still take it.
 LEAVES_HANDOFF: Final = frozenset(
@@ -33,11 +33,12 @@ RANK_KEY: Final = "enginewire-dp-rank"
 class Prefill:
     """The first half of one request, as often as it has to be repeated."""
 
-    def __init__(self, engines: Endpoints, id_prefix: str, metadata: Mapping[str, str] | None) -> None:
+    def __init__(self, engines: Endpoints, id_prefix: str, trace: Trace) -> None:
         self.engines = engines
         self.has_failed = False
         self._id_prefix = id_prefix
-        self._metadata = {key: value for key, value in (metadata or {}).items() if key != RANK_KEY}
+        self.sent = Sent(None)
+        self._trace = trace
         self._endpoint: Endpoint | None = None
         self._stream: EngineStream | None = None
         self._result: pb.PrefillResult | None = None
@@ -78,6 +79,7 @@ class Prefill:
 
     def leave(self, reason: str, *, is_claimed: bool, failure: Failure | None = None) -> None:
         """The other half is over. What it has not claimed is kept for a repetition or freed."""
+        self.sent.end(failure)
         is_open = self._stream is not None
         if self._stream is not None and self._endpoint is not None:
             self._endpoint.in_flight -= 1
@@ -106,7 +108,9 @@ class Prefill:
             raise _wrong_role(endpoint.client.target)
         self._request_id = f"{self._id_prefix}.prefill-{secrets.token_hex(4)}"
         call = pb.GenerateRequest(request_id=self._request_id, request=request)
-        self._stream = await endpoint.client.submit(call, timeout=left, metadata=self._metadata)
+        sent = self.sent = self._trace.send(endpoint.client.target, self.sent, is_prefill=True)
+        metadata = {key: value for key, value in (sent.metadata or {}).items() if key != RANK_KEY}
+        self._stream = await endpoint.client.submit(call, timeout=left, metadata=metadata)
         endpoint.in_flight += 1
         chunks = some(await self._stream.read())
         is_cancelled = any(chunk.is_cancelled for chunk in chunks)
@@ -114,6 +118,7 @@ class Prefill:
         result = result_of(chunks, is_handed_back=is_handed_back)
         endpoint.in_flight -= 1
         self._stream = None
+        sent.end()
         return result
 
 

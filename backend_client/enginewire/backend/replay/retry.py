@@ -109,6 +109,12 @@ class RetryBudget:
         self._tokens = capacity
         self._filled_at = clock()
 
+    @property
+    def share_left(self) -> float:
+        """From 1, when it is full, to 0, when nothing is repeated."""
+        since = (self._clock() - self._filled_at) * self._per_second
+        return min(self._capacity, self._tokens + since) / self._capacity
+
     def take(self) -> bool:
         """True when one more retry is affordable."""
         now = self._clock()

@@ -7,9 +7,10 @@ import time
 
 from enginewire import v1 as pb
 from enginewire.access.audit import AuditLog
-from enginewire.access.caller import Party
-from enginewire.server.admission.live import Accepted, Failed, Live, Observer
-from enginewire.server.engines.interface import GenerateContext, StepOutputs
+from enginewire.server.admission.live import Accepted, Failed, Live
+from enginewire.server.admission.observer import Observer
+from enginewire.server.admission.origin import Origin
+from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import EngineError
 from enginewire.server.validation.payloads import prompt_length
 
@@ -24,40 +25,32 @@ GENERATE, EMBED = "generate", "embed"
 
 
 class AuditedRequests(Observer):
-    """Writes down what another observer is told too."""
+    """Writes down what becomes of each."""
 
-    def __init__(self, audit: AuditLog, other: Observer) -> None:
+    def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
-        self._other = other
         self._prompts: dict[GenerateContext, tuple[str, int]] = {}
 
     def accepted(self, context: GenerateContext, request: Accepted) -> None:
         """A request is in the engine."""
-        self._other.accepted(context, request)
         if isinstance(request, pb.PreprocessedRequest):
             self._prompts[context] = GENERATE, prompt_length(request)
         else:
             self._prompts[context] = EMBED, sum(len(each.token_ids) for each in request.token_ids)
 
-    def refused(self, failure: EngineError, request_id: str, party: Party) -> None:
+    def refused(self, request_id: str, request: Accepted, origin: Origin, why: EngineError) -> None:
         """A request was not let in."""
-        self._other.refused(failure, request_id, party)
-        outcome = _word(failure.reason)
+        outcome = _word(why.reason)
         self._audit.call(
-            who=party.tenant, method="request", outcome=outcome, seconds=0.0, request_id=request_id[:128]
+            who=origin.party.tenant,
+            method="request",
+            outcome=outcome,
+            seconds=0.0,
+            request_id=request_id[:128],
         )
-
-    def step(self, outputs: StepOutputs) -> None:
-        """What one step produced."""
-        self._other.step(outputs)
-
-    def slow(self) -> None:
-        """A reader was given up."""
-        self._other.slow()
 
     def ended(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
         """A request has ended."""
-        self._other.ended(live, usage, failed)
         method, prompt_tokens = self._prompts.pop(live.context)
         now, began = time.monotonic(), live.context.running_since
         cancelled = "CANCELLED" if live.context.is_cancelled else "OK"

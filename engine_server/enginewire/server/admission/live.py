@@ -1,4 +1,4 @@
-"""A request while the engine computes it: whom its outputs go to, which places it takes, who is told of it.
+"""A request while the engine computes it: whom its outputs go to, which places it takes.
 
 Knows nothing about gRPC or about other requests.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -79,34 +78,6 @@ class Live:
             which = f"event {self.num_events} of {size} bytes"
             allowed = f"at most {MAX_EVENTS} of {MAX_EVENT_BYTES} bytes"
             log.warning("request %s: %s is left out, %s", self.context.request_id, which, allowed)
-
-
-class Observer:
-    """Told of every request and of every step; this one takes no note."""
-
-    def accepted(self, context: GenerateContext, request: Accepted) -> None:
-        """A request is in the engine."""
-
-    def refused(self, failure: EngineError, request_id: str, party: Party) -> None:
-        """A request was not let in."""
-
-    def step(self, outputs: StepOutputs) -> None:
-        """What one step produced, before it is delivered."""
-
-    def slow(self) -> None:
-        """A reader was given up. The end of its request, which is aborted, is still to come."""
-
-    def ended(self, live: Live, usage: pb.CompletionUsage, failed: Failed) -> None:
-        """A request has ended, and so have those of its choices that had no terminal output."""
-
-    @contextmanager
-    def letting_in(self, request_id: str, party: Party) -> Iterator[None]:
-        """A request is let in inside of it: what leaves that as an EngineError is a refusal."""
-        try:
-            yield
-        except EngineError as failure:
-            self.refused(failure, request_id, party)
-            raise
 
 
 class Discard:

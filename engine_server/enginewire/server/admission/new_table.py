@@ -9,7 +9,7 @@ from enginewire.access.audit import AuditLog
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.audited import AuditedRequests
 from enginewire.server.admission.fair_queue import FairQueue
-from enginewire.server.admission.live import Observer
+from enginewire.server.admission.observer import Observer, Several
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config.options import ServerOptions
@@ -20,11 +20,11 @@ UNCHECKED: Final = frozenset({OurEngine.TORCH, OurEngine.MOCKER})
 
 
 def new_table(
-    options: ServerOptions, access: Access, audit: AuditLog | None, observer: Observer | None = None
+    options: ServerOptions, access: Access, audit: AuditLog | None, observer: Observer
 ) -> RequestTable:
     """Callers share the engine as `access` tells them apart; `audit` and `observer` are told of requests."""
     if audit is not None:
-        observer = AuditedRequests(audit, observer or Observer())
+        observer = Several([observer, AuditedRequests(audit)])
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from enginewire import v1 as pb
-from enginewire.access.caller import ANYBODY, NOBODY, Caller, Party, caller
+from enginewire.access.caller import ANYBODY, Caller, caller
 from enginewire.server.admission.adapters import AdapterTable, chosen_adapter
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.embedding import EmbeddingWork
@@ -23,10 +23,11 @@ from enginewire.server.admission.live import (
     Discard,
     Failed,
     Live,
-    Observer,
     count_tokens,
     live_in,
 )
+from enginewire.server.admission.observer import Admission, Observer
+from enginewire.server.admission.origin import NOWHERE, Origin
 from enginewire.server.admission.queue_limits import QueueLimits, queue_full
 from enginewire.server.admission.remembered_ids import RememberedIds
 from enginewire.server.admission.request_check import RequestCheck
@@ -104,9 +105,9 @@ class RequestTable:
         """Refuse new requests from now on; `failure` makes the refusal."""
         self.closed = failure
 
-    async def prepare(self, request: pb.GenerateRequest, party: Party = NOBODY) -> None:
+    async def prepare(self, request: pb.GenerateRequest, origin: Origin = NOWHERE) -> None:
         """Before `submit` of a request that `needs_preparation`; raises what would reject it there."""
-        with self.observer.letting_in(request.request_id, party):
+        with Admission(self.observer, request, origin):
             engine = self._open_engine()
             check_generate(request, self._config)
             chosen_adapter(self._config, self.adapters, request.request.model, request.request.routing)
@@ -120,22 +121,21 @@ class RequestTable:
                 self._num_preparing -= 1
 
     def submit(
-        self, request: pb.GenerateRequest, sink: Sink, deadline: float | None, party: Party = NOBODY
+        self, request: pb.GenerateRequest, sink: Sink, deadline: float | None, origin: Origin = NOWHERE
     ) -> GenerateContext:
         """Check the request and let it in. Raises `EngineError`, then nothing has happened.
 
-        `deadline` is on the time.monotonic() clock. The request is that of the current caller, and shares the
-        engine with those of others in the name of `party`.
+        `deadline` is on the time.monotonic() clock. The request is that of the current caller.
         """
-        with self.observer.letting_in(request.request_id, party):
+        with Admission(self.observer, request, origin):
             engine = self._open_engine()
             check_generate(request, self._config)
             adapter = chosen_adapter(
                 self._config, self.adapters, request.request.model, request.request.routing
             )
             self._check_id(request.request_id)
-            context = GenerateContext(request.request_id, deadline=deadline)
-            live = live_of(request.request, context, sink, adapter, self._config, party)
+            context = GenerateContext(request.request_id, deadline=deadline, trace=origin.trace)
+            live = live_of(request.request, context, sink, adapter, self._config, origin.party)
             if self._check_engine:
                 live.check = RequestCheck(request.request, self._config)
             work = Generation(engine, request.request, context, need_of(request.request, self._config))
@@ -148,15 +148,14 @@ class RequestTable:
         request: pb.EmbedRequest,
         deadline: float | None,
         routing: pb.RoutingHints | None = None,
-        party: Party = NOBODY,
+        origin: Origin = NOWHERE,
     ) -> pb.EmbeddingsEngineOutput:
-        """Check the request, and let the engine compute it. Raises `EngineError`. A deadline and `party` as
-        in `submit`.
+        """Check the request, and let the engine compute it. Raises `EngineError`. A deadline as in `submit`.
 
         `routing` came as metadata. However this ends, the engine then holds nothing of the request any more.
         """
-        with self.observer.letting_in(request.request_id, party):
-            work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints(), party)
+        with Admission(self.observer, request, origin):
+            work, live = self._begin_embedding(request, deadline, routing or pb.RoutingHints(), origin)
         failed: Failed = pb.ERROR_REASON_CANCELLED  # by the caller who leaves, unless something else happens
         try:
             output = await work.result()
@@ -265,7 +264,7 @@ class RequestTable:
         await self._idle.wait()
 
     def _begin_embedding(
-        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints, party: Party
+        self, request: pb.EmbedRequest, deadline: float | None, routing: pb.RoutingHints, origin: Origin
     ) -> tuple[EmbeddingWork, Live]:
         engine = self._open_engine()
         if not self._config.capabilities.embeddings or not isinstance(engine, EmbeddingEngine):
@@ -273,9 +272,9 @@ class RequestTable:
         check_embed(request, routing, self._config, engine.embedding_size)
         adapter = chosen_adapter(self._config, self.adapters, request.request.model, routing)
         self._check_id(request.request_id)
-        context = GenerateContext(request.request_id, deadline=deadline, routing=routing)
+        context = GenerateContext(request.request_id, deadline=deadline, routing=routing, trace=origin.trace)
         work = EmbeddingWork(engine, request.request, context)
-        context.sink = live = Live(context, work, 1, adapter, party=party)
+        context.sink = live = Live(context, work, 1, adapter, party=origin.party)
         try:
             self.turns.take(live, work, self._live.values())
         except EngineError:

@@ -18,6 +18,7 @@ from enginewire.options import OptionError, computed, option
 from enginewire.server.config.kv_events import KvEventsConfig
 from enginewire.server.config.model import ServedModelOptions
 from enginewire.server.config.rules import RULES
+from enginewire.tracing.options import TracingOptions, check_tracing
 
 DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1
@@ -27,7 +28,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions(ListenerOptions, ServedModelOptions):
+class ServerOptions(TracingOptions, ListenerOptions, ServedModelOptions):
     """Options of `enginewire-server`. Raises OptionError for combinations that make no sense.
 
     The server listens on TCP when `port` is set, else on the Unix socket `uds`.
@@ -160,6 +161,9 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
     )
     log_level: LogLevel = option("info", "least severe log line to print", heading="logs")
     log_format: LogFormat = option("auto", "style of log lines; auto is pretty on a terminal, else json")
+    disable_log_stats: bool = option(
+        False, "do not log every 10 s, while there are requests, how many and how quick they are"
+    )
     log_requests: bool = option(False, "log a line per request: ids, counts and times, never prompts")
 
     upstream: str = option(
@@ -194,6 +198,7 @@ class ServerOptions(ListenerOptions, ServedModelOptions):
             )
         check_exposure("--host", self.host, self)
         check_listener(self)
+        check_tracing(self)
 
     @property
     def kv_events(self) -> KvEventsConfig:

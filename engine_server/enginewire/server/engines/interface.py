@@ -27,7 +27,8 @@ class GenerateContext:
     `deadline` is on the `time.monotonic()` clock, in seconds; None means no deadline.
     `cancel_reason` is set once, before `LLMEngine.abort` is called. `running_since` is for the engine to set,
     from any thread, when it begins to compute the request: on the same clock. Metrics split latencies there.
-    `first_token_at` is what `notify_first_token` has noted.
+    `first_token_at` is what `notify_first_token` has noted. `trace` is the W3C trace context, `traceparent`
+    and perhaps `tracestate`, for engines that pass the request on; empty without one.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class GenerateContext:
     first_token_at: float | None = None
     # Of a request to embed only: its message has no field for them. The adapter is in `lora_name`.
     routing: pb.RoutingHints = field(default_factory=pb.RoutingHints)
+    trace: Mapping[str, str] = field(default_factory=dict)
     # Owned by the shell: where outputs of this request go. Engines pass it through unread.
     sink: object | None = None
     _cancelled: asyncio.Event = field(default_factory=asyncio.Event)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import choose_encoder
 
 from enginewire.access.access import OPEN, Access
+from enginewire.metrics.text import metrics_text
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.metrics.endpoint import MetricsEndpoint
@@ -53,6 +53,4 @@ class MetricsExporter:
         self._endpoint.close()
 
     def _page(self, accept: str) -> tuple[bytes, str]:
-        encoder, content_type = choose_encoder(accept)
-        content: bytes = encoder(self._registry)
-        return content, content_type
+        return metrics_text(self._registry, accept)

@@ -26,6 +26,7 @@ from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.metrics.totals import Totals
 
 LABELS: Final = ("model_name", "engine")
+LEAKED: Final = "KV blocks that are held while no request and no hand-off is there."
 
 
 class EnginePage(Collector):
@@ -137,7 +138,9 @@ class EnginePage(Collector):
 
     def _of_requests(self, labels: Sequence[str], load: pb.Load) -> Iterator[Metric]:
         totals, prefix = self._totals, self._prefix
-        for name, meaning, value in gauges(load):
+        is_held = self._lifecycle.requests.live_count or load.pending_transfers
+        leaked = 0 if is_held else load.kv_blocks_used
+        for name, meaning, value in [*gauges(load), ("kv_blocks_leaked", LEAKED, float(leaked))]:
             gauge = GaugeMetricFamily(f"enginewire:{name}", meaning, labels=LABELS)
             gauge.add_metric(labels, value)
             yield gauge

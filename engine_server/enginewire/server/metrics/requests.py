@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from enginewire import v1 as pb
-from enginewire.access.caller import Party
 from enginewire.metrics.labels import FINISHED
-from enginewire.server.admission.live import Accepted, Failed, Live, Observer
+from enginewire.server.admission.live import Accepted, Failed, Live
+from enginewire.server.admission.observer import Observer
+from enginewire.server.admission.origin import Origin
 from enginewire.server.admission.queue_limits import CALLER_LIMIT
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError
@@ -53,10 +54,10 @@ class RequestMetrics(Observer):
             num_tokens = sum(len(each.token_ids) for each in request.token_ids)
             self._live[context] = LiveTimes(self._clock(), num_tokens)
 
-    def refused(self, failure: EngineError, request_id: str, party: Party) -> None:
+    def refused(self, request_id: str, request: Accepted, origin: Origin, why: EngineError) -> None:
         """A request was not let in."""
-        self.totals.refused[failure.reason] += 1
-        self.totals.over_limit += CALLER_LIMIT in failure.metadata
+        self.totals.refused[why.reason] += 1
+        self.totals.over_limit += CALLER_LIMIT in why.metadata
 
     def step(self, outputs: StepOutputs) -> None:
         """What one step produced. Its failures are counted as they end their requests."""

@@ -12,7 +12,9 @@ from enginewire import v1 as pb
 from enginewire.access.access import TENANT_KEY, Access, Denied, Unknown
 from enginewire.access.caller import Party, caller
 from enginewire.access.known_callers import NAME, NAME_WORDS
+from enginewire.server.admission.origin import Origin
 from enginewire.server.failures import InvalidRequest, NotAllowed, NotKnown
+from enginewire.tracing.trace_context import passed_on
 
 # metadata key → (field of RoutingHints, its type, what is allowed)
 KEYS: Final[Mapping[str, tuple[str, Callable[[str], int | str], str]]] = {
@@ -32,6 +34,11 @@ def routing_of(metadata: Mapping[str, str]) -> pb.RoutingHints:
     routing = pb.RoutingHints()
     _apply_all(routing, metadata)
     return routing
+
+
+def origin_of(access: Access, metadata: Mapping[str, str]) -> Origin:
+    """Where the current caller's request comes from. Raises as `party_of`."""
+    return Origin(party_of(access, metadata), passed_on(metadata))
 
 
 def party_of(access: Access, metadata: Mapping[str, str]) -> Party:

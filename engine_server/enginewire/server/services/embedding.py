@@ -5,7 +5,7 @@ from __future__ import annotations
 from enginewire import v1 as pb
 from enginewire.access.access import OPEN, Access
 from enginewire.server.lifecycle import Lifecycle
-from enginewire.server.services.call_metadata import party_of, routing_of
+from enginewire.server.services.call_metadata import origin_of, routing_of
 from enginewire.server.services.engine import deadline_of
 from enginewire.server.services.handlers import Call, text_metadata
 
@@ -20,6 +20,6 @@ class EmbeddingServicer:
     async def Embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         """One vector per input."""
         metadata = text_metadata(call)
-        routing, party = routing_of(metadata), party_of(self._access, metadata)
-        output = await self._requests.embed(request, deadline_of(call.time_remaining()), routing, party)
+        routing, origin = routing_of(metadata), origin_of(self._access, metadata)
+        output = await self._requests.embed(request, deadline_of(call.time_remaining()), routing, origin)
         return pb.EmbedResponse(output=output, request_id=request.request_id)

@@ -14,14 +14,15 @@ from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
 from enginewire.access.access import OPEN, Access
-from enginewire.access.caller import Party, caller
+from enginewire.access.caller import caller
 from enginewire.server.admission.delivery import BufferLimits, Connection, HandleSink, RequestStream
 from enginewire.server.admission.live import needs_preparation
+from enginewire.server.admission.origin import Origin
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import Item
 from enginewire.server.failures import Cancelled, EngineError, InvalidRequest, Unsupported
 from enginewire.server.lifecycle import DrainPlan, Lifecycle
-from enginewire.server.services.call_metadata import apply_metadata, party_of
+from enginewire.server.services.call_metadata import apply_metadata, origin_of
 from enginewire.server.services.handlers import Call, text_metadata
 from enginewire.server.status import as_failure
 from enginewire.server.validation.generate import check_request_id
@@ -45,11 +46,11 @@ class EngineServicer:
         """One request, one stream."""
         metadata = text_metadata(call)
         apply_metadata(request, metadata)
-        party = party_of(self._access, metadata)
+        origin, deadline = origin_of(self._access, metadata), deadline_of(call.time_remaining())
         if needs_preparation(request):
-            await self._requests.prepare(request, party)
+            await self._requests.prepare(request, origin)
         stream = RequestStream(self._limits)
-        context = self._requests.submit(request, stream, deadline_of(call.time_remaining()), party)
+        context = self._requests.submit(request, stream, deadline, origin)
         try:
             await call.send_initial_metadata(((LIFETIME_KEY, self._lifetime_id),))
             lifetime_id = self._lifetime_id
@@ -155,31 +156,31 @@ class MultiplexedSession:
         sink = self.connection.sink(handle)
         try:
             apply_metadata(submit.generate, submit.metadata)
-            party = party_of(self._access, submit.metadata)
+            origin = origin_of(self._access, submit.metadata)
             deadline = min(self._deadline, _timeout(submit), key=lambda at: math.inf if at is None else at)
             if needs_preparation(submit.generate):
-                task = asyncio.create_task(self._prepare(submit.generate, sink, deadline, party))
+                task = asyncio.create_task(self._prepare(submit.generate, sink, deadline, origin))
                 self._preparing[handle] = task, sink
             else:
-                self._accept(submit.generate, sink, deadline, party)
+                self._accept(submit.generate, sink, deadline, origin)
         except EngineError as failure:
             sink.fail(failure)
 
     def _accept(
-        self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None, party: Party
+        self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None, origin: Origin
     ) -> None:
         handle = sink.handle
-        self.connection.live[handle] = self._requests.submit(request, sink, deadline, party)
+        self.connection.live[handle] = self._requests.submit(request, sink, deadline, origin)
         accepted = pb.Accepted(engine_lifetime_id=self._lifetime_id, request_id=request.request_id)
         self.connection.event(pb.HandleEvent(handle=handle, accepted=accepted))
 
     async def _prepare(
-        self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None, party: Party
+        self, request: pb.GenerateRequest, sink: HandleSink, deadline: float | None, origin: Origin
     ) -> None:
         """Accept what takes time to accept, without holding up the frames behind it."""
         try:
-            await self._requests.prepare(request, party)
-            self._accept(request, sink, deadline, party)
+            await self._requests.prepare(request, origin)
+            self._accept(request, sink, deadline, origin)
         except Exception as error:  # noqa: BLE001  # whatever it was, the handle must hear of it
             sink.fail(as_failure(error))
         self._preparing.pop(sink.handle)

@@ -8,10 +8,10 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.conftest import vocabulary
-from tests.backend.engines.test_trace_context import VALID
 from tests.backend.frontends.http_api.serving import sdk
 from tests.backend.hostile import GOOD_ANSWER
 from tests.backend.replay.test_attempts import Lives, backend_on
+from tests.enginewire.tracing.test_trace_context import VALID
 
 __all__ = ["vocabulary"]  # fixtures
 

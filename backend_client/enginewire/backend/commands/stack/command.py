@@ -71,7 +71,8 @@ def choose(loaded: Loaded[ServeOptions]) -> ServeOptions:
         return options
     if "connect_timeout" not in given:
         options = replace(options, connect_timeout=LOAD_SECONDS)
-    return replace(options, launch=shlex.join(loaded.rest or ("builtin:demo",)))
+    traces = [f"--otlp-traces-endpoint={endpoint}"] if (endpoint := options.otlp_traces_endpoint) else []
+    return replace(options, launch=shlex.join([*(loaded.rest or ("builtin:demo",)), *traces]))
 
 
 if __name__ == "__main__":

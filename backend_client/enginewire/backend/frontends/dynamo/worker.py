@@ -18,10 +18,10 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import Failure, RequestFailed
 from enginewire.backend.engines.stream import EngineStream, life_of, some
-from enginewire.backend.engines.trace_context import passed_on
 from enginewire.backend.frontends.dynamo.answer import CANCELLED, Answer, Json
 from enginewire.backend.frontends.dynamo.failures import ExceptionName, exception_name
 from enginewire.backend.frontends.dynamo.request import to_engine
+from enginewire.tracing.trace_context import passed_on
 
 # An engine that does not say within this time that it is still there is not.
 GONE_SECONDS: Final = 1.0

@@ -128,7 +128,9 @@ class Facts:
     def __init__(self, served: ServedBackend, access: Access) -> None:
         self._served = served
         backend, certificate = served.backend.backend, access.tls.files if access.tls else None
-        self._metrics = BackendMetrics(backend.activity, backend.engines.all, certificate, access.refused)
+        self._metrics = BackendMetrics(
+            backend.activity, backend.engines.all, backend.retry_budget, certificate, access.refused
+        )
 
     async def models(self, request: Request) -> Response:
         """Every name the engine answers to, those of adapters last. Raises RequestFailed."""

@@ -18,7 +18,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from enginewire import v1 as pb
@@ -26,7 +25,9 @@ from enginewire.backend.activity import Activity, Totals
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
 from enginewire.backend.frontends.http_api.openai.generate_route import engine_names
+from enginewire.backend.replay.retry import RetryBudget
 from enginewire.metrics.labels import reason_name
+from enginewire.metrics.text import metrics_text
 from enginewire.tls.certificate import CertificateFiles
 from enginewire.tls.metrics import CertificateMetrics
 
@@ -40,6 +41,7 @@ class BackendMetrics(Collector):
         self,
         activity: Activity,
         engines: Sequence[Endpoint],
+        budget: RetryBudget,
         certificate: CertificateFiles | None = None,
         refused: Mapping[str, int] | None = None,
     ) -> None:
@@ -47,6 +49,7 @@ class BackendMetrics(Collector):
         self._refused: Mapping[str, int] = {} if refused is None else refused
         self._activity = activity
         self._engines = engines
+        self._budget = budget
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -56,9 +59,7 @@ class BackendMetrics(Collector):
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, in the format that the Accept header prefers."""
-        encoder, content_type = choose_encoder(accept)
-        page: bytes = encoder(self._registry)
-        return page, content_type
+        return metrics_text(self._registry, accept)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registration shall not collect."""
@@ -121,6 +122,11 @@ class BackendMetrics(Collector):
                 "enginewire:withheld_characters",
                 "Characters that may still become a stop string.",
                 sum(request.num_withheld for request in live),
+            ),
+            (
+                "enginewire:retry_budget",
+                "What is left for retries, 1 is all; at 0 nothing is sent again.",
+                self._budget.share_left,
             ),
         ):
             yield self._one(GaugeMetricFamily(name, meaning, labels=("model_name",)), value)

@@ -22,7 +22,7 @@ from enginewire.access.caller import caller
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.embedding import renamed
 from enginewire.backend.engines.failure import RequestFailed, failed, internal_failure
-from enginewire.backend.frontends.calls import AnyCall, answered, refuse, unary, writing
+from enginewire.backend.frontends.calls import AnyCall, answered, refuse, trace_of, unary, writing
 from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS, patient
 from enginewire.backend.frontends.smg.answer import Answer
 from enginewire.backend.frontends.smg.facts import loads, model_info, server_info, tokenizer_chunks
@@ -102,7 +102,12 @@ class SmgServicer:
         rest, timeout = pb.PreprocessedEmbeddingRequest(), self._timeout(call)
         try:
             embeddings = await self._backend.embed(
-                inputs, rest, path=INPUT, request_id=asked.request_id, timeout=timeout
+                inputs,
+                rest,
+                path=INPUT,
+                request_id=asked.request_id,
+                timeout=timeout,
+                metadata=trace_of(call),
             )
         except RequestFailed as error:
             raise renamed(error, f"{INPUT}[0]", INPUT) from error
@@ -117,7 +122,8 @@ class SmgServicer:
         # The gateway waits for the beginning of an answer; the first token may be far away.
         await call.send_initial_metadata(())
         answer = Answer(len(request.request.token_ids), is_stream=asked.stream)
-        items = self._backend.generate(request, timeout=self._timeout(call), face="SMG")
+        timeout, trace = self._timeout(call), trace_of(call)
+        items = self._backend.generate(request, timeout=timeout, metadata=trace, face="SMG")
         async with patient(call, self._slow_consumer_timeout) as caller, aclosing(items):
             async for item in items:
                 if item.error is not None:

@@ -42,7 +42,8 @@ class UpstreamCall:
         self._num_resumed = sum(len(each.generated_token_ids) for each in request.request.resume.choices)
         self._failure: EngineError | None = None
         left = None if context.deadline is None else max(context.deadline - time.monotonic(), 0.0)
-        self._call: GenerateCall = connection.engine.Generate(request, timeout=left)
+        trace = tuple(context.trace.items())
+        self._call: GenerateCall = connection.engine.Generate(request, timeout=left, metadata=trace)
 
     async def next(self) -> Item | None:
         """The next output or event; None: the engine has ended the call, and says that all is well.

@@ -13,11 +13,11 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from enginewire.backend.engines.failure import RequestFailed, internal_failure
-from enginewire.backend.engines.trace_context import passed_on
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.calls.incoming import CallerLeft, read_body, until_left
 from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
+from enginewire.tracing.trace_context import passed_on
 
 log = logging.getLogger(__name__)
 

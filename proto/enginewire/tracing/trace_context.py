@@ -1,4 +1,4 @@
-"""The trace that a caller's request belongs to, as W3C writes it into metadata. Keeps no spans of its own."""
+"""The trace that a request belongs to, as W3C writes it into metadata. Knows no spans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALID: Final = re.compile(
 
 
 def passed_on(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What of a caller's metadata an engine gets: its trace, unless it is malformed."""
+    """What of a caller's metadata goes on with its request: its trace, unless it is malformed."""
     parent, state = metadata.get(TRACEPARENT, ""), metadata.get(TRACESTATE, "")
     if not _VALID.fullmatch(parent):
         return {}
@@ -30,3 +30,8 @@ def add_link(part: pb.PreprocessedRequest, metadata: Mapping[str, str] | None) -
     """Point at what was sent of the request before, which was under the trace and span in this metadata."""
     if found := _VALID.fullmatch((metadata or {}).get(TRACEPARENT, "")):
         part.migration_link.CopyFrom(pb.TraceLink(trace_id=found["trace"], span_id=found["span"]))
+
+
+def headers_of_link(link: pb.TraceLink) -> dict[str, str]:
+    """The same point as metadata; nothing when it is malformed."""
+    return passed_on({TRACEPARENT: f"00-{link.trace_id}-{link.span_id}-00"})

@@ -1,11 +1,11 @@
-"""Which trace an engine is told about."""
+"""Which trace goes on with a request."""
 
 from __future__ import annotations
 
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.trace_context import MAX_TRACESTATE, add_link, passed_on
+from enginewire.tracing.trace_context import MAX_TRACESTATE, add_link, headers_of_link, passed_on
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 VALID = f"00-{TRACE}-{SPAN}-01"
@@ -51,3 +51,9 @@ def test_a_link_names_trace_and_span() -> None:
     assert not part.HasField("migration_link")
     add_link(part, {"traceparent": VALID})
     assert part.migration_link == pb.TraceLink(trace_id=TRACE, span_id=SPAN)
+    assert headers_of_link(part.migration_link) == {"traceparent": f"00-{TRACE}-{SPAN}-00"}
+
+
+@pytest.mark.parametrize("link", [pb.TraceLink(), pb.TraceLink(trace_id="garbage", span_id=SPAN)])
+def test_a_malformed_link_points_nowhere(link: pb.TraceLink) -> None:
+    assert headers_of_link(link) == {}

@@ -1,0 +1,23 @@
+"""Where a request comes from: in whose name, and in which trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from enginewire.access.caller import NOBODY, Party
+
+NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """It shares the engine in the name of `party`; `trace` are the headers that name its trace."""
+
+    party: Party = NOBODY
+    trace: Mapping[str, str] = NO_TRACE
+
+
+NOWHERE: Final = Origin()

@@ -1,0 +1,1 @@
+"""What is told of requests beside their answers: metrics, traces and a line of the log."""
