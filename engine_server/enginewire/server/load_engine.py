@@ -135,11 +135,11 @@ def _mocker(options: ServerOptions) -> StepEngine:
 
 
 def _upstream(options: ServerOptions) -> StepEngine:
+    from enginewire.server.engines.remote.options import RemoteOptions
     from enginewire.server.engines.upstream.engine import UpstreamEngine
-    from enginewire.server.engines.upstream.options import UpstreamOptions
 
     return UpstreamEngine(
-        UpstreamOptions(
+        RemoteOptions(
             target=options.upstream,
             start_timeout=options.upstream_start_timeout,
             silence_timeout=options.upstream_silence_timeout,
