@@ -39,6 +39,9 @@ test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 vllm-test:  ## Test the vLLM engine, in an environment of its own with vLLM for CPUs
 	.ci/check_vllm
 
+llama-test: $(VENV)/.dev  ## Test the OpenAI engine with llama.cpp's server, in an environment of its own
+	.ci/check_llama
+
 clients-test:  ## Try the clients of docs/http.md, in environments of their own, on real servers
 	.ci/check_clients
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
+from typing import Final
 
 from enginewire.openai_engine.drawn import Drawn
 from enginewire.server.failures import EngineError, EngineMistake
 
 Item = tuple[int, Drawn]
+NOBODY: Final = -1
+"""The index of what is no choice's."""
 
 
 class CompletionsCall:
@@ -19,7 +22,7 @@ class CompletionsCall:
         """The choices that are open, by their indexes. Needs a running loop."""
         self.heard_at = time.monotonic()
         self.num_tokens = 0
-        self._arrived: asyncio.Queue[Item | Exception | None] = asyncio.Queue()
+        self._arrived: asyncio.Queue[tuple[int, Drawn | Exception] | None] = asyncio.Queue()
         self._finished: set[int] = set()
         self._reading = {
             index: asyncio.create_task(self._read(index, tokens), name=f"choice {index}")
@@ -32,15 +35,19 @@ class CompletionsCall:
         Raises what the server's calls raise, and the failure that `fail` was given.
         """
         while True:
-            item = await self._arrived.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None or item[0] not in self._finished:
-                return item
+            arrived = await self._arrived.get()
+            if arrived is None:
+                return None
+            index, news = arrived
+            if index in self._finished:
+                continue
+            if isinstance(news, Exception):
+                raise news
+            return index, news
 
     def fail(self, failure: EngineError) -> None:
         """End the call here and now: whoever reads it gets `failure`."""
-        self._end_with(failure)
+        self._end_with((NOBODY, failure))
 
     def cancel(self) -> None:
         """End the call here and now: whoever reads it gets None."""
@@ -57,7 +64,7 @@ class CompletionsCall:
             task.cancel()
         await asyncio.gather(*self._reading.values(), return_exceptions=True)
 
-    def _end_with(self, last: EngineError | None) -> None:
+    def _end_with(self, last: tuple[int, Exception] | None) -> None:
         for task in self._reading.values():
             task.cancel()
         while not self._arrived.empty():
@@ -70,8 +77,10 @@ class CompletionsCall:
                 self.heard_at = time.monotonic()
                 self.num_tokens += 1
                 self._arrived.put_nowait((index, drawn))
-            self._arrived.put_nowait(EngineMistake(f"the server's answer to choice {index} ended too early"))
+            # Unless the choice has ended with the token before, which whoever reads decides.
+            early = EngineMistake(f"the server's answer to choice {index} ended too early")
+            self._arrived.put_nowait((index, early))
         except Exception as error:  # noqa: BLE001  # whoever reads the call knows what it means
-            self._arrived.put_nowait(error)
+            self._arrived.put_nowait((index, error))
         finally:
             await tokens.aclose()

@@ -21,7 +21,7 @@ class TargetKey:
     ) -> None:
         """One of the two; `option` gives it, and with `-file` at its end the file.
 
-        Servers of others have keys `of_others`, which may be short. Raises InvalidKeys, which names it and never tells the key.
+        Keys `of_others` may be short. Raises InvalidKeys, which names the option and never tells the key.
         """
         if bool(key) == (file is not None):
             raise InvalidKeys(f"{option} and {option}-file: one of them is needed")

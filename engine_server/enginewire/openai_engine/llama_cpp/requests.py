@@ -42,7 +42,7 @@ def body_of(
     output = request.output_options
     return {
         **NEUTRAL,
-        "prompt": known,
+        "prompt": list(known),
         "n_predict": most,
         "stream": True,
         "cache_prompt": True,

@@ -17,7 +17,7 @@ from enginewire.openai_engine.llama_cpp.facts import PROPS, config_of, identity_
 from enginewire.openai_engine.llama_cpp.passes import Passes
 from enginewire.openai_engine.llama_cpp.requests import LONG, body_of, drawn_seed, is_alone, is_seeded
 from enginewire.openai_engine.model import Model
-from enginewire.server.engines.answer import with_defaults
+from enginewire.server.engines.answer import room_for, with_defaults
 from enginewire.server.failures import EngineMistake
 
 
@@ -51,13 +51,14 @@ class LlamaCpp:
     async def tokens(
         self, request: pb.PreprocessedRequest, index: int, generated: list[int]
     ) -> AsyncGenerator[Drawn, None]:
-        """Pass after pass, until the window is full."""
+        """Pass after pass, until there is no room."""
         if request.cache_salt:
             # The server has one cache for all, so from now on nobody finds the prompts of others.
             self._finds_prompts = False
         options = with_defaults(request.sampling_options, self.config.capabilities.default_sampling)
         known, length = [*request.token_ids, *generated], 1 if is_seeded(options) else LONG
-        while room := self.config.context_length - len(known):
+        end = len(request.token_ids) + room_for(request, self.config)
+        while room := end - len(known):
             before = len(known)
             seed = drawn_seed(options, index, before - len(request.token_ids))
             body = body_of(request, options, known, seed, min(length, room))
