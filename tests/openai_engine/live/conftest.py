@@ -1,4 +1,4 @@
-"""llama.cpp's server, and ours in front of it. Outside the default run: `make llama-test` has what is needed."""
+"""llama.cpp's server, and ours in front of it. Outside the default run: for `make llama-test`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGED = f"{ROOT}/.venv-llama/bin/python {ROOT}/.ci/llama_server.py"
 class Llama:
     """llama.cpp's server as a process, and ours."""
 
-    def __init__(self, start: Start, log: Path) -> None:
+    def __init__(self, begin: Start, log: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -34,7 +34,7 @@ class Llama:
             argv = [*shlex.split(PACKAGED), gguf, port, slots]
         with log.open("w") as out:
             self.process = subprocess.Popen(argv, stdout=out, stderr=out)
-        self.server = start("--upstream", f"http://127.0.0.1:{port}", "builtin:demo")
+        self.server = begin("--upstream", f"http://127.0.0.1:{port}", "builtin:demo")
         self.server.wait_ready()
 
     def end(self) -> None:
