@@ -71,7 +71,7 @@ class Completions(RemoteEngine[CompletionsCall]):
                     yield self._output(answer, sums, request, call, *item)
             except Lost as error:
                 log.warning("request %s: %s", context.request_id, error)
-                self.look()
+                await self.looked()
                 raise EngineDead("the engine went away") from error
             except Refused as error:
                 self.look()

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.server.engines.base import BaseEngine
@@ -21,6 +21,9 @@ from enginewire.server.engines.remote.watch import Watch
 from enginewire.server.engines.step_streams import open_choices
 from enginewire.server.failures import Draining, EngineDead, EngineError, Stuck
 from enginewire.server.validation.payloads import prompt_length
+
+GRACE_SECONDS: Final = 1.0
+"""For the server to tell of the death: callers who hear of it earlier come back at once."""
 
 
 class Call(Protocol):
@@ -97,6 +100,16 @@ class RemoteEngine(BaseEngine, Generic[CallT]):
         if self._watch is not None:
             self._watch.look()
 
+    async def looked(self) -> None:
+        """A connection was lost: wait until it is known whether the engine is gone.
+
+        Whoever failed before would come back at once, to an engine that is about to fail once more.
+        """
+        if self._watch is not None:
+            await self._watch.looked()
+        if self.is_dead:
+            await asyncio.sleep(GRACE_SECONDS)
+
     @asynccontextmanager
     async def turn(
         self, request: pb.PreprocessedRequest, context: GenerateContext, begin: Callable[[], CallT]
@@ -133,7 +146,10 @@ class RemoteEngine(BaseEngine, Generic[CallT]):
         return self.has_more_to_see()
 
     def _end_all(self) -> None:
-        """The engine is gone: nobody shall wait for it."""
+        """The engine is gone. The server says so first, and then ends its requests."""
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._fail_all)
+
+    def _fail_all(self) -> None:
         self._slots.refuse_waiting(dead)
         for call in list(self._calls.values()):
             call.fail(dead())

@@ -19,6 +19,7 @@ EVERY_SECONDS: Final = 1.0
 SHORTEST_PAUSE: Final = 0.05
 """Between two looks, however often somebody asks for one."""
 SECOND_LOOK_SECONDS: Final = 2.0
+VERDICT_SECONDS: Final = 2 * SECOND_LOOK_SECONDS
 USUAL_SECONDS: Final = 1.0
 """An answer that takes longer counts as a stall."""
 
@@ -51,10 +52,19 @@ class Watch:
         self._died = died
         self._asked_at: float | None = None
         self._wanted = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def look(self) -> None:
         """Something has happened that is worth a look."""
         self._wanted.set()
+
+    async def looked(self) -> None:
+        """Look, and wait until it is known whether the engine is gone; within some seconds."""
+        seen: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(seen)
+        self._wanted.set()
+        if not self.death:
+            await asyncio.wait([seen], timeout=VERDICT_SECONDS)
 
     def stalled_for(self) -> float:
         """Seconds for which the engine owes an answer; infinite when it is gone."""
@@ -70,9 +80,12 @@ class Watch:
                 async with asyncio.timeout(pause):
                     await self._wanted.wait()
             self._wanted.clear()
+            waiting, self._waiting = self._waiting, []
             self._asked_at = time.monotonic()
             await self._look_twice()
             self._asked_at = None
+            for seen in waiting:
+                seen.cancel()
             await asyncio.sleep(SHORTEST_PAUSE)
             pause = SHORTEST_PAUSE if and_then() else EVERY_SECONDS
 

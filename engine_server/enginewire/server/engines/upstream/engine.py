@@ -60,7 +60,7 @@ class Upstream(RemoteEngine[UpstreamCall]):
                     yield item
             except grpc.aio.AioRpcError as error:
                 if is_lost(error):
-                    self.look()
+                    await self.looked()
                 raise failure_of(error, call.name) from error
             finally:
                 call.leave()
