@@ -44,7 +44,10 @@ class Completions(RemoteEngine[CompletionsCall]):
         self._connection = Connection(self._openai)
         self._server = server = await found(self._connection, self._openai, self._model)
         self._identity = await server.identity(None)
-        self.config = server.config
+        self.config.CopyFrom(server.config)
+        if self._model is not None:
+            # As every engine names it that loads this folder: only so another one can go on with an answer.
+            self.config.model = self._openai.folder
         self.config.capabilities.tokenizer = self.tokenizer() is not None
         self.engine_name, self.engine_version = server.kind, server.version
         self.watch_over(self._look)

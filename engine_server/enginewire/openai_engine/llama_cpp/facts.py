@@ -44,9 +44,10 @@ async def config_of(
             logit_bias=True,
             logprobs=True,
             resume=True,
-            default_sampling=_default_sampling(defaults),
+            default_sampling=model.default_sampling if model else _default_sampling(defaults),
         )
     )
+    config.capabilities.default_sampling.repetition_penalty = 1.0  # there are no penalties
     return config
 
 
