@@ -53,6 +53,9 @@ vllm-test:  ## Test the vLLM engine, in an environment of its own with vLLM for 
 dynamo-test:  ## Try the worker of Dynamo with Dynamo's own frontend, in an environment of its own
 	.ci/check_dynamo
 
+llama-test: $(VENV)/.dev  ## Test the OpenAI engine with llama.cpp's server, in an environment of its own
+	.ci/check_llama
+
 clients-test:  ## Try the clients of docs/http.md, in environments of their own, on real servers
 	.ci/check_clients
 
@@ -127,4 +130,4 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 # Compiles what tests import, once: each of the processes that run them would compile all of it for itself.
 	-$(BIN)/pytest --collect-only --quiet >/dev/null
 
-.PHONY: help demo test conformance self-test wheel test-browser vllm-test dynamo-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean
+.PHONY: help demo test test-long chaos fuzz soak conformance self-test wheel test-browser vllm-test dynamo-test llama-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean

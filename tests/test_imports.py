@@ -39,6 +39,7 @@ def loaded_by(statement: str) -> set[str]:
             HEAVY | {"rich"},
         ),
         ("import enginewire.torch_engine.engine", {"torch", "transformers", BACKEND}),
+        ("import enginewire.openai_engine.engine", HEAVY | {"tokenizers", BACKEND}),
         ("import enginewire.vllm_engine.engine", HEAVY | {"vllm", "tokenizers", BACKEND}),
     ],
 )

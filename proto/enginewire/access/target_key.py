@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -10,19 +11,25 @@ from enginewire.access.known_callers import InvalidKeys
 from enginewire.files.watched import WatchedFiles
 
 OPTION: Final = "--target-api-key"
-FILE_OPTION: Final = f"{OPTION}-file"
+KEY_OF_OTHERS: Final = re.compile(r"[!-~]{1,4096}")
 
 
 class TargetKey:
     """One key, or the one that a file holds now. Of a file that cannot be used counts what it held before."""
 
-    def __init__(self, key: str = "", file: Path | None = None) -> None:
-        """One of the two. Raises InvalidKeys, which never tells the key."""
+    def __init__(
+        self, key: str = "", file: Path | None = None, option: str = OPTION, *, of_others: bool = False
+    ) -> None:
+        """One of the two; `option` gives it, and with `-file` at its end the file.
+
+        Keys `of_others` may be short. Raises InvalidKeys, which names the option and never tells the key.
+        """
         if bool(key) == (file is not None):
-            raise InvalidKeys(f"{OPTION} and {FILE_OPTION}: one of them is needed")
+            raise InvalidKeys(f"{option} and {option}-file: one of them is needed")
+        check = _checked_of_others if of_others else _checked
         self._key = WatchedFiles(
             [file] if file else [],
-            lambda: _read(file) if file else _checked(OPTION, key),
+            lambda: check(*(_content(file, f"{option}-file") if file else (option, key))),
             "key",
             InvalidKeys,
         )
@@ -37,11 +44,11 @@ class TargetKey:
         return "authorization", f"Bearer {self.current()}"
 
 
-def _read(file: Path) -> str:
-    """Raises InvalidKeys."""
-    where = f"{FILE_OPTION}: {file}"
+def _content(file: Path, option: str) -> tuple[str, str]:
+    """Where the key is, and what is there. Raises InvalidKeys."""
+    where = f"{option}: {file}"
     try:
-        return _checked(where, file.read_text(encoding="utf-8", errors="replace").strip())
+        return where, file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise InvalidKeys(f"{where}: {(error.strerror or str(error)).lower()}") from error
 
@@ -49,4 +56,10 @@ def _read(file: Path) -> str:
 def _checked(where: str, key: str) -> str:
     if not KEY.fullmatch(key):
         raise InvalidKeys(f"{where}: must be {KEY_WORDS}")
+    return key
+
+
+def _checked_of_others(where: str, key: str) -> str:
+    if not KEY_OF_OTHERS.fullmatch(key):
+        raise InvalidKeys(f"{where}: must be 1 to 4096 visible ASCII characters")
     return key

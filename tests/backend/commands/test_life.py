@@ -157,7 +157,7 @@ def test_an_engine_that_does_not_start_is_named_with_its_exit_code_and_last_word
     done = run("generate", "--launch", "--engine nonsense", "hi")
     assert done.returncode == 1
     assert "enginewire-backend: the engine server ended with exit code 2, its last lines:" in done.stderr
-    assert "--engine: must be torch, mocker, upstream, vllm or module:Class" in done.stderr
+    assert "--engine: must be torch, mocker, upstream, vllm, openai or module:Class" in done.stderr
 
 
 def test_a_launched_engine_that_is_killed_is_started_again_and_the_answer_goes_on() -> None:

@@ -74,7 +74,7 @@ def test_a_name_needs_it_when_it_resolves_to_such_an_address(
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (["--engine", "sglang"], ["--engine", "torch, mocker, upstream, vllm or module:Class"]),
+        (["--engine", "sglang"], ["--engine", "torch, mocker, upstream, vllm, openai or module:Class"]),
         (["--engine", ":Class"], ["--engine"]),
         (["--engine", "module:"], ["--engine"]),
         (

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from enginewire.addresses import wants_tcp
 from enginewire.options import Loaded, OptionError, load
 from enginewire.server.config.options import DEFAULT_PORT, ServerOptions
 from enginewire.server.config.our_engines import OurEngine
+from enginewire.server.config.rules import is_url
 from enginewire.server.config.vllm_rules import check_for_vllm
+
+BEHIND_UPSTREAM: Final = (OurEngine.UPSTREAM, OurEngine.OPENAI)
 
 
 def load_options(argv: Sequence[str] | None = None) -> ServerOptions:
@@ -27,11 +31,14 @@ def complete(loaded: Loaded[ServerOptions]) -> ServerOptions:
     """
     options = loaded.options
     if options.upstream and "engine" not in loaded.sources:
-        options = replace(options, engine=OurEngine.UPSTREAM.value)
-    if options.upstream and options.engine != OurEngine.UPSTREAM:
+        behind = OurEngine.OPENAI if is_url(options.upstream) else OurEngine.UPSTREAM
+        options = replace(options, engine=behind.value)
+    if options.upstream and options.engine not in BEHIND_UPSTREAM:
         raise OptionError(f"--upstream and --engine {options.engine} exclude each other: there is one engine")
     if options.engine == OurEngine.VLLM:
         check_for_vllm(loaded.sources)
+    if options.engine == OurEngine.OPENAI and "model" not in loaded.sources:
+        options = replace(options, model="")
     if wants_tcp(loaded.sources) and options.port is None:
         return replace(options, port=DEFAULT_PORT)
     return options

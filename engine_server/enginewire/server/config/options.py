@@ -23,6 +23,7 @@ from enginewire.tracing.options import TracingOptions, check_tracing
 DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1
 
+OpenAIServer = Literal["auto", "llama.cpp", "vllm"]
 LogFormat = Literal["auto", "pretty", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -167,11 +168,25 @@ class ServerOptions(TracingOptions, ListenerOptions, ServedModelOptions):
     log_requests: bool = option(False, "log a line per request: ids, counts and times, never prompts")
 
     upstream: str = option(
-        "", "bare engine to be the server of: unix:/path or host:port", heading="--engine upstream"
+        "",
+        "engine to be the server of: unix:/path or host:port of a bare one, the URL of a completions server",
+        heading="--engine upstream and openai",
     )
     upstream_start_timeout: float = option(600.0, "how long it may take to answer", unit="s", at_least=0)
     upstream_silence_timeout: float = option(
         120.0, "how long a running request may wait for a token until it fails", unit="s", at_least=0.1
+    )
+    upstream_api_key: str = option(
+        "",
+        "API key to bring to the URL; others see it in the process list, so better in the environment or in"
+        " --upstream-api-key-file",
+        secret=True,
+    )
+    upstream_api_key_file: Path | None = option(
+        None, "file that holds this key and nothing else; read again when it changes"
+    )
+    openai_server: OpenAIServer = option(
+        "auto", "what answers at the URL; auto asks it", heading="--engine openai"
     )
 
     engine_args: str = option(

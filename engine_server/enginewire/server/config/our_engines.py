@@ -12,6 +12,7 @@ class OurEngine(StrEnum):
     MOCKER = "mocker"
     UPSTREAM = "upstream"
     VLLM = "vllm"
+    OPENAI = "openai"
 
 
 NAMES = ", ".join(OurEngine)

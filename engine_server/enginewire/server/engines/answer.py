@@ -40,6 +40,11 @@ class Answer:
         """True when every choice had its terminal output."""
         return not self._open
 
+    @property
+    def open_choices(self) -> tuple[int, ...]:
+        """Those that had no terminal output yet."""
+        return tuple(sorted(self._open))
+
     def token(self, token_id: int, index: int = 0) -> pb.LLMEngineOutput:
         """One more token of a choice. The output is terminal when it is the last one.
 

@@ -16,8 +16,9 @@ from enginewire import v1 as pb
 from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import THIS_USER
 from enginewire.files.trusted_paths import UntrustedPath
+from enginewire.server.engines.remote.options import RemoteOptions
+from enginewire.server.engines.remote.watch import NoUpstream
 from enginewire.server.engines.upstream.failure import shown
-from enginewire.server.engines.upstream.options import UpstreamOptions
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +29,10 @@ STILL_COMING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DE
 """An engine that is not there yet, or still loads its model."""
 
 
-class NoUpstream(Exception):
-    """No engine can be served from there; the message names the option and says why."""
-
-
 class Connection:
     """One channel to the engine, and the stubs of the RPCs that a bare engine has."""
 
-    def __init__(self, options: UpstreamOptions) -> None:
+    def __init__(self, options: RemoteOptions) -> None:
         self.target = options.target
         self._patience = options.start_timeout
         self._channel = open_channel(options.target)

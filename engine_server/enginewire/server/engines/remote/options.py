@@ -1,4 +1,4 @@
-"""What the upstream engine is told by the server's options. Knows nothing about gRPC."""
+"""What every engine in another process is told by the server's options, however it is reached."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ USUAL_SLOTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamOptions:
-    """`target` is any gRPC name, such as unix:/run/raw.sock; times are in seconds.
+class RemoteOptions:
+    """`target` is a gRPC name, such as unix:/run/raw.sock, or a URL; times are in seconds.
 
     `start_timeout` is for the engine to answer at all, `silence_timeout` for a running request to get its
     next token. `max_num_seqs` is for an engine that does not say how many sequences it runs.
