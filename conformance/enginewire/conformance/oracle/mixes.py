@@ -35,6 +35,8 @@ ABORTED: Final = 0.2
 HOT: Final = 1.5
 UNLIKELY: Final = -50.0
 SEED: Final = 7
+ANSWERED: Final = 4
+"""Annotations that are: what comes of them the monitor sees."""
 
 Changes = Mapping[str, Value]
 
@@ -119,7 +121,7 @@ def _told_beside(config: pb.EngineConfig) -> dict[str, dict[str, Value]]:
     return {
         "prompt_logprobs": {"prompt_logprobs": min(1, prompt)},
         "priority": {"priority": -1},
-        "annotations": {"annotations": ["nobody.knows:this"]},
+        "annotations": {"annotations": [*config.capabilities.annotations[:ANSWERED], "nobody.knows:this"]},
         "bypass_prefix_cache": {"bypass_prefix_cache": True},
         # Each case says how many tokens it wants: a probe that does not has one.
         "a probe": {"is_probe": True},
