@@ -112,15 +112,12 @@ def _is_same(token: int, value: float, among: float) -> None:
 def columns_are_in_the_order_of_the_request(answer: Answer) -> None:
     """An id that is selected and an alternative has one value."""
     selected = list(answer.body.output_options.logprob_token_ids)
-    for output in answer.scored if selected else ():
-        columns = list(output.logprobs.selected_logprobs)
-        for number, (_, _, ids, values) in enumerate(_rows(output)):
+    for output, rows in zip(answer.scored, answer.rows, strict=True) if selected else ():
+        for number, (_, _, ids, values) in enumerate(rows):
             among = dict(zip(ids, values, strict=True))
-            for token, value in zip(selected, columns[number * len(selected) :], strict=False):
-                expected = among.get(token, value)
-                same = math.isclose(value, expected, abs_tol=SAME, rel_tol=SAME)
-                message = f"selected_logprobs has another value for id {token} than the alternatives have"
-                expect(same, message, expected=f"{expected:.6f}", seen=f"{value:.6f}")
+            columns = output.logprobs.selected_logprobs[number * len(selected) :][: len(selected)]
+            for token, value in zip(selected, columns, strict=True):
+                _is_same(token, value, among.get(token, value))
 
 
 @of_answers("LOG-02", needs=ROWS)
