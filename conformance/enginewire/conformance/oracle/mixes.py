@@ -161,8 +161,14 @@ def drawn(seed: int, count: int, runs: Sequence[Greedy], offer: Offer, config: p
 def _mix(seed: int, number: int, runs: Sequence[Greedy], offer: Offer, config: pb.EngineConfig) -> Mix:
     rng = random.Random(f"{seed}/mix/{number}")
     case = replace(draw(seed, FIRST + number, runs, offer), together=True)
-    beside = [name for name in options_of(runs[case.prompt], config) if rng.random() < CHANCE]
-    return Mix(case=case, beside=tuple(beside), is_aborted=rng.random() < ABORTED)
+    beside = _some(rng, options_of(runs[case.prompt], config), case)
+    return Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED)
+
+
+def _some(rng: random.Random, offered: Mapping[str, Changes], case: Case) -> tuple[str, ...]:
+    """Those that come along. What is told of the prompt travels with choice 0, which has to be there."""
+    drawn = [name for name in offered if rng.random() < CHANCE]
+    return tuple(name for name in drawn if name != "prompt_logprobs" or 0 in case.live)
 
 
 def of_runs(
@@ -182,8 +188,8 @@ def of_runs(
             several = replace(case, n=rng.randint(2, max(2, offer.most_choices)))
             is_whole = is_possible(several, runs[case.prompt], offer.eos_token_ids)
             case = several if is_whole else replace(case, n=1)
-        beside = [name for name in neutral[case.prompt] if rng.random() < CHANCE]
-        found.append(Mix(case=case, beside=tuple(beside), is_aborted=rng.random() < ABORTED))
+        beside = _some(rng, neutral[case.prompt], case)
+        found.append(Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED))
     return found
 
 
