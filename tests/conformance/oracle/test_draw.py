@@ -43,7 +43,7 @@ def test_every_drawn_case_may_be_sent() -> None:
 
 
 def test_only_what_is_offered_is_drawn() -> None:
-    least = Offer(vocab_size=100, most_stop_ids=3, choices=False, resume=False, multiplexed=False)
+    least = Offer(vocab_size=100, most_stop_ids=3, most_choices=1, resume=False, multiplexed=False)
     for case in drawn(200, offer=least):
         assert not {"n", "resumed", "multiplexed"} & set(case.options)
         assert all(len(getattr(case, name)) <= 3 for name in LISTS)

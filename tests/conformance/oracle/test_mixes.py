@@ -24,6 +24,7 @@ def test_each_option_lets_every_greedy_token_be_the_best(name: str) -> None:
     assert not [word for word in words for at in range(8) if RUN.tokens[at : at + len(word)] == word]
     assert not {entry.token_id for entry in options.logit_bias if entry.bias} & set(RUN.tokens)
     assert options.temperature == 0 or options.top_k == 1
+    assert options.HasField("temperature") or not CONFIG.capabilities.default_sampling.temperature
 
 
 def test_bad_words_that_nearly_come_have_a_token_of_the_run_last() -> None:
@@ -43,17 +44,19 @@ def test_every_option_has_a_request_that_a_correct_server_takes() -> None:
 def test_what_an_engine_does_not_offer_is_beside_nothing() -> None:
     modest = pb.EngineConfig(vocab_size=60, capabilities=pb.Capabilities(logprobs=True))
     assert set(options_of(RUN, modest)) == {
-        *("top_k 1", "top_p", "logprobs", "annotations", "bypass_prefix_cache")
+        *("defaults", "top_k 1", "top_p", "logprobs", "annotations", "bypass_prefix_cache", "a probe")
     }
+    modest.capabilities.default_sampling.top_p = 0.9
+    assert options_of(RUN, modest)["no temperature"] == {"temperature": None}
 
 
 def test_what_changes_nothing_of_a_run_is_beside_it() -> None:
     server = Reference()
     for under in ({"temperature": 1.0, "seed": 7}, {"repetition_penalty": 1.3}):
         neutral = neutral_of(under, CONFIG)
-        for changes in neutral.values():
-            assert under.keys().isdisjoint(changes)
-            server.validate(change(good_request("r", RUN.prompt), **under, **changes))
+        for name, changes in neutral.items():
+            assert under.keys().isdisjoint(changes) or name == "no temperature"
+            server.validate(change(good_request("r", RUN.prompt), **{**under, **changes}))
         assert ("top_k -1" in neutral) == ("seed" in under)
 
 

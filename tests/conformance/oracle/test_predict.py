@@ -53,6 +53,15 @@ def test_a_cut_has_to_be_before_the_end() -> None:
     assert [cut for cut in range(5) if is_possible(stopped.changed("resumed", (cut,)), RUN, [2])] == [1, 2]
 
 
+def test_a_finished_choice_has_all_its_tokens_and_another_one_goes_on() -> None:
+    done = Case(max_tokens=8, stop_token_ids=(12,), n=2, resumed=(3,), finished=(0,))
+    assert done.live == [1]
+    assert is_possible(done, RUN, [2])
+    assert not is_possible(done.changed("n", 1), RUN, [2])
+    assert not is_possible(done.changed("resumed", (4,)), RUN, [2])
+    assert not is_possible(done.changed("finished", (1,)), RUN, [2])
+
+
 def brute(case: Case, tokens: list[int]) -> tuple[int, str, int | None]:
     """Another way to the same end: every reason with its place, and the earliest one wins."""
     systems = set(case.stop_token_ids_hidden) | set(case.eos_token_ids or (2,))

@@ -16,6 +16,7 @@ TOKENS: Final = 16
 WARM: Final = 2.0
 SEED: Final = 7
 MOST: Final = 3
+SEVERAL: Final = 20
 MANY: Final = 64
 """Choices that are enough to be more than the slots of a small engine."""
 
@@ -57,7 +58,23 @@ async def choices_differ(ctx: Context) -> None:
     expect(differ, message, expected="other tokens in each", seen=[list(output) for output in outputs])
 
 
-@check("SEQ-04", variant="more-than-slots", needs=(*SHAPE, "SEQ-02", "SEQ-03", "SEQ-04"), alone=True)
+@check("SEQ-04", variant="many", needs=(*SHAPE, "SEQ-02", "SEQ-04"), alone=True, not_beside=("n",))
+async def many_choices_differ(ctx: Context) -> None:
+    """As many as fit the slots, and more than the 16 for which some engines keep a fixed place."""
+    count = min(SEVERAL, _most(ctx), _slots(ctx))
+    if count <= MOST:
+        raise NotApplicable(f"a request has at most {count} choices at a time")
+    outputs = _tokens(await ctx.generate(_request(ctx, n=count)))
+    same = len(outputs) - len(set(outputs))
+    expect(not same, f"of {count} choices some are the same", expected="other tokens in each", seen=same)
+
+
+@check(
+    "SEQ-04",
+    variant="more-than-slots",
+    needs=(*SHAPE, "SEQ-02", "SEQ-03", "SEQ-04", "SEQ-04/many"),
+    alone=True,
+)
 async def choices_without_a_slot_differ(ctx: Context) -> None:
     """One more than there are slots: it waits for one, and has a whole answer of its own."""
     slots = _slots(ctx)

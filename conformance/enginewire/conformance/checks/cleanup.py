@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
 from enginewire.conformance.session.context import LEFT_OUT, Context, describe_load, require_refusal
+from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation, expect, expect_equal
@@ -105,6 +106,22 @@ async def the_door_closes_at_once(ctx: Context) -> None:
     await cleanup.finish()
     require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
     expect_equal(stream.choice.reason_name, "LENGTH", "a stream in flight is cut short by a patient Cleanup")
+
+
+@check("CLN-07", variant="queued", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-07", "INF-08"))
+async def those_who_wait_are_served(ctx: Context) -> None:
+    """A patient Cleanup while a request waits for a slot: then the slots get free."""
+    async with saturated(ctx) as running:
+        waiting = await queued(ctx, running, max_tokens=STREAMS)
+        cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
+        asked = asyncio.ensure_future(cleanup.finish())
+        await until(
+            ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
+        )
+        await ctx.client.abort([stream.request.request_id for stream in running])
+        await waiting.ok()
+        await asked
+    expect_equal(waiting.choice.reason_name, "LENGTH", "a queued request is cut short by a patient Cleanup")
 
 
 @negative("cleanup", phase=Phase.DESTRUCTIVE)

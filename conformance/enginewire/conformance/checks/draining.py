@@ -78,6 +78,18 @@ async def later_submits_are_refused(ctx: Context) -> None:
         expect(is_draining, "the reason is another one", expected="DRAINING", seen=detail.reason)
 
 
+@check("DRN-02", variant="joined", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-02", "DRN-03"))
+async def the_grace_of_others_lets_nobody_in(ctx: Context) -> None:
+    """A drain without a grace, while a stream is in flight, then one with a long grace."""
+    (stream,) = await _in_flight(ctx, 1, is_long=True)
+    grace = ctx.bounds.answer
+    await _begun(ctx)
+    await _begun(ctx, 2 * grace, grace=grace)
+    exchange = await ctx.refused(ctx.request())
+    stream.cancel()
+    require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
+
+
 @check("DRN-03", phase=Phase.DESTRUCTIVE, needs=SHAPE)
 async def callers_join(ctx: Context) -> None:
     """Three at once, with a stream in flight, and one after the end."""
@@ -213,6 +225,20 @@ async def the_earliest_deadline_wins(ctx: Context) -> None:
     patient = await _begun(ctx)
     await still_running(ctx, stream)
     finals = [await _final(drain, within=ctx.bounds.reaction) for drain in (await _begun(ctx, 0.0), patient)]
+    await stream.end()
+    if stream.choice.reason_name == "LENGTH":
+        raise NotApplicable("the longest request ends before the shortest drain")
+    seen = [_state(final) for final in finals]
+    expect_equal(seen, ["DRAIN_STATE_TIMED_OUT"] * 2, "two drains with two deadlines have another end")
+
+
+@check("DRN-10", variant="first", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-10"))
+async def the_earliest_deadline_wins_as_the_first(ctx: Context) -> None:
+    """A drain with little time, then a patient one, which gives it no more."""
+    (stream,) = await _in_flight(ctx, 1, is_long=True)
+    deadline = ctx.bounds.reaction / 4
+    drains = [await _begun(ctx, deadline), await _begun(ctx, 20 * ctx.bounds.answer)]
+    finals = [await _final(drain, within=deadline + ctx.bounds.reaction) for drain in drains]
     await stream.end()
     if stream.choice.reason_name == "LENGTH":
         raise NotApplicable("the longest request ends before the shortest drain")

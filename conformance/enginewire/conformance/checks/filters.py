@@ -100,6 +100,8 @@ async def filters_come_in_their_order(ctx: Context) -> None:
         raise NotApplicable("rows of so few alternatives cannot tell one order from another")
     many = len(tellable(ctx)) // 2 or few
     grid: list[Setting] = [({"top_k": few, "top_p": 0.5}, 0.7), ({"top_k": many, "top_p": 0.8}, 0.7)]
+    # Whoever cuts the nucleus out of all tokens keeps more of so few, where much is in the tail.
+    grid += [({"top_k": least, "top_p": 0.6}, HOT) for least in (2, 3) if least <= few]
     if ctx.capabilities.min_p:
         grid += [({"top_k": many, "min_p": share}, 0.7) for share in (0.1, 0.8)]
     await _all_hold(ctx, grid, _in_order)

@@ -20,6 +20,8 @@ from enginewire.conformance.wire.stopwatch import within
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 SERVICES: Final = (health_types.LIVENESS, health_types.READINESS)
+OTHERS: Final = tuple(f"enginewire.v1.{name}Service" for name in ("Discovery", "Embedding", "Kv", "Admin"))
+"""Whoever serves them says of each what it says of the first one."""
 NO_SERVICE: Final = "enginewire.v1.NoSuchService"
 LOOKS: Final = 20
 MANY: Final = 100
@@ -147,6 +149,11 @@ async def _is(ctx: Context, state: pb.EngineState.ValueType, when: str) -> None:
     names = pb.EngineState.Name(state), pb.EngineState.Name(load.state)
     expect(load.state == state, f"Load.state {when}", expected=names[0], seen=names[1])
     expect_equal(health_types.NAMES[health], "NOT_SERVING", f"health {when}")
+    for name in OTHERS:
+        exchange = await ctx.client.ask(health_types.CHECK, health_types.request(name))
+        if exchange.is_ok:  # HLT-08 says what else there may be
+            seen = health_types.NAMES.get(health_types.status_of(exchange.response()))
+            expect_equal(seen, "NOT_SERVING", f"health of {name} {when}")
 
 
 async def _watch(ctx: Context) -> Call:

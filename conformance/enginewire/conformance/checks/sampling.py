@@ -23,6 +23,7 @@ LONG: Final = 32
 SHORT: Final = 16
 REPEATING: Final = 48
 SEEDS: Final = 4
+SHIFTS: Final = (0, 32, 61)
 FEW_TOKENS: Final = 8
 PROMPTS: Final = 4
 FEW_PROMPTS: Final = 3
@@ -61,13 +62,14 @@ async def seeds_are_repeated(ctx: Context) -> None:
 
 @check("SAM-03", needs=(*SHAPE, "SAM-02"), alone=True)
 async def seeds_differ(ctx: Context) -> None:
-    """At least two of them."""
-    outputs = await asyncio.gather(*(_sampled(ctx, seed=seed) for seed in range(SEEDS)))
-    expect(
-        any(output != outputs[0] for output in outputs),
-        f"{SEEDS} seeds give the same tokens",
-        expected="some that differ",
-    )
+    """At least two of those that differ in their low bits, and of those that differ in high ones alone."""
+    for shift in SHIFTS:
+        outputs = await asyncio.gather(*(_sampled(ctx, seed=seed << shift) for seed in range(SEEDS)))
+        expect(
+            any(output != outputs[0] for output in outputs),
+            f"{SEEDS} seeds that differ from bit {shift} on give the same tokens",
+            expected="some that differ",
+        )
 
 
 @check("SAM-04", needs=(*SHAPE, "SAM-02", "CON-01"), alone=True)

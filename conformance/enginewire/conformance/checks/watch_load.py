@@ -7,11 +7,12 @@ import time
 from typing import Final, cast
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
 from enginewire.conformance.session.context import INVALID, LEFT_OUT, Context, require_refusal
+from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.watching import is_idle
 from enginewire.conformance.wire.client import Call
-from enginewire.conformance.wire.violation import Violation, expect
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 
 NAME: Final = "DiscoveryService.WatchLoad"
 SHORTEST: Final = 10
@@ -42,6 +43,21 @@ async def changes_are_sent(ctx: Context) -> None:
     for watch, load in zip(watches, changed, strict=True):
         while not is_idle(load):
             load = await _next(watch)
+
+
+@check("WLD-02", variant="queued", needs=(*WHOLE, "WLD-02", "INF-08", "CON-03"), phase=Phase.LOAD, alone=True)
+async def the_queue_is_sent(ctx: Context) -> None:
+    """A request that waits for a slot: nothing else changes."""
+    async with saturated(ctx) as running:
+        watch = _watch(ctx, SHORTEST)
+        load = await _next(watch)
+        waiting = await queued(ctx, running)
+        while not load.waiting:
+            load = await _next(watch)
+            if load.running < len(running):
+                raise NotApplicable("the slots are free again before a watch can tell who waits")
+        waiting.cancel()
+        watch.cancel()
 
 
 @check("WLD-03", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)

@@ -145,3 +145,13 @@ class NLoweredWithoutCapability(_OneChoice):
 
     def is_lowered(self, number: int) -> bool:
         return number == 2
+
+
+@mutant("random_numbers_for_few_choices", kills="SEQ-04/many")
+class RandomNumbersForFewChoices(Reference):
+    """The numbers of the first four come again."""
+
+    def next_token(self, choice: Choice, logits: list[float]) -> int:
+        first, place = choice.job.choices[choice.index % 4].tokens, len(choice.tokens)
+        is_late = choice.index > 3 and len(first) > place
+        return first[place] if is_late else super().next_token(choice, logits)

@@ -120,3 +120,11 @@ class CleanupThatNobodyOffers(Reference):
 
     def allows(self, capability: str) -> bool:
         return capability == "cleanup" or super().allows(capability)
+
+
+@mutant("cleanup_hands_back_what_waits", kills="CLN-07/queued")
+class CleanupHandsBackWhatWaits(Reference):
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        for job in list(self.waiting):
+            self.abort(job)
+        return await super().cleanup(request)

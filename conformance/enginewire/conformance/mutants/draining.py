@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -225,3 +226,20 @@ class DrainForgetsOpenStreams(Reference):
             return super().submitted(submit, call)
         finally:
             self.state = state
+
+
+@mutant("the_last_deadline_ends_the_drain", kills="DRN-10/first")
+class TheLastDeadlineEndsTheDrain(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        if request.deadline.seconds:
+            self._drain_deadline = None
+        super().begin_drain(request)
+
+
+@mutant("who_joins_a_drain_brings_a_grace", kills="DRN-02/joined")
+class WhoJoinsADrainBringsAGrace(Reference):
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        grace = request.admission_grace.ToTimedelta().total_seconds()
+        if self.state == pb.ENGINE_STATE_DRAINING and grace:
+            self._grace_until = time.monotonic() + grace
+        super().begin_drain(request)

@@ -133,3 +133,13 @@ class WatchOfNothingIsRefused(Reference):
             raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, "service: is not served here", field="service")
         async for status in super().watch_health(service):
             yield status
+
+
+@mutant("other_services_stay_ready", kills="HLT-04")
+class OtherServicesStayReady(Reference):
+    """Only the readiness that everybody asks for follows the state."""
+
+    def health(self, service: str) -> int:
+        status = super().health(service)
+        is_other = service not in (health_types.LIVENESS, health_types.READINESS)
+        return health_types.SERVING if is_other and status == health_types.NOT_SERVING else status

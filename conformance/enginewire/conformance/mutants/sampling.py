@@ -205,3 +205,10 @@ class NoDefaultsSaid(Reference):
 
     def temperature(self, options: pb.SamplingOptions) -> float:
         return super().temperature(options) if options.HasField("temperature") else self._unsaid
+
+
+@mutant("seeds_of_32_bits", kills="SAM-03")
+class SeedsOf32Bits(Reference):
+    def draw(self, choice: Choice) -> float:
+        seed = choice.job.seed % 2**32
+        return random.Random(hash((seed, choice.index, len(choice.tokens)))).random()

@@ -71,3 +71,13 @@ class WatchLeavesOutWhatComesTooSoon(Reference):
             if interval != 300 or time.monotonic() >= told + interval / 1000:
                 told = time.monotonic()
                 yield response
+
+
+@mutant("watch_does_not_look_at_the_queue", kills="WLD-02/queued")
+class WatchDoesNotLookAtTheQueue(Reference):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        running = -1
+        async for response in super().watch_load(request):
+            if response.load.running != running:
+                running = response.load.running
+                yield response

@@ -154,10 +154,8 @@ async def _mixed(ctx: Context) -> list[Finding]:
             answers = await everything.ask([mix for _, mix in some])
         judged += sum(not answer.is_busy for answer in answers)
         for (number, mix), answer in zip(some, answers, strict=True):
-            # What found no room says nothing, nor does an abort that came before its request.
-            if not answer.is_busy and not (mix.is_aborted and answer.status.startswith("CANCELLED")):
-                fault = everything.fault(mix, answer)
-                failed += [(number, mix, fault, answer)] if fault else []
+            fault = everything.fault(mix, answer) if _is_told(mix, answer) else None
+            failed += [(number, mix, fault, answer)] if fault else []
         found += [each async for each in _after(ctx, target)]
         if found:
             break
@@ -188,7 +186,7 @@ async def _of_other_runs(ctx: Context, client: Client, seed: int, deadline: floa
     for some in in_time(ctx, parts(mixes)):
         answers = await everything.ask([mix for _, mix in some])
         for (number, mix), answer in zip(some, answers, strict=True):
-            fault = None if answer.is_busy else everything.fault(mix, answer)
+            fault = everything.fault(mix, answer) if _is_told(mix, answer) else None
             failed += [(number, mix, fault, answer)] if fault else []
     return [await _explained(everything, *each, deadline, seed) for each in failed[:MOST]]
 
@@ -284,6 +282,11 @@ async def _explained(
     message = f"{fault.message} ({small.case.described}{under}; mix {number} of seed {seed}{again})"
     identifier = VALUES if fault.rule == VALUES else SERVED
     return Finding(identifier, Violation(message, expected=fault.expected, seen=fault.seen), answer.exchange)
+
+
+def _is_told(mix: Mix, answer: Answer) -> bool:
+    """What found no room says nothing, nor does an abort that came before its request."""
+    return not answer.is_busy and not (mix.is_aborted and answer.status.startswith("CANCELLED"))
 
 
 def _is_cut(answer: Answer) -> bool:

@@ -11,6 +11,9 @@ from enginewire.conformance.session.requests import Value
 LISTS = ("eos_token_ids", "stop_token_ids_hidden", "stop_token_ids", "stop_token_ids_visible")
 """The fields with ids that end a choice: two of the system, then two of the caller."""
 
+LOG_PROBS = -0.75
+"""What is handed in as the sum of a first choice, and twice that for the second: no two have the same."""
+
 ATTEMPTS = 4
 """How often a request may have been tried before; that says nothing about its answer."""
 
@@ -32,6 +35,8 @@ class Case:
     n: int = 1
     resumed: tuple[int, ...] = ()
     """Tokens handed in with `resume`, for each choice from 0 on."""
+    finished: tuple[int, ...] = ()
+    """Those of these choices that are handed in as `finished`."""
     multiplexed: bool = False
     is_first: bool = False
     """Nothing of its prompt is cached: it has a salt of its own."""
@@ -60,13 +65,23 @@ class Case:
         """How many tokens of a choice are handed in."""
         return self.resumed[index] if index < len(self.resumed) else 0
 
+    @property
+    def live(self) -> list[int]:
+        """The choices of which something has to come."""
+        return [index for index in range(self.n) if index not in self.finished]
+
     def changes(self, run: Greedy, salt: str) -> dict[str, Value]:
         """What it changes in a good request; `salt` keeps its prompt apart when it is to be a first one."""
         sent = ("max_tokens", "min_tokens", *LISTS, "stream_interval", "n")
         changes: dict[str, Value] = {name: self.options[name] for name in sent if name in self.options}
         if self.resumed:
             handed = [
-                pb.ResumedChoice(index=index, generated_token_ids=run.of(index)[:count])
+                pb.ResumedChoice(
+                    index=index,
+                    generated_token_ids=run.of(index)[:count],
+                    finished=index in self.finished,
+                    cum_log_probs=LOG_PROBS * (index + 1),
+                )
                 for index, count in enumerate(self.resumed)
             ]
             changes["resume"] = pb.Resume(choices=handed, attempt=1 + sum(self.resumed) % ATTEMPTS)

@@ -15,6 +15,10 @@ from enginewire.conformance.session.sizes import most_choices
 MANY = 20
 """Ids of a long list: more than the 16 for which some engines keep a fixed place."""
 USUAL_MOST = 256
+FINISHED = 0.5
+"""How often a resumed choice is, unless no other is left."""
+MOST_CHOICES = 3
+"""Of a drawn case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,7 @@ class Offer:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     most_stop_ids: int = USUAL_MOST
-    choices: bool = True
+    most_choices: int = MOST_CHOICES
     resume: bool = True
     multiplexed: bool = True
     is_exact: bool = True
@@ -38,7 +42,7 @@ class Offer:
             vocab_size=config.vocab_size,
             eos_token_ids=tuple(config.eos_token_ids),
             most_stop_ids=limits.max_stop_token_ids if limits.HasField("max_stop_token_ids") else USUAL_MOST,
-            choices=most_choices(config) > 1 and config.max_num_seqs != 1,
+            most_choices=1 if config.max_num_seqs == 1 else min(most_choices(config), MOST_CHOICES),
             resume=can.resume,
             multiplexed=can.multiplexed,
             is_exact=can.batch_invariant,
@@ -60,13 +64,20 @@ def draw(seed: int, number: int, runs: Sequence[Greedy], offer: Offer) -> Case:
         **lists,
         ignore_eos=rng.random() < 0.2,
         stream_interval=rng.choice((0, 0, 1, 4, 4)),
-        n=2 if offer.choices and rng.random() < 0.35 else 1,
+        n=_choices(rng, offer),
         multiplexed=offer.multiplexed and rng.random() < 0.35,
         is_first=rng.random() < 0.3,
         together=rng.random() < 0.85,
         beyond=0,
     )
-    return _resumed(rng, case, run, offer) if offer.resume and rng.random() < 0.4 else case
+    # Of several choices, what was handed in of each is one more condition.
+    often = 0.65 if case.n > 1 else 0.35
+    return _resumed(rng, case, run, offer) if offer.resume and rng.random() < often else case
+
+
+def _choices(rng: random.Random, offer: Offer) -> int:
+    """One for most cases, and two for most of the others."""
+    return min(rng.choice((2, 2, 2, 3)), offer.most_choices) if rng.random() < 0.35 else 1
 
 
 def _place(rng: random.Random, tokens: Sequence[int]) -> int:
@@ -111,11 +122,18 @@ def _least(rng: random.Random, place: int, longest: int) -> int:
 
 
 def _resumed(rng: random.Random, case: Case, run: Greedy, offer: Offer) -> Case:
-    """Goes on somewhere before its end, often right before it; unchanged where there is no such place."""
+    """Goes on somewhere before its end, often right before it; unchanged where there is no such place.
+
+    Some choices are finished: those have all their tokens already.
+    """
     dues = [ending(case, run.of(index), offer.eos_token_ids) for index in range(case.n)]
     ends = [due.count for due in dues if due and due.count > 1]
     if len(ends) < case.n:
         return case
-    both = case.n == 2 and rng.random() < 0.5
-    cuts = (rng.choice((end - 1, rng.randint(1, end - 1))) for end in ends[: 1 + both])
-    return replace(case, resumed=tuple(cuts))
+    count = case.n if rng.random() < 0.5 else 1
+    done = [index for index in range(count) if rng.random() < FINISHED][: case.n - 1]
+    cuts = (
+        end if index in done else rng.choice((end - 1, rng.randint(1, end - 1)))
+        for index, end in enumerate(ends[:count])
+    )
+    return replace(case, resumed=tuple(cuts), finished=tuple(done))

@@ -230,7 +230,7 @@ def _mix(rng: random.Random, runs: Sequence[Greedy], config: pb.EngineConfig) ->
     whole = len(runs[prompt].tokens)
     longest = rng.randint(1, whole) if rng.random() < 0.3 else ROOM
     inner = min(whole - 1, longest) - 1
-    n = 2 if rng.random() < 0.4 and offer.choices else 1
+    n = 2 if rng.random() < 0.4 and offer.most_choices > 1 else 1
     cuts = [rng.randint(1, inner) for _ in range(n)] if inner > 0 and rng.random() < 0.4 else []
     case = Case(
         prompt=prompt,

@@ -50,6 +50,8 @@ def requirement(fault: Fault, case: Case) -> str:
     if case.multiplexed:
         return "MUX-10" if is_position else "MUX-01"
     if case.resumed:
+        if fault.rule == "RES-08":
+            return fault.rule
         if is_position:
             return "RES-06"
         if fault.of_ending and case.min_tokens:
@@ -66,7 +68,7 @@ def requirement(fault: Fault, case: Case) -> str:
 
 def _faults(case: Case, answer: Answer, run: Greedy, offer: Offer) -> Iterator[Fault]:
     yield from _shape(case, answer)
-    for index in range(case.n):
+    for index in case.live:
         handed = run.of(index)[: case.delivered(index)]
         yield from _choice(case, answer.choices[index], handed, run, offer)
     yield from _usage(case, answer, run)
@@ -78,9 +80,10 @@ def _shape(case: Case, answer: Answer) -> Iterator[Fault]:
     if answer.status != "OK":
         yield Fault("INF-09", "a valid request failed", "OK", answer.status)
     choices = answer.choices
-    if sorted(choices) != list(range(case.n)):
+    if sorted(choices) != case.live:
         rule = "SEQ-01" if set(choices) - set(range(case.n)) else "STR-02"
-        yield Fault(rule, "the choices are others", list(range(case.n)), sorted(choices))
+        rule = "RES-08" if not set(case.finished).isdisjoint(choices) else rule
+        yield Fault(rule, "the choices are others", case.live, sorted(choices))
     for index, choice in sorted(choices.items()):
         if not choice.terminal:
             yield Fault("STR-02", f"choice {index} has no terminal output", "one", "none")

@@ -30,11 +30,13 @@ OF_CASES: Final = 400_000
 
 CHANCE: Final = 0.35
 SEVERAL: Final = 0.7
-"""How often a case asks for two choices where they differ."""
+"""How often a case asks for several choices where they differ."""
 ABORTED: Final = 0.2
 HOT: Final = 1.5
 UNLIKELY: Final = -50.0
 SEED: Final = 7
+ANSWERED: Final = 4
+"""Annotations that are: what comes of them the monitor sees."""
 
 Changes = Mapping[str, Value]
 
@@ -55,17 +57,19 @@ class Mix:
 
 
 def options_of(run: Greedy, config: pb.EngineConfig) -> dict[str, Changes]:
-    """What an engine offers that changes nothing of a greedy run, by name."""
+    """What an engine offers that changes nothing of a greedy run, by name. Of two, the later one wins."""
     never = [token for token in range(config.vocab_size) if token not in run.tokens][:MANY]
     masked = sorted({*run.tokens, *never[: MANY // 2]})
+    scored = [*sorted(set(run.tokens[:2]), reverse=True), *never[:2]]
     most = FIELD_RULES[path_of("logprobs")].most(config.limits)
     found: dict[str, dict[str, Value]] = {
+        "defaults": _defaults(config),
         "top_k 1": {"temperature": HOT, "top_k": 1},
         "top_p": {"top_p": 0.5},
         "min_p": {"min_p": 0.1},
         "seed": {"seed": SEED},
         "logprobs": {"logprobs": min(2, most)},
-        "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": never[:2]},
+        "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": scored},
         "allowed_token_ids": {"allowed_token_ids": masked},
         "bad_words": {"bad_words_token_ids": [pb.TokenSequence(token_ids=[token]) for token in never]},
         "bad_words that nearly come": {"bad_words_token_ids": _nearly(run)},
@@ -73,6 +77,8 @@ def options_of(run: Greedy, config: pb.EngineConfig) -> dict[str, Changes]:
         "penalties": {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
         **_told_beside(config),
     }
+    if _is_default(0.0, config):
+        found["no temperature"] = {"temperature": None}
     return {name: changes for name, changes in found.items() if _are_offered(changes, config)}
 
 
@@ -85,16 +91,28 @@ def neutral_of(under: Changes, config: pb.EngineConfig) -> dict[str, Changes]:
         **_told_beside(config),
     }
     if "temperature" in under:
-        filters: dict[str, Value] = {"top_p": 1.0, "min_p": 0.0}
-        found |= {name: {name: value} for name, value in filters.items()}
-        found |= {f"top_k {count}": {"top_k": count} for count in (0, -1, config.vocab_size)}
+        found |= {name: {name: value} for name, value in _defaults(config).items()}
+        if not found["top_k"]["top_k"]:
+            found |= {f"top_k {count}": {"top_k": count} for count in (-1, config.vocab_size)}
     else:
         found["top_k 1"] = {"temperature": HOT, "top_k": 1}
-    return {
-        name: changes
-        for name, changes in found.items()
-        if under.keys().isdisjoint(changes) and _are_offered(changes, config)
-    }
+    found = {name: changes for name, changes in found.items() if under.keys().isdisjoint(changes)}
+    if _is_default(under.get("temperature", 0.0), config):
+        found["no temperature"] = {"temperature": None}
+    return {name: changes for name, changes in found.items() if _are_offered(changes, config)}
+
+
+def _defaults(config: pb.EngineConfig) -> dict[str, Value]:
+    """The filters that a request has which names none, as far as they may be named."""
+    default = config.capabilities.default_sampling
+    filters: dict[str, Value] = {"top_p": default.top_p or 1.0, "top_k": default.top_k}
+    return filters | ({"min_p": default.min_p} if config.capabilities.min_p else {})
+
+
+def _is_default(temperature: Value, config: pb.EngineConfig) -> bool:
+    """True for the temperature of a request that names none."""
+    can = config.capabilities
+    return can.HasField("default_sampling") and can.default_sampling.temperature == temperature
 
 
 def _told_beside(config: pb.EngineConfig) -> dict[str, dict[str, Value]]:
@@ -103,8 +121,10 @@ def _told_beside(config: pb.EngineConfig) -> dict[str, dict[str, Value]]:
     return {
         "prompt_logprobs": {"prompt_logprobs": min(1, prompt)},
         "priority": {"priority": -1},
-        "annotations": {"annotations": ["nobody.knows:this"]},
+        "annotations": {"annotations": [*config.capabilities.annotations[:ANSWERED], "nobody.knows:this"]},
         "bypass_prefix_cache": {"bypass_prefix_cache": True},
+        # Each case says how many tokens it wants: a probe that does not has one.
+        "a probe": {"is_probe": True},
     }
 
 
@@ -141,8 +161,14 @@ def drawn(seed: int, count: int, runs: Sequence[Greedy], offer: Offer, config: p
 def _mix(seed: int, number: int, runs: Sequence[Greedy], offer: Offer, config: pb.EngineConfig) -> Mix:
     rng = random.Random(f"{seed}/mix/{number}")
     case = replace(draw(seed, FIRST + number, runs, offer), together=True)
-    beside = [name for name in options_of(runs[case.prompt], config) if rng.random() < CHANCE]
-    return Mix(case=case, beside=tuple(beside), is_aborted=rng.random() < ABORTED)
+    beside = _some(rng, options_of(runs[case.prompt], config), case)
+    return Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED)
+
+
+def _some(rng: random.Random, offered: Mapping[str, Changes], case: Case) -> tuple[str, ...]:
+    """Those that come along. What is told of the prompt travels with choice 0, which has to be there."""
+    drawn = [name for name in offered if rng.random() < CHANCE]
+    return tuple(name for name in drawn if name != "prompt_logprobs" or 0 in case.live)
 
 
 def of_runs(
@@ -153,16 +179,17 @@ def of_runs(
     under: Sequence[Changes],
     config: pb.EngineConfig,
 ) -> list[Mix]:
-    """Mixes of runs under other options. Where choices differ, most cases have two of them."""
+    """Mixes of runs under other options. Where choices differ, most cases have several."""
     neutral, found = [neutral_of(each, config) for each in under], []
     for number in range(count):
         rng = random.Random(f"{seed}/run/{number}")
         case = replace(draw(seed, OF_CASES + number, runs, offer), together=True)
         if runs[case.prompt].others and not case.resumed and rng.random() < SEVERAL:
-            case = replace(case, n=2)
-            case = case if is_possible(case, runs[case.prompt], offer.eos_token_ids) else replace(case, n=1)
-        beside = [name for name in neutral[case.prompt] if rng.random() < CHANCE]
-        found.append(Mix(case=case, beside=tuple(beside)))
+            several = replace(case, n=rng.randint(2, max(2, offer.most_choices)))
+            is_whole = is_possible(several, runs[case.prompt], offer.eos_token_ids)
+            case = several if is_whole else replace(case, n=1)
+        beside = _some(rng, neutral[case.prompt], case)
+        found.append(Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED))
     return found
 
 

@@ -71,5 +71,7 @@ def is_possible(case: Case, run: Greedy, of_engine: Sequence[int]) -> bool:
         return False
     dues = [ending(case, run.of(index), of_engine) for index in range(case.n)]
     counts = [due.count for due in dues if due]
-    resumed = zip(case.resumed, counts, strict=False)
-    return len(counts) == case.n and all(0 < cut < count for cut, count in resumed)
+    if len(counts) < case.n or not case.live or any(index >= len(case.resumed) for index in case.finished):
+        return False
+    resumed = enumerate(zip(case.resumed, counts, strict=False))
+    return all(0 < cut < count + (index in case.finished) for index, (cut, count) in resumed)

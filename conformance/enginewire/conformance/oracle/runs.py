@@ -20,7 +20,6 @@ SALTS: Final = 7000
 
 SEEDED: Final[Changes] = {"temperature": 1.0, "seed": 7}
 """What gives choices that differ, and end at different times."""
-CHOICES: Final = 2
 
 FEWEST: Final = 4
 """Tokens of a greedy run that tells anything about where to stop."""
@@ -56,7 +55,7 @@ async def under_options(ctx: Context, client: Client) -> Target:
     runs = [await _run(ctx, client, length, SALTS - 2, **changes) for changes in under]
     if ctx.capabilities.seed:
         under.append(SEEDED)
-        several = {"n": CHOICES} if offer.choices else {}
+        several = {"n": offer.most_choices} if offer.most_choices > 1 else {}
         runs.append(await _run(ctx, client, length, SALTS - 2, **SEEDED, **several))
     return Target(ctx, client, runs, offer, under)
 

@@ -68,10 +68,13 @@ def smaller(case: Case) -> Iterator[Case]:
     for name in ("together", "multiplexed", "is_first", "ignore_eos"):
         if getattr(case, name):
             yield case.changed(name, False)
+    if case.finished:
+        yield replace(case, finished=())
     if case.resumed:
-        yield replace(case, resumed=())
+        yield replace(case, resumed=(), finished=())
     if case.n > 1:
-        yield replace(case, n=1, resumed=case.resumed[:1])
+        yield fewer_choices(case, 1)
+        yield fewer_choices(case, case.n - 1)
     for name in LISTS:
         if getattr(case, name):
             yield case.changed(name, ())
@@ -79,6 +82,12 @@ def smaller(case: Case) -> Iterator[Case]:
         if getattr(case, name):
             yield case.changed(name, 0)
     yield from _shorter(case)
+
+
+def fewer_choices(case: Case, count: int) -> Case:
+    """The first ones of them."""
+    finished = tuple(index for index in case.finished if index < count)
+    return replace(case, n=count, resumed=case.resumed[:count], finished=finished)
 
 
 def _shorter(case: Case) -> Iterator[Case]:
@@ -94,7 +103,7 @@ def _shorter(case: Case) -> Iterator[Case]:
             yield replace(case, max_tokens=longest)
     if case.min_tokens > 1:
         yield replace(case, min_tokens=case.min_tokens - 1)
-    if len(case.resumed) > 1:
+    if len(case.resumed) > 1 and not case.finished:
         yield replace(case, resumed=case.resumed[:1])
     for place, cut in enumerate(case.resumed):
         for shorter in {1, cut - 1} - {0, cut}:

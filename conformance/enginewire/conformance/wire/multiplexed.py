@@ -99,7 +99,9 @@ class Multiplexed:
     def submitted(self, number: int, request: pb.GenerateRequest, timeout: float = 0) -> pb.Submit:
         """The Submit of a request, for a frame with several of them."""
         request = self._joined(request)
-        choices = max(request.request.sampling_options.n, 1)
+        finished = sum(choice.finished for choice in request.request.resume.choices)
+        # With nothing left to do there is no end but a refusal.
+        choices = max(max(request.request.sampling_options.n, 1) - finished, 1)
         self.uses.setdefault(number, []).append(Handle(choices, request.request_id))
         submit = pb.Submit(handle=number, generate=request)
         if timeout:

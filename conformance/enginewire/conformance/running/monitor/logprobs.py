@@ -109,6 +109,18 @@ def _is_same(token: int, value: float, among: float) -> None:
 
 
 @of_answers("LOG-02", needs=ROWS)
+def columns_are_in_the_order_of_the_request(answer: Answer) -> None:
+    """An id that is selected and an alternative has one value."""
+    selected = list(answer.body.output_options.logprob_token_ids)
+    for output, rows in zip(answer.scored, answer.rows, strict=True) if selected else ():
+        for number, (_, _, ids, values) in enumerate(rows):
+            among = dict(zip(ids, values, strict=True))
+            columns = output.logprobs.selected_logprobs[number * len(selected) :][: len(selected)]
+            for token, value in zip(selected, columns, strict=True):
+                _is_same(token, value, among.get(token, value))
+
+
+@of_answers("LOG-02", needs=ROWS)
 def ranks_are_those_of_the_values(answer: Answer) -> None:
     """A rank is 1 or more, and no better than what the alternatives show."""
     for output, rows in zip(answer.scored, answer.rows, strict=True):

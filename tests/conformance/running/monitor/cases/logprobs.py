@@ -28,6 +28,16 @@ output(
     logprobs=2,
 )
 output("values_are_those_of_the_tokens", "of its neighbour", row("token_logprobs", 0, -0.7), logprobs=2)
+output(
+    "columns_are_in_the_order_of_the_request",
+    "of another id",
+    lambda made: [
+        made[place].logprobs.selected_logprobs.extend([-9.0] * len(made[place].token_ids))
+        for place in range(len(made))
+    ],
+    logprobs=2,
+    logprob_token_ids=[12],
+)
 output("ranks_are_those_of_the_values", "0", lambda made: made[1].logprobs.token_ranks.append(0), logprobs=2)
 output(
     "greedy_tokens_are_the_first",
