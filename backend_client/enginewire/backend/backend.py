@@ -31,8 +31,8 @@ from enginewire.backend.inline_decoder import Inline, InlineDecoder, RequestTrac
 from enginewire.backend.replay.attempts import Attempts
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
-from enginewire.backend.sharing import in_name_of_caller, need_of, take
-from enginewire.backend.traces.trace import Tracing
+from enginewire.backend.replay.sharing import in_name_of_caller, need_of, take
+from enginewire.backend.replay.traces.trace import Tracing
 
 log = logging.getLogger(__name__)
 

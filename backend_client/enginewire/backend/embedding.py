@@ -23,7 +23,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed, violation
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
-from enginewire.backend.traces.trace import Sent, Trace
+from enginewire.backend.replay.traces.trace import Sent, Trace
 
 # Few enough that an answer is one message: 64 vectors of 8,192 numbers have 2 MiB.
 MAX_INPUTS_PER_CALL: Final = 64

@@ -27,7 +27,6 @@ from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
 from enginewire.listening.binding import add_reflection, listen
 from enginewire.listening.health_port import health_port
 from enginewire.listening.sockets import AddressError, check_port_is_free
-from enginewire.server.admission.audited import REQUEST_METHODS
 from enginewire.server.admission.delivery import BufferLimits
 from enginewire.server.admission.new_table import new_table
 from enginewire.server.config.options import ServerOptions
@@ -41,6 +40,7 @@ from enginewire.server.services.engine import EngineServicer
 from enginewire.server.services.handlers import handlers, refuse_caller
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE, EngineHealth
 from enginewire.server.services.kv import KvServicer
+from enginewire.server.telemetry.audited import REQUEST_METHODS
 from enginewire.server.telemetry.telemetry import Telemetry
 from enginewire.server.validation.bounds import effective_limits
 from enginewire.v1 import (
@@ -88,8 +88,8 @@ class EngineServer:
         )
         plan = DrainPlan(options.shutdown_timeout, options.admission_grace)
         self.access, self.audit = access_of(options), audit_log_of(options)
-        self._telemetry = Telemetry(options, self.identity.instance_id)
-        requests = new_table(options, self.access, self.audit, self._telemetry.observer)
+        self._telemetry = Telemetry(options, self.identity.instance_id, self.audit)
+        requests = new_table(options, self.access, self._telemetry.observer)
         self.lifecycle = Lifecycle(engine, requests, plan, self._telemetry.metrics_context)
         self._telemetry.show(self.lifecycle, self.access)
         self.target = ""

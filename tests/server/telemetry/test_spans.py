@@ -12,6 +12,7 @@ from opentelemetry.trace import StatusCode
 from enginewire import v1 as pb
 from enginewire.server.admission.live import Discard
 from enginewire.server.admission.observer import Observer, Several
+from enginewire.server.admission.origin import Origin
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
@@ -35,7 +36,9 @@ class Traced:
 
     def submit(self, name: str = "a", trace: str = VALID, **asked: object) -> GenerateContext:
         request = ask(name, **asked)
-        return self.table.submit(request, Discard(), None, {"traceparent": trace} if trace else {})
+        return self.table.submit(
+            request, Discard(), None, Origin(trace={"traceparent": trace} if trace else {})
+        )
 
     def end(self, context: GenerateContext, reason=pb.FINISH_REASON_LENGTH, index: int = 0) -> None:
         usage = pb.CompletionUsage(prompt_tokens=3, completion_tokens=1)
@@ -138,7 +141,7 @@ async def test_a_refusal_is_a_span_of_the_callers_trace() -> None:
     request = ask("a", max_tokens=1)
     request.request.sampling_options.temperature = -1
     with pytest.raises(EngineError):
-        traced.table.submit(request, Discard(), None, {"traceparent": VALID})
+        traced.table.submit(request, Discard(), None, Origin(trace={"traceparent": VALID}))
     (refused,) = traced.memory.get_finished_spans()
     assert (refused.name, refused.attributes["error.type"]) == ("engine.generate", "invalid_request")
     assert refused.parent.span_id == int(SPAN, 16)
@@ -148,7 +151,7 @@ async def test_what_is_sent_again_is_linked_to_what_was_sent_before() -> None:
     traced = Traced()
     request = ask("a")
     request.request.migration_link.CopyFrom(pb.TraceLink(trace_id=TRACE, span_id="1" * 16))
-    context = traced.table.submit(request, Discard(), None, {"traceparent": VALID})
+    context = traced.table.submit(request, Discard(), None, Origin(trace={"traceparent": VALID}))
     traced.end(context)
     (link,) = traced.found["engine.generate"].links
     assert link.context.span_id == int("1" * 16, 16)

@@ -92,7 +92,7 @@ async def traced(backend: TextBackend, options: ServeOptions) -> AsyncIterator[N
     if not options.otlp_traces_endpoint:
         yield
         return
-    from enginewire.backend.traces.spans import SpanTracing
+    from enginewire.backend.replay.traces.spans import SpanTracing
     from enginewire.tracing.exporting import SpanExport
 
     export = SpanExport(options.otlp_traces_endpoint, "enginewire-backend")

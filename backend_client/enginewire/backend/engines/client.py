@@ -18,6 +18,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.backend.engines.dialled import Dialled, OpenChannel
 from enginewire.backend.engines.failure import RequestFailed, failed, from_stream_error
+from enginewire.backend.engines.messages import take_message
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.offered_tokenizer import received
 from enginewire.backend.engines.revision import common_revision
@@ -311,7 +312,7 @@ class EngineClient:
         try:
             async for data in call:
                 has_answered = True
-                _take(parsed(pb.GenerateResponse, data), stream)
+                take_message(parsed(pb.GenerateResponse, data), stream)
             failure = None
         except grpc.aio.AioRpcError as error:
             failure = from_stream_error(error, is_accepted=has_answered)
@@ -324,31 +325,6 @@ class EngineClient:
             stream.end(None if failure is None else failure.failure)
             stream.wake()
             call.cancel()
-
-
-PLAIN_FIELDS: Final = frozenset({"token_ids", "first_output_position", "index"})
-
-
-def _take(response: pb.GenerateResponse, stream: EngineStream) -> None:
-    if response.engine_lifetime_id:
-        stream.accepted = pb.Accepted(
-            engine_lifetime_id=response.engine_lifetime_id, request_id=response.request_id
-        )
-    if response.HasField("engine_event"):
-        stream.event(response.engine_event)
-        stream.wake()
-        return
-    output = response.output
-    # The same split as in a frame: an output that is only tokens travels as tokens.
-    if all(field.name in PLAIN_FIELDS for field, _ in output.ListFields()):
-        has_news = stream.tokens(
-            output.index, output.first_output_position, list(output.token_ids), time.monotonic()
-        )
-    else:
-        stream.output(output)
-        has_news = True
-    if has_news:
-        stream.wake()
 
 
 def _cancel(call: GenerateCall) -> None:

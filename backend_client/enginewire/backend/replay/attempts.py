@@ -37,7 +37,7 @@ from enginewire.backend.replay.continuation import (
 from enginewire.backend.replay.interruption import Interruption
 from enginewire.backend.replay.prefill import Prefill, needs_prefill_worker
 from enginewire.backend.replay.retry import DEATHS, RetryBudget, RetryPolicy
-from enginewire.backend.traces.trace import Sent, Trace
+from enginewire.backend.replay.traces.trace import Sent, Trace
 
 SEED_BITS: Final = 64
 # Leaves room for the suffix within the 128 bytes of an id.
@@ -59,10 +59,7 @@ class Attempts:
         prefill: Endpoints | None = None,
         trace: Trace | None = None,
     ) -> None:
-        """`make_decoder` may raise for what no engine should be asked.
-
-        With engines for `prefill` the others may be of role DECODE.
-        """
+        """`make_decoder` may raise for what no engine should get. Beside `prefill` others may be DECODE."""
         self.number = 0
         self.engine_lifetime_id = ""
         self.request_id = call.request_id or uuid.uuid4().hex

@@ -20,7 +20,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import Failure, RequestFailed, failed, internal_failure, violation
 from enginewire.backend.engines.stream import Chunk, EngineStream, life_of, some
 from enginewire.backend.replay.continuation import cut_to_engine_part
-from enginewire.backend.traces.trace import Sent, Trace
+from enginewire.backend.replay.traces.trace import Sent, Trace
 
 # The engine refused without looking at the hand-off: another one, or this one later, can still take it.
 LEAVES_HANDOFF: Final = frozenset(

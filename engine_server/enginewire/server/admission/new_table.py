@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from enginewire.access.access import Access
-from enginewire.access.audit import AuditLog
 from enginewire.server.admission.adapters import AdapterTable
-from enginewire.server.admission.audited import AuditedRequests
 from enginewire.server.admission.fair_queue import FairQueue
-from enginewire.server.admission.observer import Observer, Several
+from enginewire.server.admission.observer import Observer
 from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config.options import ServerOptions
@@ -19,12 +17,8 @@ UNCHECKED: Final = frozenset({OurEngine.TORCH, OurEngine.MOCKER})
 """Engines that are proven here: what they send is not checked, unless somebody asks for it."""
 
 
-def new_table(
-    options: ServerOptions, access: Access, audit: AuditLog | None, observer: Observer
-) -> RequestTable:
-    """Callers share the engine as `access` tells them apart; `audit` and `observer` are told of requests."""
-    if audit is not None:
-        observer = Several([observer, AuditedRequests(audit)])
+def new_table(options: ServerOptions, access: Access, observer: Observer) -> RequestTable:
+    """Callers share the engine as `access` tells them apart; `observer` is told of requests."""
     limits = QueueLimits(options.max_num_queued_reqs, options.max_num_queued_tokens)
     folder = options.adapter_folder
     adapters = AdapterTable(folder, options.max_loras) if folder else None

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Final
 
 from enginewire.access.caller import NOBODY, Party
-
-NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +14,7 @@ class Origin:
     """It shares the engine in the name of `party`; `trace` are the headers that name its trace."""
 
     party: Party = NOBODY
-    trace: Mapping[str, str] = NO_TRACE
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 NOWHERE: Final = Origin()

@@ -1,4 +1,4 @@
-"""Metrics, traces and statistics of one server: made, opened and closed together, each only if asked for."""
+"""Metrics, traces, statistics and audit log of one server, each if asked for: made, opened, closed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from enginewire import v1 as pb
 from enginewire.access.access import Access
+from enginewire.access.audit import AuditLog
 from enginewire.server.admission.observer import Observer, Several
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.server.lifecycle import Lifecycle
+from enginewire.server.telemetry.audited import AuditedRequests
 from enginewire.server.telemetry.stats_line import StatsLine
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class Telemetry:
     """Give `observer` to the table of a server, `metrics_context` to its lifecycle, and then `show` that."""
 
-    def __init__(self, options: ServerOptions, instance_id: str) -> None:
+    def __init__(self, options: ServerOptions, instance_id: str, audit: AuditLog | None) -> None:
         self._options = options
         self.metrics: MetricsExporter | None = None
         self._spans: RequestSpans | None = None
@@ -33,6 +35,8 @@ class Telemetry:
 
             self.metrics = MetricsExporter(options.metrics_prefix)
             told.append(self.metrics.requests)
+        if audit is not None:
+            told.append(AuditedRequests(audit))
         if options.otlp_traces_endpoint:
             from enginewire.server.telemetry.spans import RequestSpans
             from enginewire.tracing.exporting import SpanExport

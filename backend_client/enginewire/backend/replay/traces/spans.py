@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.failure import Failure
-from enginewire.backend.traces.trace import Asked, Sent, Trace, Tracing
+from enginewire.backend.replay.traces.trace import Asked, Sent, Trace, Tracing
 from enginewire.metrics.labels import reason_name
 from enginewire.tracing import attributes as named
 from enginewire.tracing.exporting import context_of, headers_of, links_to

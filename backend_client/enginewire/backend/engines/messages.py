@@ -1,0 +1,34 @@
+"""The messages of a Generate call, and what each of them is in its stream."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.backend.engines.stream import EngineStream
+
+PLAIN_FIELDS: Final = frozenset({"token_ids", "first_output_position", "index"})
+
+
+def take_message(response: pb.GenerateResponse, stream: EngineStream) -> None:
+    """Put it into the stream, and wake whoever reads that."""
+    if response.engine_lifetime_id:
+        stream.accepted = pb.Accepted(
+            engine_lifetime_id=response.engine_lifetime_id, request_id=response.request_id
+        )
+    if response.HasField("engine_event"):
+        stream.event(response.engine_event)
+        stream.wake()
+        return
+    output = response.output
+    # The same split as in a frame: an output that is only tokens travels as tokens.
+    if all(field.name in PLAIN_FIELDS for field, _ in output.ListFields()):
+        has_news = stream.tokens(
+            output.index, output.first_output_position, list(output.token_ids), time.monotonic()
+        )
+    else:
+        stream.output(output)
+        has_news = True
+    if has_news:
+        stream.wake()
