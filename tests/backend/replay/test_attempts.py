@@ -443,7 +443,7 @@ async def test_without_a_policy_a_cancelled_choice_is_cancelled(socket_folder, v
 async def test_an_empty_budget_leaves_the_failure(socket_folder, vocabulary) -> None:
     engine = Lives([tokens(b"pon"), LOST])
     async with backend_on(socket_folder, vocabulary, engine) as backend:
-        backend._budget = RetryBudget(capacity=0.5)
+        backend.retry_budget = RetryBudget(capacity=0.5)
         heard = await hear(backend, ask())
     assert heard.failure.reason == pb.ERROR_REASON_ENGINE_DEAD
     assert len(engine.received) == 1

@@ -13,6 +13,7 @@ from enginewire.conformance.proof import self_test
 from enginewire.conformance.proof.matrix import Kill
 from enginewire.conformance.proof.self_test import is_in_passing, judge, kill
 from enginewire.conformance.reference.handoffs import Decode
+from enginewire.conformance.reference.keyed import Keyed
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
@@ -95,19 +96,24 @@ def test_a_kill_that_is_not_exact_fails_the_proof(
     assert (summary["alive"], summary["inexact"]) == ([], ["also_refuses"])
 
 
-async def test_the_references_are_an_engine_half_a_pair_and_a_backend(
+async def test_the_references_are_an_engine_half_a_pair_one_with_keys_and_a_backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judged: list[object] = []
 
-    async def note(*given: object) -> Report:
-        judged.append(given)
+    async def note(*given: object, run: tuple[str, ...] = ()) -> Report:
+        judged.append((*given, *run))
         return Report(target="", invocation="")
 
     monkeypatch.setattr(self_test, "judge", note)
     monkeypatch.setattr(self_test, "judge_backend", note)
-    assert len(await self_test._judge_references()) == 3
-    assert judged == [(Reference, frozenset(Phase)), (Decode, frozenset(Phase)), (ReferenceBackend,)]
+    assert len(await self_test._judge_references()) == 4
+    assert judged == [
+        (Reference, frozenset(Phase)),
+        (Decode, frozenset(Phase)),
+        (Keyed, frozenset({Phase.SAFE}), "SEC-*"),
+        (ReferenceBackend,),
+    ]
 
 
 async def test_a_mutant_that_nobody_reaches_is_a_fault_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
