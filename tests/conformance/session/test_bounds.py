@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,12 @@ from enginewire.conformance.wire.connection import Connection
 
 def test_a_request_lasts_however_fast_the_target_turns_out_to_be() -> None:
     assert Bounds(itl=0.5, least_itl=0.001).tokens_in(1.0) == 1000
+
+
+def test_a_generation_is_never_waited_for_so_long_that_the_deadline_overflows() -> None:
+    slow = Bounds(ttft=60.0, itl=60.0, scale=100.0)
+    nanoseconds = 1e9 * (time.time() + 2 * slow.generation(3 * 2**32, 2**32))
+    assert nanoseconds < 2**63
 
 
 def test_a_generation_has_at_least_the_patience_of_a_unary_call() -> None:

@@ -64,6 +64,8 @@ def _options(ctx: Context) -> Iterator[Changes]:
     can, some = ctx.capabilities, ctx.prompt(TOKENS, salt=SALTS)
     if can.penalties:
         yield {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
+        # Alone and strong: whatever of the prompt it leaves out then changes some token.
+        yield {"repetition_penalty": 2.0}
     if can.logit_bias:
         yield {"logit_bias": [pb.LogitBias(token_id=token, bias=2.0) for token in sorted(set(some))]}
     if can.allowed_token_ids:

@@ -34,6 +34,9 @@ FEWEST_TOKENS: Final = 4
 MOST_TOKENS: Final = 2**20
 """More than any check wants."""
 
+LONGEST_SECONDS: Final = 1e6
+"""Of a request that asks for 2^32 tokens: gRPC takes a deadline of centuries for one that has passed."""
+
 EFFORT_SECONDS: Final = 15.0
 """For collecting what a verdict needs, however slow one answer is."""
 
@@ -72,7 +75,7 @@ class Bounds:
         """For a request from start to end, alone or in good company; no less patient than a unary call."""
         # A prompt is computed in chunks: per 64 tokens at most as long as a small one.
         prefill = self.ttft * (1 + prompt_tokens / 64)
-        return 2 * self.answer + 10 * (prefill + self.itl * output_tokens) * self.scale
+        return min(2 * self.answer + 10 * (prefill + self.itl * output_tokens) * self.scale, LONGEST_SECONDS)
 
     def tokens_in(self, seconds: float) -> int:
         """Tokens that one stream needs at least that time for; at least 1."""
