@@ -32,11 +32,14 @@ CASES = {"repeats": repeating, "differs": static_batch, "misleads": misleading}
 class Engine:
     """A core and what reads requests for it."""
 
-    def __init__(self, model: Path, dtype: str, config: SpeculativeConfig | None) -> None:
+    def __init__(
+        self, model: Path, dtype: str, config: SpeculativeConfig | None, quantization: str = "none"
+    ) -> None:
         options = TorchEngineOptions(
             model=str(model),
             device="cpu",
             dtype=dtype,
+            quantization=quantization,
             num_threads=1,
             num_kv_blocks=2048,
             enable_prefix_caching=False,
