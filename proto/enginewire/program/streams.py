@@ -45,6 +45,8 @@ def program(main: Main) -> Main:
                 code = main(argv)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
+        finally:
+            _give_up_unwritten_log()
         return code
 
     return run
@@ -61,6 +63,14 @@ def reader_may_leave() -> Iterator[None]:
             raise
         # What is still in the buffer would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _give_up_unwritten_log() -> None:
+    """Where the disk is full, the interpreter would end with 120 for what is still in the buffer."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _is_left(pipe: int) -> bool:

@@ -104,3 +104,21 @@ sys.exit(main())
     assert done.returncode == 7
     assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"out\n")
     assert done.stderr == (b"" if "2>&-" in closed else b"err\n")
+
+
+def test_a_log_on_a_full_disk_does_not_change_the_exit_code() -> None:
+    code = """
+import contextlib, sys
+from enginewire.program import program
+
+@program
+def main(argv=None):
+    with contextlib.suppress(OSError):
+        print("a line", file=sys.stderr)
+    return 3
+
+sys.exit(main([]))
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stderr=full, env=buffered).returncode == 3
