@@ -67,9 +67,7 @@ def _project(
     make: MakeLinear = make_linear
     if options.quantization != "none":
         if device.type != "cpu" or not can_quantize(dtype):
-            raise ModelLoadError(
-                "quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16"
-            )
+            raise ModelLoadError(NOT_QUANTIZED)
         make = partial(Int8Linear, ops=ops)
     return _quick(make) if options.compile_kernels else make
 
