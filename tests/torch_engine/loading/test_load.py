@@ -251,7 +251,9 @@ def test_impossible_options_are_refused(options):
 def test_eight_bit_weights_are_for_float32_and_bfloat16_on_a_cpu(folder):
     assert "int8" in refusal(folder, quantization="int8", dtype="float16")
     engine = load(folder, quantization="int8", compile_kernels=False)
-    assert isinstance(engine.core._runner.model.layers[0].down, Int8Linear)
+    model = engine.core._runner.model
+    assert isinstance(model.layers[0].down, Int8Linear)
+    assert isinstance(model.head, Int8Linear)
     assert len(engine.answer(greedy([5, 6, 7], 4)).tokens[0]) == 4
 
 

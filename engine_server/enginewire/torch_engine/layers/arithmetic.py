@@ -13,11 +13,7 @@ from enginewire.torch_engine.layers.ops import LayerOps
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`project` makes the projections of the layers, `make_head` the one that gives logits.
-
-    They are apart because the head decides between close tokens and keeps its precision.
-    """
+    """`project` makes the projections of the layers, and the one that gives logits."""
 
     ops: LayerOps
     project: MakeLinear
-    make_head: MakeLinear

@@ -42,15 +42,14 @@ def choose_arithmetic(
     """The fastest that there is; raises ModelLoadError where the options ask for what there is not."""
     if options.batch_invariant and not is_far(device):
         ops = _invariant_ops(options, device, dtype)
-        return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)), _tiled(_quick(make_linear)))
+        return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
     varlen = varlen_ops(device, dtype, head_counts, choose_block_size(options, device, dtype))
     if options.batch_invariant and varlen is None:
         raise ModelLoadError(NOT_INVARIANT)
     compiled = compiled_ops(device, dtype) if options.compile_kernels else None
     ops = varlen or compiled or TorchOps()
-    make_head = _quick(make_linear) if options.compile_kernels else make_linear
-    return Arithmetic(ops, _project(options, device, dtype, ops), make_head)
+    return Arithmetic(ops, _project(options, device, dtype, ops))
 
 
 def _invariant_ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:

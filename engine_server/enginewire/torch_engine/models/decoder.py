@@ -134,7 +134,7 @@ def build_model(
     head = table if tied else weights.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
     norm = Norm(weights.tensor("model.norm.weight", config.hidden_size), config.norm_eps)
     rotary = Rotary(config.rope, config.head_dim, device)
-    return Model(config, table, layers, norm, arithmetic.make_head(head, None), rotary, arithmetic.ops)
+    return Model(config, table, layers, norm, arithmetic.project(head, None), rotary, arithmetic.ops)
 
 
 def _build_layer(
