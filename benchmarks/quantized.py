@@ -1,0 +1,93 @@
+"""What weights of 8 bits cost in accuracy: the distributions of the next token beside those of float32.
+
+    python benchmarks/quantized.py [--model FOLDER] [--tokens 64]
+
+The model is transformers', so that nothing but the projections differs: those of the layers, the head, or
+both are the ones that `--quantization int8` has. Each text is a question and what the float32 model answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+from enginewire.server.demo_model import PATH
+from enginewire.torch_engine.layers.linear import Int8Linear
+
+QUESTIONS = (
+    "What does Drain do?",
+    "What is Enginewire?",
+    "How do I abort a request?",
+    "What is a stop string?",
+    "Which RPCs are there?",
+    "What is the prefix cache?",
+    "Hello there",
+    "1 + 1?",
+)
+
+
+class Rounded(torch.nn.Module):
+    """A projection of transformers with weights of 8 bits."""
+
+    def __init__(self, original: torch.nn.Linear) -> None:
+        super().__init__()
+        self._linear = Int8Linear(original.weight.detach(), original.bias)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Of [batch, tokens, inputs]."""
+        return self._linear(value.flatten(0, 1)).unflatten(0, value.shape[:2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", type=Path, default=PATH)
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    exact = load(options.model)
+    texts = [answered(exact, ids, options.tokens) for ids in questions(options.model)]
+    for name, of_layers, of_head in (("layers", True, False), ("head", False, True), ("both", True, True)):
+        rounded = load(options.model)
+        round_weights(rounded, of_layers=of_layers, of_head=of_head)
+        print(f"{name:7} {compared(exact, rounded, texts)}")
+
+
+def load(folder: Path) -> AutoModelForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def questions(folder: Path) -> list[Tensor]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [tokenizer(question, return_tensors="pt").input_ids for question in QUESTIONS]
+
+
+@torch.no_grad()
+def answered(model: AutoModelForCausalLM, ids: Tensor, num_tokens: int) -> Tensor:
+    return model.generate(ids, max_new_tokens=num_tokens, do_sample=False)
+
+
+def round_weights(model: AutoModelForCausalLM, *, of_layers: bool, of_head: bool) -> None:
+    for name, part in list(model.named_modules()):
+        if isinstance(part, torch.nn.Linear) and (of_head if name == "lm_head" else of_layers):
+            model.set_submodule(name, Rounded(part))
+
+
+@torch.no_grad()
+def compared(exact: AutoModelForCausalLM, rounded: AutoModelForCausalLM, texts: list[Tensor]) -> str:
+    divergences, same = [], []
+    for ids in texts:
+        wanted, found = (model(ids).logits[0].log_softmax(-1) for model in (exact, rounded))
+        divergences.append((wanted.exp() * (wanted - found)).sum(-1))
+        same.append(wanted.argmax(-1) == found.argmax(-1))
+    divergence, agreed = torch.cat(divergences), torch.cat(same)
+    mean, worst = float(divergence.mean()), float(divergence.max())
+    return f"KL {mean:.1e} nats, at worst {worst:.1e}; {agreed.sum()} of {len(agreed)} first choices the same"
+
+
+if __name__ == "__main__":
+    main()
