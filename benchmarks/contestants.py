@@ -254,11 +254,13 @@ async def run_llama(model: str, settings: Settings) -> AsyncIterator[Times]:
     server = xllamacpp.Server(params)
 
     def answer(job: Job, begin: float, times: list[float]) -> None:
-        def add(event: dict[str, list[int]]) -> None:
-            times.extend([time.perf_counter() - begin] * len(event.get("tokens", ())))
+        def add(event: dict[str, list[dict[str, object]]]) -> None:
+            # One for each token, for every made-up token has a text; and one that says why it is the last.
+            if event["choices"][0]["finish_reason"] is None:
+                times.append(time.perf_counter() - begin)
 
         asked = {"prompt": job.prompt, "n_predict": job.num_output, "ignore_eos": True, "cache_prompt": False}
-        server.handle_completions(asked | {"temperature": 0, "stream": True, "return_tokens": True}, add)
+        server.handle_completions(asked | {"temperature": 0, "stream": True}, add)
 
     async def ask(job: Job, begin: float, times: list[float]) -> None:
         await wait_until(begin + job.arrival)
