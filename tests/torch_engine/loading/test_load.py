@@ -67,7 +67,7 @@ def test_a_config_that_is_no_json_object(folder, content):
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a finite number"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2}}, "'longrope' is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method must be one of awq"),
         ({"hidden_size": 36}, "has the shape"),
         ({"num_hidden_layers": 4}, "no weight file holds the tensor model.layers.3."),
     ],
@@ -97,6 +97,44 @@ def test_a_damaged_weight_file(folder, damage):
 def test_weights_that_are_pickled_or_missing(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "no .safetensors file" in refusal(folder)
+
+
+def quantise(folder: Path) -> None:
+    """Write the projections as compressed-tensors does, 8 bits each, but for the head."""
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        weight = weights[name].float()
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        weights[name] = (weight / scale).round().to(torch.int8)
+        weights[f"{name}_scale"] = scale
+    save_file(weights, folder / "model.safetensors")
+    edit_config(folder, quantization_config={"quant_method": "compressed-tensors"})
+
+
+def test_quantised_weights_answer_as_the_floats_that_they_stand_for(folder, tmp_path):
+    quantise(folder)
+    plain = Path(shutil.copytree(folder, tmp_path / "plain"))
+    weights = load_file(plain / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_scale")]:
+        scale, weight = weights.pop(name), name.removesuffix("_scale")
+        weights[weight] = weights[weight].float() * scale
+    save_file(weights, plain / "model.safetensors")
+    edit_config(plain, quantization_config=None)
+    answers = [load(each, dtype="float32").answer(greedy([4, 5, 6], 8)) for each in (folder, plain)]
+    assert answers[0].tokens == answers[1].tokens
+
+
+def test_quantised_weights_with_a_part_missing_or_of_another_size(folder):
+    quantise(folder)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    save_file({**weights, name: weights[name][:, 1:].contiguous()}, folder / "model.safetensors")
+    assert f"model.safetensors: {name.removesuffix('weight')}* has the shape" in refusal(folder)
+    save_file({**weights, f"{name}_scale": torch.ones(5, 1)}, folder / "model.safetensors")
+    assert "cannot be read as quantised weights: 5 scales for" in refusal(folder)
+    del weights[name]
+    save_file(weights, folder / "model.safetensors")
+    assert refusal(folder).endswith("weight is missing")
 
 
 def test_integer_weights(folder):

@@ -62,6 +62,16 @@ Quantised weights are refused. A model that can see (`gemma3`) serves text only.
 attention with other layers (`granitemoehybrid`), the models are served that only have attention. The text
 part of a family (`Llama4ForCausalLM`) is served under its own configuration and under that of the whole.
 
+## Quantised weights
+
+Our own code reads weights that others have quantised: GPTQ (4 and 8 bits), AWQ (4 bits, `gemm`),
+compressed-tensors (whole numbers of 4 and 8 bits, and floats of 8 bits), and blocks of 8-bit floats, as
+DeepSeek and Qwen publish them. They become plain floats when they are loaded. So they take as much memory as
+before they were quantised, and are no quicker; `--quantization int8` makes them 8 bits again. Activations
+keep their precision, whatever the folder says of them.
+
+A GGUF file runs behind [llama.cpp's server](engines.md#completions-servers).
+
 ## Embeddings
 
 Every model of both kinds embeds: an input is a prompt without an output, in the same steps as

@@ -184,8 +184,6 @@ def _architecture(fields: _Fields) -> str:
     if name not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
         raise fields.error("architectures", f"{name!r:.60} is not supported (supported: {supported})")
-    if fields.get("quantization_config") is not None:
-        raise fields.error("quantization_config", "is not supported: use unquantised weights")
     if fields.text("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "must be silu")
     return str(name)

@@ -1,4 +1,4 @@
-"""Weights of a model folder: named tensors out of safetensors files, checked and converted.
+"""Weights of a model folder: named tensors out of safetensors files, checked and converted to floats.
 
 A file is mapped, not read as a whole. Knows nothing about layers or configurations.
 """
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from enginewire.torch_engine.folder.folder import ModelFolder, ModelLoadError
+from enginewire.torch_engine.folder.quantized import Format, read_format
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -46,8 +47,15 @@ class TensorFile(Protocol):
 class Checkpoint:
     """Reads tensors by name, as `dtype` on `device`. Use inside `open_checkpoint`."""
 
-    def __init__(self, handles: dict[Path, TensorFile], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        handles: dict[Path, TensorFile],
+        dtype: torch.dtype,
+        device: torch.device,
+        quantized: Format | None = None,
+    ) -> None:
         self._handles = handles
+        self._quantized = quantized
         self._dtype = dtype
         self._device = device
         self._file_of = dict(_names(handles))
@@ -67,6 +75,9 @@ class Checkpoint:
         return joined
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        projection = name.removesuffix("weight")
+        if self._quantized and f"{projection}{self._quantized.mark}" in self:
+            return self._dequantized(self._quantized, projection, shape)
         file = self._file_of.get(name)
         if file is None:
             folder = next(iter(self._handles)).parent
@@ -80,6 +91,22 @@ class Checkpoint:
             raise ModelLoadError(f"{file}: {name} holds {tensor.dtype}, only plain floats are supported")
         return tensor
 
+    def _dequantized(self, quantized: Format, projection: str, shape: tuple[int, ...]) -> Tensor:
+        """The weight that the parts of a projection, whose names begin alike, stand for."""
+        where = f"{self._file_of[projection + quantized.mark]}: {projection}*"
+        try:
+            tensor = quantized.floats(lambda part: self._part(projection + part))
+        except KeyError as error:
+            raise ModelLoadError(f"{where}: {error.args[0]} is missing") from error
+        except (ValueError, IndexError, ArithmeticError, RuntimeError) as error:
+            raise ModelLoadError(f"{where} cannot be read as quantised weights: {error}") from error
+        if tensor.shape != shape:
+            raise ModelLoadError(f"{where} has the shape {list(tensor.shape)}, expected {list(shape)}")
+        return tensor
+
+    def _part(self, name: str) -> Tensor | None:
+        return self._handles[self._file_of[name]].get_tensor(name) if name in self else None
+
 
 @contextmanager
 def open_checkpoint(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> Iterator[Checkpoint]:
@@ -91,7 +118,14 @@ def open_checkpoint(folder: ModelFolder, dtype: torch.dtype, device: torch.devic
                 handles[file] = cast(TensorFile, stack.enter_context(safe_open(file, framework="pt")))
             except (SafetensorError, OSError, ValueError) as error:
                 raise ModelLoadError(f"{file}: not a usable safetensors file ({error})") from error
-        yield Checkpoint(handles, dtype, device)
+        yield Checkpoint(handles, dtype, device, _format(folder))
+
+
+def _format(folder: ModelFolder) -> Format | None:
+    try:
+        return read_format(folder.config)
+    except ValueError as error:
+        raise ModelLoadError(f"{folder.path / 'config.json'}: quantization_config: {error}") from error
 
 
 def _names(handles: dict[Path, TensorFile]) -> Iterator[tuple[str, Path]]:
