@@ -21,9 +21,12 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Format(Protocol):
-    """How a method stores the weight of a projection. `mark` is what only a stored projection has."""
+    """How a method stores the weight of a projection."""
 
-    mark: str
+    @property
+    def mark(self) -> str:
+        """The last name of a tensor that only a stored projection has."""
+        ...
 
     def floats(self, parts: Parts) -> Tensor:
         """The weight [outputs, inputs], float32. Raises ValueError; KeyError for a part that is missing."""
@@ -64,7 +67,7 @@ class Awq:
 
     def _ordered(self, packed: Tensor) -> Tensor:
         numbers = unpacked(packed, 4)
-        return numbers.unflatten(1, (-1, 8))[:, :, list(AWQ_ORDER)].flatten(1)
+        return numbers.view(len(numbers), -1, 8)[:, :, list(AWQ_ORDER)].flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ class CompressedTensors:
             numbers = unpacked(packed, bits)[:, :inputs] - (1 << bits - 1)
             if zeros is not None:
                 zeros = unpacked(zeros.T, bits)[:, :outputs].T - (1 << bits - 1)
-        spread = Spread(*numbers.shape, parts("weight_g_idx"))
+        outputs, inputs = numbers.shape
+        spread = Spread(outputs, inputs, parts("weight_g_idx"))
         return (numbers - (spread(zeros.float()) if zeros is not None else 0)) * spread(scales)
 
 
