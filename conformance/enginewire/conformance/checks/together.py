@@ -14,6 +14,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import WHOLE, check
+from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.multiplexed import Multiplexed
@@ -94,7 +95,8 @@ def _offered(ctx: Context, changes: Changes) -> Changes:
         "n": ctx.choices(2) > 1,
         "logprobs": ctx.capabilities.logprobs and most >= TOP,
         "seed": ctx.capabilities.seed,
-        "priority": ctx.capabilities.priority,
+        # Where others always wait as well, whoever comes after them never has a turn.
+        "priority": ctx.capabilities.priority and FULL not in ctx.company.members,
         "resume": ctx.capabilities.resume,
     }
     return {name: value for name, value in changes.items() if usable[name]}
