@@ -92,8 +92,7 @@ class Model(Validation):
         self, logits: list[float], temperature: float, options: pb.SamplingOptions
     ) -> list[tuple[int, float]]:
         """The tokens that may be drawn with their probabilities, most probable first."""
-        ordered = sorted(range(len(logits)), key=lambda token: -logits[token])
-        ordered = ordered[: self.top_k(options)]
+        ordered = most_probable_first(logits)[: self.top_k(options)]
         best = logits[ordered[0]]
         weights = [math.exp((logits[token] - best) / temperature) for token in ordered]
         total, top_p, passed, kept = sum(weights), self.top_p(options), 0.0, []
@@ -124,11 +123,10 @@ class Model(Validation):
     def logprobs(self, logits: list[float], token: int, top: int, selected: Sequence[int]) -> pb.Logprobs:
         """One row of the model's own distribution."""
         values = self.log_softmax(logits)
-        ordered = sorted(range(len(values)), key=lambda other: (-values[other], other))
-        first = ordered[:top]
+        own, first = values[token], most_probable_first(values)[:top] if top else []
         return pb.Logprobs(
-            token_logprobs=[values[token]],
-            token_ranks=[1 + sum(value > values[token] for value in values)],
+            token_logprobs=[own],
+            token_ranks=[1 + sum([value > own for value in values])],
             top_n=top,
             top_token_ids=first,
             top_logprobs=[values[other] for other in first],
@@ -138,8 +136,8 @@ class Model(Validation):
     def log_softmax(self, logits: list[float]) -> list[float]:
         """Natural logarithms of the probabilities."""
         best = max(logits)
-        total = math.log(sum(math.exp(value - best) for value in logits))
-        return [max(value - best - total, IMPOSSIBLE) for value in logits]
+        total = math.log(sum([math.exp(value - best) for value in logits]))
+        return [value - best - total if value > IMPOSSIBLE else IMPOSSIBLE for value in logits]
 
     def prompt_logprobs(self, job: Job) -> pb.PromptLogprobs:
         """One row per prompt token after the first."""
@@ -150,3 +148,8 @@ class Model(Validation):
             table.MergeFrom(row)
         table.top_n = top
         return pb.PromptLogprobs(logprobs=table)
+
+
+def most_probable_first(values: Sequence[float]) -> list[int]:
+    """The tokens by their values; of equal ones the lowest comes first."""
+    return sorted(range(len(values)), key=values.__getitem__, reverse=True)
