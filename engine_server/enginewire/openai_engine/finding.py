@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from typing import Final
 
 from enginewire.openai_engine.connection import Connection, Json
@@ -14,13 +11,10 @@ from enginewire.openai_engine.model import Model
 from enginewire.openai_engine.options import OpenAIEngineOptions
 from enginewire.openai_engine.server import CompletionsServer
 from enginewire.openai_engine.vllm import Vllm
+from enginewire.server.engines.remote.arrival import NotYet, first_answer
 from enginewire.server.engines.remote.watch import Lost, NoUpstream
 from enginewire.server.failures import EngineMistake
 
-log = logging.getLogger(__name__)
-
-FIRST_PAUSE: Final = 0.05
-LONGEST_PAUSE: Final = 1.0
 KIND_OF_OWNER: Final = {"llamacpp": "llama.cpp", "vllm": "vllm"}
 """By what `/v1/models` says in `owned_by`."""
 
@@ -30,7 +24,12 @@ async def found(
 ) -> CompletionsServer:
     """The server, once it serves. Raises NoUpstream for one that does not in time, or that cannot be used."""
     try:
-        models = await _models(connection, options.start_timeout)
+        models = await first_answer(
+            lambda: _models(connection),
+            whose="server",
+            target=connection.target,
+            patience=options.start_timeout,
+        )
         kind = _kind(models) if options.server == "auto" else options.server
         if kind == "llama.cpp":
             return await LlamaCpp.of(connection, models, model)
@@ -41,22 +40,14 @@ async def found(
         raise NoUpstream(f"--upstream {options.target} is no completions server: {error}") from error
 
 
-async def _models(connection: Connection, patience: float) -> Json:
-    deadline, pause, said = time.monotonic() + patience, FIRST_PAUSE, False
-    while True:
-        try:
-            return await connection.get("/v1/models")
-        except (Lost, Refused) as error:
-            if isinstance(error, Refused) and error.status not in NOT_SERVING:
-                raise
-            if time.monotonic() + pause > deadline:
-                what = f"no server has answered within {patience:g} s, the last time"
-                raise NoUpstream(f"{what} {error}") from error
-        if not said:
-            log.info("waiting for the server at %s", connection.target)
-            said = True
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+async def _models(connection: Connection) -> Json:
+    """What it serves. Raises NotYet, and Refused for an answer that more patience would not change."""
+    try:
+        return await connection.get("/v1/models")
+    except (Lost, Refused) as error:
+        if isinstance(error, Refused) and error.status not in NOT_SERVING:
+            raise
+        raise NotYet(str(error)) from error
 
 
 def _kind(models: Json) -> str:

@@ -5,9 +5,7 @@ A socket must be this user's or root's, like all that our programs meet at. Know
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from typing import Final
 
 import grpc
@@ -16,6 +14,7 @@ from enginewire import v1 as pb
 from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import THIS_USER
 from enginewire.files.trusted_paths import UntrustedPath
+from enginewire.server.engines.remote.arrival import NotYet, first_answer
 from enginewire.server.engines.remote.options import RemoteOptions
 from enginewire.server.engines.remote.watch import NoUpstream
 from enginewire.server.engines.upstream.failure import shown
@@ -23,8 +22,6 @@ from enginewire.server.engines.upstream.failure import shown
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 5.0
-FIRST_PAUSE: Final = 0.05
-LONGEST_PAUSE: Final = 1.0
 STILL_COMING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 """An engine that is not there yet, or still loads its model."""
 
@@ -41,25 +38,25 @@ class Connection:
 
     async def found(self) -> pb.GetEngineInfoResponse:
         """Who answers there, as soon as somebody does. Raises NoUpstream."""
-        deadline, pause, said = time.monotonic() + self._patience, FIRST_PAUSE, False
-        while True:
-            try:
-                THIS_USER.check(self.target)
-                return await self.info(min(ANSWER_SECONDS, self._patience))
-            except UntrustedPath as error:
-                raise NoUpstream(f"--upstream {self.target}: {error}") from error
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in STILL_COMING:
-                    what = "is no bare engine: GetEngineInfo ended with"
-                    raise NoUpstream(f"--upstream {self.target} {what} {shown(error)}") from error
-                if time.monotonic() + pause > deadline:
-                    what = f"no engine has answered within {self._patience:g} s, the last time"
-                    raise NoUpstream(f"--upstream {self.target}: {what} {shown(error)}") from error
-            if not said:
-                log.info("waiting for the engine at %s", self.target)
-                said = True
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        try:
+            return await first_answer(
+                self._asked, whose="engine", target=self.target, patience=self._patience
+            )
+        except (UntrustedPath, NoUpstream) as error:
+            raise NoUpstream(f"--upstream {self.target}: {error}") from error
+        except grpc.aio.AioRpcError as error:
+            what = "is no bare engine: GetEngineInfo ended with"
+            raise NoUpstream(f"--upstream {self.target} {what} {shown(error)}") from error
+
+    async def _asked(self) -> pb.GetEngineInfoResponse:
+        """Who answers. Raises NotYet, UntrustedPath, and AioRpcError that more patience would not change."""
+        THIS_USER.check(self.target)
+        try:
+            return await self.info(min(ANSWER_SECONDS, self._patience))
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in STILL_COMING:
+                raise
+            raise NotYet(shown(error)) from error
 
     async def info(self, seconds: float | None = None) -> pb.GetEngineInfoResponse:
         """GetEngineInfo. Raises AioRpcError."""
