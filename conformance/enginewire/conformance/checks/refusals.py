@@ -13,6 +13,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import Context, describe_load
 from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
@@ -87,14 +88,14 @@ async def refusals_leave_nothing(ctx: Context) -> None:
             )
 
 
-@check("ERR-16", needs=SHAPE, phase=Phase.LOAD, alone=True)
+@check("ERR-16", needs=SHAPE, phase=Phase.LOAD, alone=True, not_beside=(FULL,))
 async def overload_is_refused(ctx: Context) -> None:
-    """More requests at once than there are slots and places in the queue."""
+    """More requests at once than there are slots and places in the queue: they fill the engine themselves."""
     for exchange in await _overload(ctx):
         _require_overload(exchange)
 
 
-@check("ERR-24", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True)
+@check("ERR-24", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True, not_beside=(FULL,))
 async def overload_says_how_much(ctx: Context) -> None:
     """The same refusals."""
     for exchange in await _overload(ctx):
@@ -123,7 +124,7 @@ async def generic_tools_can_read_refusals(ctx: Context) -> None:
         expect_equal(named, [detail.field] if detail.field else [], message)
 
 
-@check("ERR-26", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True)
+@check("ERR-26", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True, not_beside=(FULL,))
 async def generic_clients_know_when_to_come_again(ctx: Context) -> None:
     """Of overload, when it tells a time."""
     waits = [e for e in await _overload(ctx) if e.detail and e.detail.HasField("retry_after")]
