@@ -8,30 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+from enginewire import v1 as pb
 from tests.backend.discovery.test_target_file import replace
-from tests.backend.our_processes import load_of, run
+from tests.backend.our_processes import run
 from tests.certificates import Authority
-from tests.deploy.test_upgrade import backend, load
+from tests.deploy.test_upgrade import MOCKER, backend, callers, has_answered, load_when
 from tests.end_to_end.chaos import EngineSlot, engines
-from tests.server.serving import until_true
-
-NUM_REQUESTS, NUM_WARMUPS = 200, 1
-MOCKER = ("--engine", "mocker", "--mocker-itl-ms", "8")
 
 
 def write(path: Path, slots: Sequence[EngineSlot]) -> None:
     replace(path, "".join(f"{slot.target}\n" for slot in slots))
 
 
-def finished(slot: EngineSlot) -> int:
-    """How many requests this life has answered."""
-    return load_of(slot.target).requests_finished
-
-
-def is_idle(slot: EngineSlot) -> bool:
+def is_idle(load: pb.Load) -> bool:
     """It has answered all that it has got."""
-    seen = load_of(slot.target)
-    return not seen.running + seen.waiting
+    return not load.running + load.waiting
 
 
 async def test_no_request_is_lost_or_sent_twice_while_the_list_changes(folder: Path) -> None:
@@ -39,26 +30,23 @@ async def test_no_request_is_lost_or_sent_twice_while_the_list_changes(folder: P
     async with engines(folder, 3, MOCKER) as (first, second, third):
         write(path, [first, second])
         async with backend(folder, [f"file:{path}"], "--target-refresh-interval=0.1") as address:
-            loading = asyncio.create_task(load(address, NUM_REQUESTS))
-            await until_true(lambda: finished(first) > 0)
-            # One leaves and ends, with answers under way; another one joins.
-            write(path, [second, third])
-            await until_true(lambda: finished(third) > 0)
-            await until_true(lambda: is_idle(first))
-            num_before = finished(first)
-            assert await first.end(signal.SIGTERM) == 0
-            # The first comes back as another process, and the second leaves.
-            await first.start()
-            write(path, [first, third])
-            await until_true(lambda: is_idle(second))
-            assert not loading.done()
-            seen = await loading
+            async with callers(address) as seen:
+                await load_when(first, has_answered)
+                # One leaves and ends, with answers under way; another one joins.
+                write(path, [second, third])
+                await load_when(third, has_answered)
+                before = await load_when(first, is_idle)
+                assert await first.end(signal.SIGTERM) == 0
+                # The first comes back as another process, and the second leaves.
+                await first.start()
+                write(path, [first, third])
+                await load_when(second, is_idle)
+                await load_when(first, has_answered)
             page = await asyncio.to_thread(lambda: urlopen(f"{address}/metrics").read().decode())
-        shares = num_before, finished(first), finished(second), finished(third)
-    assert (seen["completed"], seen["failed"]) == (NUM_REQUESTS, 0)
-    assert seen["total_output_tokens"] == NUM_REQUESTS * 100
+        loads = [before, *[await load_when(slot, is_idle) for slot in (first, second, third)]]
+        shares = [load.requests_finished for load in loads]
     assert min(shares) > 0
-    assert sum(shares) == NUM_REQUESTS + NUM_WARMUPS, "each of them once"
+    assert sum(shares) == seen["whole"], "each of them once"
     retries = [line for line in page.splitlines() if line.startswith("enginewire:retries_total")]
     assert [line.split()[-1] for line in retries] == ["0.0"]
 
