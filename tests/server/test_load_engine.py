@@ -70,6 +70,30 @@ def test_what_is_no_engine_is_refused_by_name(engine, message):
     assert f"--engine {engine}: " in str(caught.value)
 
 
+def test_adapters_need_an_engine_that_serves_them_and_a_folder(tmp_path: Path):
+    with pytest.raises(EngineUnavailable, match=f"--engine {HERE}:Streams serves no adapters"):
+        make_engine(named(f"{HERE}:Streams", adapter_folder=tmp_path))
+    with pytest.raises(EngineUnavailable, match="no such folder"):
+        make_engine(named("mocker", adapter_folder=tmp_path / "none"))
+    assert isinstance(make_engine(named("mocker", adapter_folder=tmp_path)), MockerEngine)
+
+
+def test_where_a_module_is_is_said_as_well_as_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needy.py").write_text("import nothing_of_the_kind\n")
+    monkeypatch.chdir(tmp_path)
+    for engine, message in {
+        "needy.py:Engine": "needy.py is a file; write the name of its module, needy",
+        "needy:Engine": "it is in this folder, where Python does not look; set PYTHONPATH=.",
+    }.items():
+        with pytest.raises(EngineUnavailable, match=message):
+            make_engine(named(engine))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EngineUnavailable, match="needy needs nothing_of_the_kind, which is not installed"):
+        make_engine(named("needy:Engine"))
+
+
 def test_every_engine_of_ours_can_be_made():
     assert set(OURS) == set(OurEngine)
 

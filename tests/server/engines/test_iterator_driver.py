@@ -171,6 +171,9 @@ async def test_a_bug_of_the_engine_ends_its_request_and_not_the_server(serve, ca
         [token(0, LENGTH, index=1)],
         [token(0, index=5)],
         [token(0, LENGTH), token(1, LENGTH)],
+        [token(1)],
+        [pb.LLMEngineOutput()],
+        ["a word"],
     ],
 )
 async def test_an_answer_that_breaks_the_contract_is_a_failure_of_the_server(serve, outputs):

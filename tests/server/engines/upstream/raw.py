@@ -51,6 +51,8 @@ class Odd(BareEngine):
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.hang_at: int | None = None
         self.is_deaf = False
+        self.has_bug = False
+        """Whether GetEngineInfo and Abort fail."""
         self.answers_info = asyncio.Event()
         self.answers_info.set()
         self.marked = marked
@@ -61,6 +63,7 @@ class Odd(BareEngine):
 
     async def GetEngineInfo(self, request, call):
         await self.answers_info.wait()
+        await self._fail_with_bug(call)
         return self.info
 
     async def GetLoad(self, request, call):
@@ -68,9 +71,14 @@ class Odd(BareEngine):
 
     async def Abort(self, request, call):
         self.aborted += request.request_ids
+        await self._fail_with_bug(call)
         if self.is_deaf:
             return pb.AbortResponse()
         return await super().Abort(request, call)
+
+    async def _fail_with_bug(self, call):
+        if self.has_bug:
+            await call.abort(grpc.StatusCode.INTERNAL, "a bug")
 
     async def Generate(self, generate, call) -> AsyncIterator[pb.GenerateResponse]:
         self.seen.append(generate)

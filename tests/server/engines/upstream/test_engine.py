@@ -46,6 +46,27 @@ async def two_choices(self: object, generate: pb.GenerateRequest, call: object):
             yield pb.GenerateResponse(output=output, request_id=generate.request_id)
 
 
+async def a_note_and_a_token(self: object, generate: pb.GenerateRequest, call: object):
+    note = pb.EngineEvent(event="note", comment=["hi"])
+    yield pb.GenerateResponse(engine_event=note, request_id=generate.request_id)
+    output = pb.LLMEngineOutput(token_ids=[3], finish_reason=pb.FINISH_REASON_LENGTH)
+    yield pb.GenerateResponse(output=output, request_id=generate.request_id)
+
+
+async def test_what_the_engine_says_beside_its_tokens_is_passed_on(
+    odd: Odd, front: Front, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(BareEngine, "Generate", a_note_and_a_token)
+    odd.info.config.capabilities.annotations.append("note")
+    request = ask(max_tokens=1)
+    request.request.annotations.append("note:hi")
+    answer = await (await front()).generate(request)
+    assert [(before, event.event, list(event.comment)) for before, event in answer.events] == [
+        (0, "note", ["hi"])
+    ]
+    assert answer.usage() == (5, 1)
+
+
 @pytest.mark.parametrize("resumed", [[], [3]], ids=["from the beginning", "behind a token"])
 async def test_usage_counts_all_choices_and_comes_once(
     odd: Odd, front: Front, monkeypatch: pytest.MonkeyPatch, resumed: list[int]
@@ -101,6 +122,17 @@ async def test_the_engine_may_rely_on_a_complete_request(odd: Odd, front: Front)
     assert large.request.stop_conditions.max_tokens == 4096 - len(b"hello")
 
 
+async def test_what_a_complete_request_says_stays(odd: Odd, front: Front):
+    odd.info.config.eos_token_ids.append(999)
+    sampling = pb.SamplingOptions(temperature=0.5, top_p=0.25, top_k=3)
+    request = ask(max_tokens=2, sampling_options=sampling, eos_token_ids=[7])
+    await (await front()).generate(request)
+    [seen] = odd.seen
+    assert seen.request.sampling_options == sampling
+    assert list(seen.request.eos_token_ids) == [7]
+    assert seen.request.stop_conditions.max_tokens == 2
+
+
 async def test_an_id_is_never_used_twice_and_fits_the_contract(odd: Odd, front: Front):
     serving = await front()
     for _ in range(2):
@@ -142,6 +174,16 @@ async def test_an_engine_that_ignores_aborts_has_its_call_cancelled(odd: Odd, fr
     answers = await collect(call)
     assert answers[1].finishes() == {0: pb.FINISH_REASON_CANCELLED}
     await until_true(lambda: odd.cancelled == ["r1:1"])
+
+
+async def test_an_abort_that_fails_at_the_engine_ends_the_request_here(odd: Odd, front: Front):
+    serving = await front()
+    [answer] = words_of(serving, 1, max_tokens=LONG)
+    await until_true(lambda: bool(odd.live))
+    odd.has_bug = True
+    await serving.engine.Abort(pb.AbortRequest(request_ids=["r0"]))
+    assert (await answer).finishes() == {0: pb.FINISH_REASON_CANCELLED}
+    await until_true(lambda: odd.cancelled == ["r0:1"])
 
 
 async def test_what_waits_is_aborted_without_the_engine(odd: Odd, front: Front):

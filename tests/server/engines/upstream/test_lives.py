@@ -90,6 +90,13 @@ async def test_a_lost_connection_to_the_same_life_costs_its_requests_only(
     assert serving.server.lifecycle.state == pb.ENGINE_STATE_READY
 
 
+async def test_an_engine_that_answers_a_look_with_a_bug_lives_on(odd: Odd, front: Front, caplog):
+    serving = await front()
+    odd.has_bug = True
+    await until_true(lambda: "the engine answers with INTERNAL: a bug" in caplog.text)
+    assert (await serving.generate(ask())).usage() == (5, 8)
+
+
 async def test_an_engine_that_answers_nothing_more_is_stuck(odd: Odd, server_of: ServerOf):
     running, answers, serving = await held(server_of(watchdog_timeout=1.0), 8)
     odd.answers_info.clear()
