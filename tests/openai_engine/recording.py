@@ -116,6 +116,7 @@ class RecordedServer:
         recorded = json.loads((FOLDER / f"{name}.json").read_text())
         self._answers = {_key(each["path"], each["body"]): each for each in recorded}
         self._server: asyncio.Server | None = None
+        self._serving = set[asyncio.Task[None]]()
         self.break_after: int | None = None
         self.hang = False
         self.status = 200
@@ -135,8 +136,21 @@ class RecordedServer:
         """As the end of a process would."""
         assert self._server is not None
         self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            await self._answer(reader, writer)
+        finally:
+            self._serving.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         self.heads.append(head)
         method, path, _ = head.split(" ", 2)
@@ -162,7 +176,6 @@ class RecordedServer:
             await writer.drain()
         if not (kind == "text/event-stream" and self.break_after is not None):
             writer.write(b"0\r\n\r\n")
-        writer.close()
 
     async def _parts(
         self, parts: list[str], *, is_stream: bool, reader: asyncio.StreamReader
