@@ -204,6 +204,9 @@ def test_prompt_tokens_in_the_queue_are_limited_once_all_slots_are_taken(table):
     table.engine.waiting_tokens = LIMITS.tokens
     for i in range(MAX_NUM_SEQS):
         table.submit(f"r{i}")
+    table.engine.waiting_tokens = LIMITS.tokens - len(ask().request.token_ids)
+    table.submit("fills-it")
+    table.engine.waiting_tokens += 1
     with pytest.raises(QueueFull) as caught:
         table.submit("one-more")
     assert caught.value.metadata["limit"] == str(LIMITS.tokens)
