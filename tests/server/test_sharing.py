@@ -12,6 +12,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.access.access import TENANT_KEY
 from enginewire.access.roles import Role
+from enginewire.server.engines.mocker.engine import MockerEngine
 from tests.keys import KEYS, bearing, line_of
 from tests.server.serving import Answer, Serving, abort_frame, ask, collect, seconds, submit
 
@@ -185,6 +186,49 @@ async def test_one_callers_requests_leave_room_in_the_queue_for_another(start) -
     answer = await serving.generate(ask("mine", max_tokens=2), metadata=bearing(MINE))
     assert len(answer.tokens()) == 2
     assert sum(answer.failure is not None for answer in (await flood).values()) == 31
+
+
+class Urgent(MockerEngine):
+    """A mocker that says that it heeds priorities."""
+
+    async def start(self, worker_id: int) -> pb.EngineConfig:
+        config = await super().start(worker_id)
+        config.capabilities.priority = True
+        return config
+
+
+@pytest.mark.parametrize(
+    ("routing", "field"),
+    [
+        ({"priority": -1}, "routing.priority"),
+        ({"priority": 0, "priority_jump": 0.5}, "routing.priority_jump"),
+        ({"priority": -1, "priority_jump": 0.5}, "routing.priority"),
+        ({"priority": 0}, None),
+        ({"priority": 1, "priority_jump": -1.0}, None),
+    ],
+)
+async def test_nobody_is_more_urgent_than_allowed(
+    start, routing: dict[str, float], field: str | None
+) -> None:
+    serving = await start(flood="min_priority=0", engine=Urgent())
+    request = ask(max_tokens=2, routing=pb.RoutingHints(**routing))
+    if field is None:
+        answer = await serving.generate(request, metadata=bearing(FLOOD))
+        assert len(answer.tokens()) == 2
+    else:
+        detail = await refused(serving, request, bearing(FLOOD))
+        assert (detail.reason, detail.field) == (pb.ERROR_REASON_AUTH, field)
+
+
+async def test_one_callers_prompts_leave_room_in_the_queue_for_another(start) -> None:
+    """Of 40 tokens a caller may have 30: six prompts of five."""
+    serving = await start(mocker_itl_ms=5, max_num_queued_tokens=40)
+    flood = flood_of(serving, 20, max_tokens=20)
+    await serving.until(lambda load: load.waiting == 6)
+    answer = await serving.generate(ask("mine", max_tokens=2), metadata=bearing(MINE))
+    assert len(answer.tokens()) == 2
+    failures = [answer.failure for answer in (await flood).values() if answer.failure]
+    assert [each.reason for each in failures] == [pb.ERROR_REASON_QUEUE_FULL] * 11
 
 
 async def test_tenants_of_a_trusted_backend_share_as_callers_do(start) -> None:
