@@ -51,7 +51,7 @@ class AdapterFolder:
 
     def _find(self, source: str) -> Path:
         path = PurePosixPath(source)
-        is_plain = 0 < len(source) <= MAX_SOURCE_CHARS and "\0" not in source
+        is_plain = len(source) <= MAX_SOURCE_CHARS and "\0" not in source
         if not is_plain or path.is_absolute() or ".." in path.parts:
             raise _no_such_source()
         try:
