@@ -65,6 +65,8 @@ async def disturbed(
         await until_true(lambda: len(heard.token_ids()) > MAX_TOKENS // 4)
         link.change_next(change)
         await task
+        # On a busy machine the answer can be over before anything was sent that could be changed.
+        link.heal()
         # Whoever comes next is served.
         assert (await hear(backend, request())).token_ids() == truth.token_ids()
         return Truth.of(truth), Record(0, heard, task)
