@@ -3,10 +3,11 @@
     python benchmarks/rude_callers.py CASE [--count N] [--seed N]
 
 `stalled`: 64 readers that take nothing, at each face in turn, and how long neighbours wait between tokens,
-against the same without them, as medians of the p99 of each round. `resets`: calls that are reset as soon as they begin. `cancels`: from a
-cancelled call to the moment at which the engine holds nothing of it. `leavers`: callers of the HTTP face
-who hang up, with memory and descriptors of backend and engine. `instants`: engine servers that get SIGTERM
-at a random instant of their life: exit codes, sockets, and processes that are left. The last line is JSON.
+against the same without them, as medians of the p99 of each round. `resets`: calls that are reset as soon as
+they begin. `cancels`: from a cancelled call to the moment at which the engine holds nothing of it. `leavers`:
+callers of the HTTP face who hang up, with memory and descriptors of backend and engine. `instants`: engine
+servers that get SIGTERM at a random instant of their life: exit codes, sockets, and processes that are left.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -330,7 +331,8 @@ async def life_and_end(draw: random.Random) -> list[str]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *argv, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
-        asking = asyncio.create_task(keep_asking(f"unix:{path}"))
+        ask = draw.choice([keep_asking, keep_multiplexing, keep_silent])
+        asking = asyncio.create_task(ask(f"unix:{path}"))
         # Three of four are met while they serve, the others while they start.
         waits = draw.random() < 0.75
         while waits and not path.exists():  # noqa: ASYNC110
@@ -345,9 +347,11 @@ async def life_and_end(draw: random.Random) -> list[str]:
         asking.cancel()
         found = [f"exit {code}"]
         # Before Python listens for signals their own action is all there is, and nothing is there yet.
-        found += ["socket left"] * path.exists()
+        found += [f"socket left by exit {code}"] * path.exists()
         found += ["process left"] * any(group_of(pid) == process.pid for pid in psutil.pids())
         found += ["traceback"] * (b"Traceback" in said)
+        # gRPC says so of a call that it lost track of.
+        found += ["call without an end"] * (b"Exception not handled" in said)
         return found
 
 
@@ -365,6 +369,23 @@ async def keep_asking(target: str) -> None:
                 calls = [pb.EngineServiceStub(to).Generate(asked(f"i{number}-{i}", 50)) for i in range(4)]
                 await asyncio.gather(*(call.read() for call in calls))
             await asyncio.sleep(0.02)
+
+
+async def keep_multiplexing(target: str) -> None:
+    async with channel(target) as to:
+        for handle in range(1, 10**6):
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                call = pb.EngineServiceStub(to).GenerateMultiplexed()
+                submits = [pb.Submit(handle=i + 1, generate=asked(f"m{handle}-{i}", 50)) for i in range(4)]
+                await call.write(pb.GenerateMultiplexedRequest(submits=submits))
+                # It stays open: the server ends it.
+                async for _ in call:
+                    pass
+            await asyncio.sleep(0.02)
+
+
+async def keep_silent(target: str) -> None:
+    """It stays idle."""
 
 
 CASES: dict[str, Callable[[int, int], object]] = {
