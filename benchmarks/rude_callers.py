@@ -349,7 +349,9 @@ async def life_and_end(draw: random.Random) -> list[str]:
         # Before Python listens for signals their own action is all there is, and nothing is there yet.
         found += [f"socket left by exit {code}"] * path.exists()
         found += ["process left"] * any(group_of(pid) == process.pid for pid in psutil.pids())
-        found += ["traceback"] * (b"Traceback" in said)
+        if b"Traceback" in said:
+            print(said.decode(errors="replace"), file=sys.stderr)
+            found.append("traceback")
         # gRPC says so of a call that it lost track of.
         found += ["call without an end"] * (b"Exception not handled" in said)
         return found
