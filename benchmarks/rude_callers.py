@@ -3,10 +3,11 @@
     python benchmarks/rude_callers.py CASE [--count N] [--seed N]
 
 `stalled`: 64 readers that take nothing, at each face in turn, and how long neighbours wait between tokens,
-against the same without them. `resets`: calls that are reset as soon as they begin. `cancels`: from a
-cancelled call to the moment at which the engine holds nothing of it. `leavers`: callers of the HTTP face
-who hang up, with memory and descriptors of backend and engine. `instants`: engine servers that get SIGTERM
-at a random instant of their life: exit codes, sockets, and processes that are left. The last line is JSON.
+against the same without them, as medians of the p99 of each round. `resets`: calls that are reset as soon as
+they begin. `cancels`: from a cancelled call to the moment at which the engine holds nothing of it. `leavers`:
+callers of the HTTP face who hang up, with memory and descriptors of backend and engine. `instants`: engine
+servers that get SIGTERM at a random instant of their life: exit codes, sockets, and processes that are left.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -176,20 +177,31 @@ async def begin(face: str, to: grpc.aio.Channel, number: int) -> grpc.aio.Call:
 
 
 async def stalled(count: int, seed: int) -> dict[str, object]:
-    found: dict[str, object] = {}
+    draw = random.Random(seed)
+    found: dict[str, list[float]] = {name: [] for name in ("alone", *FACES)}
     async with stack() as (made, _, _):
-        for face in FACES:
-            ratios = []
-            for _ in range(count):
-                alone = await p99_of_neighbours(made)
-                async with stalled_at(face, made):
-                    while (await made.load()).running < NUM_STALLED:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
-                    beside = await p99_of_neighbours(made)
-                await made.idle()
-                ratios.append(beside / alone)
-            found[face] = [round(ratio, 2) for ratio in sorted(ratios)]
-            print(face, found[face], flush=True)
+        for _ in range(count):
+            # By turns, so that whatever else the machine does hits all of them alike.
+            for name in draw.sample([*found], len(found)):
+                found[name].append(await beside(name, made))
+            print({name: [round(p99 * 1000, 1) for p99 in all_p99] for name, all_p99 in found.items()})
+    medians = {name: statistics.median(all_p99) for name, all_p99 in found.items()}
+    return {
+        "rounds": count,
+        "p99_ms": {name: round(p99 * 1000, 2) for name, p99 in medians.items()},
+        "times_alone": {name: round(p99 / medians["alone"], 2) for name, p99 in medians.items()},
+    }
+
+
+async def beside(name: str, made: Stack) -> float:
+    """What neighbours have while that face has its stalled readers, or while they are `alone`."""
+    if name == "alone":
+        return await p99_of_neighbours(made)
+    async with stalled_at(name, made):
+        while (await made.load()).running < NUM_STALLED:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        found = await p99_of_neighbours(made)
+    await made.idle()
     return found
 
 
@@ -319,7 +331,8 @@ async def life_and_end(draw: random.Random) -> list[str]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *argv, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
-        asking = asyncio.create_task(keep_asking(f"unix:{path}"))
+        ask = draw.choice([keep_asking, keep_multiplexing, keep_silent])
+        asking = asyncio.create_task(ask(f"unix:{path}"))
         # Three of four are met while they serve, the others while they start.
         waits = draw.random() < 0.75
         while waits and not path.exists():  # noqa: ASYNC110
@@ -334,9 +347,13 @@ async def life_and_end(draw: random.Random) -> list[str]:
         asking.cancel()
         found = [f"exit {code}"]
         # Before Python listens for signals their own action is all there is, and nothing is there yet.
-        found += ["socket left"] * path.exists()
+        found += [f"socket left by exit {code}"] * path.exists()
         found += ["process left"] * any(group_of(pid) == process.pid for pid in psutil.pids())
-        found += ["traceback"] * (b"Traceback" in said)
+        if b"Traceback" in said:
+            print(said.decode(errors="replace"), file=sys.stderr)
+            found.append("traceback")
+        # gRPC says so of a call that it lost track of.
+        found += ["call without an end"] * (b"Exception not handled" in said)
         return found
 
 
@@ -356,6 +373,23 @@ async def keep_asking(target: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def keep_multiplexing(target: str) -> None:
+    async with channel(target) as to:
+        for handle in range(1, 10**6):
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                call = pb.EngineServiceStub(to).GenerateMultiplexed()
+                submits = [pb.Submit(handle=i + 1, generate=asked(f"m{handle}-{i}", 50)) for i in range(4)]
+                await call.write(pb.GenerateMultiplexedRequest(submits=submits))
+                # It stays open: the server ends it.
+                async for _ in call:
+                    pass
+            await asyncio.sleep(0.02)
+
+
+async def keep_silent(target: str) -> None:
+    """It stays idle."""
+
+
 CASES: dict[str, Callable[[int, int], object]] = {
     "stalled": stalled,
     "resets": resets,
@@ -363,7 +397,7 @@ CASES: dict[str, Callable[[int, int], object]] = {
     "leavers": leavers,
     "instants": instants,
 }
-COUNTS = {"stalled": 3, "resets": 100_000, "cancels": 1000, "leavers": 50_000, "instants": 500}
+COUNTS = {"stalled": 7, "resets": 100_000, "cancels": 1000, "leavers": 50_000, "instants": 500}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The closing line of CI: what pytest and the kit print is added up."""
+"""The closing line of CI: what pytest, the kit, chaos and fuzz print is added up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ SCRIPT = ROOT / ".ci" / "count_results"
 
 PYTEST = "4660 passed in 332.10s (0:05:32)\n"
 KIT = "172 PASS, 92 NEG-PASS, 27 N/A, 36 NOT-RUN in 61.7 s\n"
+CHAOS = '{"kills": 5, "streams": 320, "lost": 0, "duplicated": 0, "changed": 0, "rotations": 9}\n'
+FUZZ = '{"cases": 20000, "unknown": 0, "internal": 0, "deaths": 0, "leaks": 0}\n'
 
 
 def counted(printed: str) -> str:
@@ -28,6 +30,8 @@ def counted(printed: str) -> str:
         (PYTEST, "4660 passed, 0 failed\n"),
         ("2 failed, 7 passed, 1 error in 3.21s\n", "7 passed, 3 failed\n"),
         ("=== 1 failed in 0.52s ===\n", "0 passed, 1 failed\n"),
+        (CHAOS + FUZZ, "7 passed, 0 failed\n"),
+        (CHAOS.replace('"lost": 0', '"lost": 2') + FUZZ, "6 passed, 2 failed\n"),
         (PYTEST + KIT + "1 FAIL, 3 PASS, 1 ERROR in 2.0 s\n", "4927 passed, 2 failed\n"),
     ],
 )

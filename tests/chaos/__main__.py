@@ -25,7 +25,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from enginewire import event_loop
+from enginewire.program import event_loop
 from tests.chaos.history import FAULTS as FAULTS_OF_STREAMS
 from tests.chaos.machine import Stage, Trouble
 from tests.chaos.world import FAULTS, World, world

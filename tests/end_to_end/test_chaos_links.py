@@ -65,6 +65,8 @@ async def disturbed(
         await until_true(lambda: len(heard.token_ids()) > MAX_TOKENS // 4)
         link.change_next(change)
         await task
+        # On a busy machine the answer can be over before anything was sent that could be changed.
+        link.heal()
         # Whoever comes next is served.
         assert (await hear(backend, request())).token_ids() == truth.token_ids()
         return Truth.of(truth), Record(0, heard, task)
@@ -81,7 +83,7 @@ async def test_a_message_that_comes_twice_or_never_is_noticed(
     assert record.judge(truth) == ("lost" if record.heard.failure else "")
 
 
-@pytest.mark.parametrize("seed", long_but([2], range(2, 8)))
+@pytest.mark.parametrize("seed", long_but([2], range(8)))
 async def test_a_byte_that_is_another_one_ends_nobody_but_whom_it_hit(
     folder: Path, vocabulary: Vocabulary, seed: int
 ) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -154,3 +157,26 @@ async def test_a_killed_client_frees_everything_it_held(launch, connect):
         begin = time.monotonic()
         await client.until_running(0)
         assert time.monotonic() - begin < SOON_SECONDS
+
+
+HIT_WHEN_IT_LISTENS = """
+import os, signal, sys
+from enginewire.server.__main__ import main
+from enginewire.server.server import EngineServer
+
+listen = EngineServer.listen
+
+async def listens_and_is_hit(self):
+    await listen(self)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+EngineServer.listen = listens_and_is_hit
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_the_moment_it_listens_leaves_no_socket(folder: Path) -> None:
+    at = folder / "e.sock"
+    command = [sys.executable, "-c", HIT_WHEN_IT_LISTENS, "--engine", "mocker", "--uds", str(at)]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert not at.exists()

@@ -11,12 +11,13 @@ made as small as it gets and printed. The last line is JSON; the exit code is 1 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, str
 
 from tests.fuzz import ports, routes
 from tests.fuzz.messages import tells_too_much
-from tests.fuzz.rpcs import Call, calls, code_of, made_again, rpcs
+from tests.fuzz.rpcs import Call, Rpc, calls, code_of, made_again, rpcs
 from tests.fuzz.servers import Servers
 
 FINDINGS = ("unknown", "internal", "deaths", "leaks")
@@ -34,11 +35,15 @@ ROUND = 100
 
 @dataclass
 class Target:
-    """Something that takes cases. `send` returns what is wrong: one of FINDINGS, or nothing, and why."""
+    """Something that takes cases, at every server that has it: to draw one costs more than to send it.
+
+    `send` returns what is wrong: one of FINDINGS, or nothing, and why.
+    """
 
     name: str
+    servers: Sequence[str]
     cases: st.SearchStrategy[object]
-    send: Callable[[object], tuple[str, str]]
+    send: Callable[[str, object], tuple[str, str]]
     weight: int = 1
     sent: int = 0
 
@@ -57,33 +62,21 @@ class Fuzz:
 
     def targets(self) -> list[Target]:
         """Every RPC, every route, every port."""
-        found = [
-            Target(
-                f"{rpc.name}@{rpc.server}", calls(rpc), self._call, weight=3 if "Generate" in rpc.name else 1
-            )
-            for rpc in rpcs()
-        ]
-        found += [
-            Target(
-                f"{route.method} {route.path}",
-                routes.requests(route),
-                self._ask,
-                weight=2 if route.body else 1,
-            )
-            for route in routes.ROUTES
-        ]
-        found += [
-            Target(f"bytes@{name}", ports.conversations(), lambda case, at=at: ports.send(at, case), weight=2)
-            for name, at in {
-                **self.servers.targets,
-                "http": self.servers.http,
-                "metrics": self.servers.metrics,
-            }.items()
-        ]
+        found = []
+        for name, group in itertools.groupby(sorted(rpcs(), key=_name), _name):
+            rpc, *others = group
+            servers = [each.server for each in (rpc, *others)]
+            weight = 3 if "Generate" in name else 1
+            found.append(Target(name, servers, calls(rpc), self._call, weight))
+        for route in routes.ROUTES:
+            name, weight = f"{route.method} {route.path}", 2 if route.body else 1
+            found.append(Target(name, [self.servers.http], routes.requests(route), routes.send, weight))
+        addresses = [*self.servers.targets.values(), self.servers.http, self.servers.metrics]
+        found.append(Target("bytes", addresses, ports.conversations(), ports.send, weight=2))
         return found
 
-    def _call(self, call: Call) -> tuple[str, str]:
-        code, why = code_of(self.servers.channels[call.rpc.server], call)
+    def _call(self, server: str, call: Call) -> tuple[str, str]:
+        code, why = code_of(self.servers.channels[server], call)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and "grpc-timeout" not in dict(call.metadata):
             return "internal", f"hangs: {why}"
         if tells_too_much(why):
@@ -91,26 +84,25 @@ class Fuzz:
         wrong = {grpc.StatusCode.UNKNOWN: "unknown", grpc.StatusCode.INTERNAL: "internal"}
         return wrong.get(code, ""), why if code in wrong else code.name
 
-    def _ask(self, request: routes.Request) -> tuple[str, str]:
-        return routes.send(self.servers.http, request)
-
     def try_target(self, target: Target, cases: int, number: int) -> None:
         """So many cases; what is found is counted once and printed as small as it gets."""
         is_shrinking = False
 
         def check(case: object) -> None:
             nonlocal is_shrinking
-            if not is_shrinking:
-                target.sent += 1
-            finding, why = target.send(case)
-            if not finding:
-                self.ends[why] += 1
-            if not self.servers.are_alive:
-                finding, why = "deaths", "a process has ended"
-            if finding:
-                is_shrinking = True
-                self.last = finding
-                raise Found(f"{finding} at {target.name}: {why[:1000]}\n  {case!r}")
+            for server in target.servers:
+                if not is_shrinking:
+                    target.sent += 1
+                finding, why = target.send(server, case)
+                if not finding:
+                    self.ends[why] += 1
+                if not self.servers.are_alive:
+                    finding, why = "deaths", "a process has ended"
+                if finding:
+                    is_shrinking = True
+                    self.last = finding
+                    shown = case.at(server) if isinstance(case, Call) else case
+                    raise Found(f"{finding} at {target.name} of {server}: {why[:1000]}\n  {shown!r}")
 
         run = settings(
             max_examples=cases,
@@ -131,15 +123,21 @@ class Fuzz:
     def run(self, cases: int, number: int, only: str) -> None:
         """All targets in turn, until there were so many cases."""
         targets = [target for target in self.targets() if only in target.name]
-        per_weight = max(1, min(ROUND, cases // max(1, sum(target.weight for target in targets))))
+        weights = sum(target.weight * len(target.servers) for target in targets)
+        per_weight = max(1, min(ROUND, cases // max(1, weights)))
         while sum(target.sent for target in targets) < cases and self.servers.are_alive:
             number += 1
             self.servers.renew_ending()
             for target in targets:
                 left = cases - sum(each.sent for each in targets)
                 if left > 0:
-                    self.try_target(target, min(left, per_weight * target.weight), number)
+                    most = -(-left // len(target.servers))
+                    self.try_target(target, min(most, per_weight * target.weight), number)
         self.counts["cases"] += sum(target.sent for target in targets)
+
+
+def _name(rpc: Rpc) -> str:
+    return rpc.name
 
 
 def run(options: argparse.Namespace) -> dict[str, int]:

@@ -63,6 +63,9 @@ BYTES = (
     b"\x00\x00\xc0\x7f" * 64,
 )
 
+# Whatever UTF-8 can say. Hypothesis takes seconds to find that out by itself.
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
 # What no answer may say about the machine or the program behind it.
 TOO_MUCH = re.compile(r"Traceback|<class '|\b0x[0-9a-f]{8,}|site-packages|/enginewire/\w+/|\.py\b|/tmp/ew-")
 
@@ -172,9 +175,7 @@ def _scalars(field: FieldDescriptor) -> st.SearchStrategy[object]:
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
             return st.one_of(st.sampled_from(BYTES), st.binary(max_size=64))
         case FieldDescriptor.CPPTYPE_STRING:
-            return st.one_of(
-                st.sampled_from(TEXTS), st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-            )
+            return st.one_of(st.sampled_from(TEXTS), ANY_TEXT)
         case FieldDescriptor.CPPTYPE_INT32:
             return _integers(field, -(2**31), 2**31 - 1)
         case FieldDescriptor.CPPTYPE_INT64:

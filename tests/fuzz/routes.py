@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from tests.backend.frontends.http_api import published_fields
-from tests.fuzz.messages import BYTES, CONTEXT, TEXTS, VOCABULARY, spoiled, tells_too_much
+from tests.fuzz.messages import ANY_TEXT, BYTES, CONTEXT, TEXTS, VOCABULARY, spoiled, tells_too_much
 
 PATIENCE_SECONDS = 30.0
 MOST_BYTES = 4096
@@ -141,7 +141,7 @@ def _bodies(base: Mapping[str, object]) -> st.SearchStrategy[bytes]:
 
 
 def _values() -> st.SearchStrategy[object]:
-    leaf = st.one_of(st.sampled_from(SMALL), st.integers(), st.floats(), st.text(max_size=8))
+    leaf = st.one_of(st.sampled_from(SMALL), st.integers(), st.floats(), ANY_TEXT)
     return st.recursive(
         leaf,
         lambda inner: (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 from google.protobuf import text_format
@@ -90,6 +90,10 @@ class Call:
     requests: Sequence[bytes]
     metadata: Sequence[tuple[str, str | bytes]] = ()
     shown: Sequence[Message] = field(default=(), compare=False)
+
+    def at(self, server: str) -> Call:
+        """The same call at another server that has this RPC."""
+        return replace(self, rpc=replace(self.rpc, server=server))
 
     def __repr__(self) -> str:
         text = "; ".join(text_format.MessageToString(m, as_one_line=True)[:1000] for m in self.shown)

@@ -46,10 +46,13 @@ class Unharmed:
 @pytest.mark.parametrize("finding", FINDINGS[:2])
 def test_a_finding_is_counted_once_and_printed_as_small_as_it_gets(finding, capsys) -> None:
     fuzz = Fuzz(Unharmed())
-    target = Target("one", st.integers(), lambda case: (finding, "why") if case > 1000 else ("", "OK"))
-    fuzz.try_target(target, 200, 1)
+
+    def send(server: str, case: int) -> tuple[str, str]:
+        return (finding, "why") if server == "second" and case > 1000 else ("", "OK")
+
+    fuzz.try_target(Target("one", ["first", "second"], st.integers(), send), 200, 1)
     assert fuzz.counts == {finding: 1}
-    assert capsys.readouterr().out == f"FOUND {finding} at one: why\n  1001\n"
+    assert capsys.readouterr().out == f"FOUND {finding} at one of second: why\n  1001\n"
 
 
 def test_a_call_that_was_printed_can_be_made_again() -> None:
@@ -74,5 +77,5 @@ def test_a_few_cases_find_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         assert {name: fuzz.counts[name] for name in FINDINGS} == dict.fromkeys(FINDINGS, 0), (
             capsys.readouterr().out
         )
-        assert fuzz.counts["cases"] == 200
+        assert fuzz.counts["cases"] >= 200
         assert servers.are_alive

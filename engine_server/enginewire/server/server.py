@@ -101,13 +101,14 @@ class EngineServer:
 
     async def run(self) -> int:
         """Serve until a signal or the engine's death; returns the exit code."""
-        try:
-            await self.listen()
-        except AddressError as error:
-            log.error("cannot listen: %s", error)
-            await self._telemetry.close()
-            return EXIT_ADDRESS
+        # From here on: a signal that came between the socket and its handler would leave the socket behind.
         with ending_signals() as stop:
+            try:
+                await self.listen()
+            except AddressError as error:
+                log.error("cannot listen: %s", error)
+                await self._telemetry.close()
+                return EXIT_ADDRESS
             try:
                 exit_code = await self._live(stop)
             finally:

@@ -243,6 +243,31 @@ async def test_closing_ends_requests_as_cancelled(call, turns):
     assert call.is_cancelled
 
 
+async def test_a_call_on_which_aborts_are_not_answered_is_dead(call):
+    connection = MultiplexedConnection(lambda: call, 1000, silence=0.01)
+    left, other = submit(connection), submit(connection, "r2")
+    await call.answer(handles=[2], first_output_positions=[0], token_ids=[7])
+    left.abort("left")
+    assert (await failure_of(other)).retryable
+    assert connection.is_dead
+    assert call.is_cancelled
+    await connection.close()
+
+
+async def test_any_frame_answers_an_abort(call, monkeypatch):
+    connection = MultiplexedConnection(lambda: call, 1000, silence=3600.0)
+    loop, timers = asyncio.get_running_loop(), []
+    call_later = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda *due: timers.append(call_later(*due)) or timers[-1])
+    left, _ = submit(connection), submit(connection, "r2")
+    left.abort("left")
+    (due,) = timers
+    assert not due.cancelled()
+    await call.answer(handles=[2], first_output_positions=[0], token_ids=[7])
+    assert due.cancelled()
+    await connection.close()
+
+
 async def test_submits_of_one_moment_share_a_frame_and_aborts_follow_them(connection, call):
     streams = [submit(connection, str(number)) for number in range(3)]
     streams[1].abort("left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 
 import pytest
@@ -34,3 +35,13 @@ def test_a_program_gives_its_result_and_its_error():
     assert event_loop.run(gives()) == 3
     with pytest.raises(LookupError, match="lost"):
         event_loop.run(fails())
+
+
+def test_programs_start_others_without_what_grpc_does_at_a_fork():
+    code = """
+import os, sys, enginewire.backend.__main__, enginewire.server.__main__
+print("grpc" in sys.modules, os.environ["GRPC_ENABLE_FORK_SUPPORT"])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    # Once grpc is imported it does not look again.
+    assert found.stdout == "False 0\n"

@@ -292,7 +292,8 @@ class EngineClient:
         if self._connection is None or self._connection.is_dead:
             has_limit = limits.HasField("max_request_bytes")
             limit = min(limits.max_request_bytes, MAX_MESSAGE_BYTES) if has_limit else MAX_MESSAGE_BYTES
-            self._connection = MultiplexedConnection(self._dialled.rpc.multiplexed, limit)
+            open_call, silence = self._dialled.rpc.multiplexed, self._patience.token
+            self._connection = MultiplexedConnection(open_call, limit, silence)
         return self._connection
 
     def _generate(

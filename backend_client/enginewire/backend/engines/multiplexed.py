@@ -60,10 +60,18 @@ class OpenChoices:
 class MultiplexedConnection:
     """One GenerateMultiplexed call and the requests on it. Dead after its first failure."""
 
-    def __init__(self, open_call: Callable[[], MultiplexedCall], max_request_bytes: int) -> None:
-        """Call on the event loop; `open_call` makes the RPC. A larger message would end the whole call."""
+    def __init__(
+        self, open_call: Callable[[], MultiplexedCall], max_request_bytes: int, silence: float = 0.0
+    ) -> None:
+        """Call on the event loop; `open_call` makes the RPC. A larger message would end the whole call.
+
+        It is dead as well when an abort is answered by `silence` seconds without any frame; 0 is for ever.
+        """
         self._call = open_call()
         self._max_request_bytes = max_request_bytes
+        self._silence = silence
+        # Runs from an abort until the next frame: an engine answers an abort within a step.
+        self._answer_due: asyncio.TimerHandle | None = None
         self._newest_handle = 0
         self._highest_handle = 0
         self._streams: dict[int, EngineStream] = {}
@@ -103,10 +111,7 @@ class MultiplexedConnection:
 
     async def close(self) -> None:
         """End the call; requests on it end as cancelled."""
-        self._fail_all(_cancelled("the client was closed").failure)
-        self._reader.cancel()
-        self._writer.cancel()
-        self._call.cancel()
+        self._give_up(_cancelled("the client was closed").failure)
         await asyncio.gather(self._reader, self._writer, return_exceptions=True)
 
     async def _write(self) -> None:
@@ -152,6 +157,7 @@ class MultiplexedConnection:
     def _take(self, frame: pb.GenerateMultiplexedResponse) -> None:
         """Hand out a frame. Raises RequestFailed when the engine has lost track of what belongs to whom."""
         began = time.monotonic()
+        self._expect_no_answer()
         # Under load, what is taken inline waits for the next round as well, and then comes as longer runs.
         at_once = began >= self._next_wake and not self._is_waking and self._wake_timer is None
         if frame.handles:
@@ -221,9 +227,27 @@ class MultiplexedConnection:
         self._aborts.handles.append(handle)
         self._aborts.reason = reason
         self._has_outgoing.set()
+        if self._silence and self._answer_due is None and not self.is_dead:
+            self._answer_due = self._loop.call_later(self._silence, self._fell_silent)
+
+    def _fell_silent(self) -> None:
+        """Of a message with a falsified length gRPC waits for the rest, and swallows all that comes."""
+        self._give_up(_incomplete(f"the engine has not answered an abort for {self._silence:g} s").failure)
+
+    def _expect_no_answer(self) -> None:
+        if self._answer_due is not None:
+            self._answer_due.cancel()
+            self._answer_due = None
+
+    def _give_up(self, failure: Failure) -> None:
+        self._fail_all(failure)
+        self._reader.cancel()
+        self._writer.cancel()
+        self._call.cancel()
 
     def _fail_all(self, failure: Failure) -> None:
         self.is_dead = True
+        self._expect_no_answer()
         for handle, stream in list(self._streams.items()):
             self._end(handle, failure)
             self._to_wake.append(stream)
