@@ -1,6 +1,6 @@
 """Tokens per second of every path between an engine process and a consumer, in one run.
 
-    python benchmarks/transport.py [--streams 256] [--tokens 400] [--metrics] [--tls] [--json]
+    python benchmarks/transport.py [--streams 256] [--tokens 400] [--metrics] [--over-tcp] [--json]
 
 floor         raw grpc.aio: constant bytes, no parsing, one message per token, one stream per request
 per-request   Generate, one call per request, one token per message (logprobs=0 makes every token a message)
@@ -8,7 +8,11 @@ coalesced     Generate without logprobs: a reader that lags gets several tokens 
 multiplexed   GenerateMultiplexed, read as frames
 end to end    multiplexed, detokenized, four stop strings, one asyncio consumer per request
 
-With --tls per-request and multiplexed also over TCP, plain and on TLS with a certificate on both sides.
+With --over-tcp also what guards and traces cost: servers over TCP, one plain, one that asks for an API
+key, one on TLS, one on TLS that asks for certificate and key, one that sends traces to a collector. Of each
+per-request, multiplexed, and
+
+short         Generate, 8 tokens per request: calls, not tokens
 
 The server is another process on a Unix socket, its engine the mocker, which answers as fast as it is
 asked. Absolute figures are the machine's; the ratios are what to look at.
@@ -33,6 +37,7 @@ import grpc
 from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
+from enginewire.access.target_key import TargetKey
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
@@ -45,6 +50,9 @@ from enginewire.tls.target import TargetTls
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")
 STOPS = ["\n\nUser:", "<|end|>", "###", "STOP HERE"]
 FLOOR_METHOD = "/bench.Floor/Stream"
+COLLECTOR_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+KEY = "a-key-that-only-this-benchmark-knows"
+SHORT = 8
 FLOOR_MESSAGE = b"\x0a\x0a\x0a\x01\x2a\x10\x05\x12\x04abcd"
 
 
@@ -84,16 +92,22 @@ async def floor(target: Target, streams: int, tokens: int) -> int:
 
 async def per_request(target: Target, streams: int, tokens: int) -> int:
     """Read one Generate call per request, one token per message."""
-    return await read_calls(target, [request(number, tokens, logprobs=0) for number in range(streams)])
+    return await read_calls(target, [[request(number, tokens, logprobs=0) for number in range(streams)]])
 
 
 async def coalesced(target: Target, streams: int, tokens: int) -> int:
     """Read one Generate call per request, as the server likes to send."""
-    return await read_calls(target, [request(number, tokens) for number in range(streams)])
+    return await read_calls(target, [[request(number, tokens) for number in range(streams)]])
 
 
-async def read_calls(target: Target, requests: list[pb.GenerateRequest]) -> int:
-    """Tokens of one Generate call per request."""
+async def short(target: Target, streams: int, tokens: int) -> int:
+    """Read short answers, one call after the other: what a call costs beside its tokens."""
+    rounds = [[request(number, SHORT) for number in range(streams)] for _ in range(tokens // SHORT)]
+    return await read_calls(target, rounds)
+
+
+async def read_calls(target: Target, rounds: list[list[pb.GenerateRequest]]) -> int:
+    """Tokens of one Generate call per request, those of a round at the same time."""
     async with open_channel(target.name, trust=target.trust) as channel:
         stub = pb.EngineServiceStub(channel)
 
@@ -103,7 +117,7 @@ async def read_calls(target: Target, requests: list[pb.GenerateRequest]) -> int:
                 count += len(response.output.token_ids)
             return count
 
-        return sum(await asyncio.gather(*map(read, requests)))
+        return sum([sum(await asyncio.gather(*map(read, requests))) for requests in rounds])
 
 
 async def multiplexed(target: Target, streams: int, tokens: int) -> int:
@@ -198,8 +212,8 @@ def engine_on_socket(folder: Path, streams: int, *options: str) -> AbstractAsync
     return engine_process(Target(f"unix:{uds}"), streams, f"--uds={uds}", *options)
 
 
-def on_tls(folder: Path) -> tuple[Trust, list[str]]:
-    """What a client needs, and a server, each with a certificate of its own."""
+def over_tcp(folder: Path, collector: int) -> dict[str, tuple[Trust, list[str]]]:
+    """The servers over TCP: what a client brings to each, and what the server is told."""
     import trustme
 
     authority, own = trustme.CA(), {}
@@ -207,8 +221,17 @@ def on_tls(folder: Path) -> tuple[Trust, list[str]]:
     for name in ("engine", "backend"):
         own[name] = folder / f"{name}.pem"
         authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(own[name])
-    tls = TargetTls(authorities=folder / "authority.pem", certificate=own["backend"])
-    return Trust(tls=tls), [f"--ssl-certfile={own['engine']}", f"--ssl-ca-certs={folder / 'authority.pem'}"]
+    tls, key = TargetTls(authorities=folder / "authority.pem"), TargetKey(KEY)
+    both = TargetTls(authorities=folder / "authority.pem", certificate=own["backend"])
+    on_tls, asks = [f"--ssl-certfile={own['engine']}"], [f"--api-key={KEY}"]
+    certificates = f"--ssl-ca-certs={folder / 'authority.pem'}"
+    return {
+        "TCP": (THIS_USER, []),
+        "key": (Trust(api_key=key), asks),
+        "TLS": (Trust(tls=tls), on_tls),
+        "mTLS, key": (Trust(tls=both, api_key=key), [*on_tls, certificates, *asks]),
+        "traces": (THIS_USER, [f"--otlp-traces-endpoint=http://127.0.0.1:{collector}"]),
+    }
 
 
 def free_port() -> int:
@@ -218,29 +241,38 @@ def free_port() -> int:
         return port
 
 
-async def serve_floor(path: str) -> None:
-    """The floor's server: as little as grpc.aio can do per message."""
+async def serve_floor(path: str, collector: int) -> None:
+    """The floor's server: as little as grpc.aio can do per message. Beside it a collector that forgets."""
 
     async def stream(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
         for _ in range(int(data)):
             yield FLOOR_MESSAGE
 
-    service, method = FLOOR_METHOD.strip("/").split("/")
+    async def take(spans: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        return b""
+
     server = grpc.aio.server()
-    handler = grpc.unary_stream_rpc_method_handler(stream)  # type: ignore[arg-type]  # aio handler
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    for path_of, handler in (
+        (FLOOR_METHOD, grpc.unary_stream_rpc_method_handler(stream)),  # type: ignore[arg-type]  # aio handler
+        (COLLECTOR_METHOD, grpc.unary_unary_rpc_method_handler(take)),
+    ):
+        service, method = path_of.strip("/").split("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     server.add_insecure_port(f"unix:{path}")
+    server.add_insecure_port(f"127.0.0.1:{collector}")
     await server.start()
     await server.wait_for_termination()
 
 
-async def run(streams: int, tokens: int, rounds: int, *, with_tls: bool, metrics: Sequence[str]) -> Rates:
+async def run(streams: int, tokens: int, rounds: int, *, is_over_tcp: bool, metrics: Sequence[str]) -> Rates:
     """Every path, `rounds` times in turn; the best of each. `metrics` are options of the server."""
     few = max(20, tokens // 10)
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         floor_target = Target(f"unix:{folder}/floor.sock")
-        await stack.enter_async_context(process_of(__file__, "--serve-floor", f"{folder}/floor.sock"))
+        collector = free_port()
+        serve = ("--serve-floor", f"{folder}/floor.sock", "--collector", str(collector))
+        await stack.enter_async_context(process_of(__file__, *serve))
         near = await stack.enter_async_context(engine_on_socket(folder, streams, *metrics))
         paths: dict[str, tuple[Measured, Target, int]] = {
             # The slow paths get fewer tokens so that each round takes about as long.
@@ -251,11 +283,11 @@ async def run(streams: int, tokens: int, rounds: int, *, with_tls: bool, metrics
             "end to end": (end_to_end, near, tokens),
             "inline": (inline, near, tokens),
         }
-        trust, options = on_tls(folder) if with_tls else (THIS_USER, [])
-        for name, believed, given in (("TCP", THIS_USER, []), ("TLS", trust, options)) if with_tls else ():
+        for name, (trust, given) in over_tcp(folder, collector).items() if is_over_tcp else ():
             port = free_port()
-            target = Target(f"127.0.0.1:{port}", believed)
+            target = Target(f"127.0.0.1:{port}", trust)
             await stack.enter_async_context(engine_process(target, streams, f"--port={port}", *given))
+            paths[f"short {name}"] = short, target, few // SHORT * SHORT
             paths[f"per-request {name}"] = per_request, target, few
             paths[f"multiplexed {name}"] = multiplexed, target, tokens
         best = dict.fromkeys(paths, 0.0)
@@ -265,6 +297,13 @@ async def run(streams: int, tokens: int, rounds: int, *, with_tls: bool, metrics
         return best
 
 
+def beside_tcp(best: Rates) -> dict[str, float]:
+    """Each rate over TCP as a part of that of plain TCP on the same path."""
+    paths = {name: name.partition(" ")[0] for name in best if "TCP" not in name}
+    plain = {name: f"{path} TCP" for name, path in paths.items() if " " in name}
+    return {name: round(best[name] / best[other], 2) for name, other in plain.items() if other in best}
+
+
 def main() -> None:
     """Print the table, and with --json a last line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -272,18 +311,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--metrics", action="store_true", help="the engine server counts for Prometheus")
-    parser.add_argument("--tls", action="store_true", help="over TCP too, plain and on TLS")
+    parser.add_argument(
+        "--over-tcp", action="store_true", help="over TCP too: plain, with a key, TLS, both, traces"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve-floor", help=argparse.SUPPRESS)
+    parser.add_argument("--collector", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_floor:
-        event_loop.run(serve_floor(arguments.serve_floor))
+        event_loop.run(serve_floor(arguments.serve_floor, arguments.collector))
         return
     metrics = ("--metrics-port", "0") if arguments.metrics else ()
     sizes = arguments.streams, arguments.tokens, arguments.rounds
-    best = event_loop.run(run(*sizes, with_tls=arguments.tls, metrics=metrics))
+    best = event_loop.run(run(*sizes, is_over_tcp=arguments.over_tcp, metrics=metrics))
     for name, rate in best.items():
-        print(f"{name:<16} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
+        print(f"{name:<22} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
+    if arguments.over_tcp:
+        print(f"beside plain TCP: {beside_tcp(best)}")
     if arguments.json:
         print(
             json.dumps(
@@ -295,6 +339,7 @@ def main() -> None:
                     "ratio_multiplexed_to_floor": round(best["multiplexed"] / best["floor"], 2),
                     "ratio_end_to_end_to_floor": round(best["end to end"] / best["floor"], 2),
                     "ratio_inline_to_floor": round(best["inline"] / best["floor"], 2),
+                    "ratio_to_plain_tcp": beside_tcp(best),
                 }
             )
         )
