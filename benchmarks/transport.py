@@ -8,9 +8,10 @@ coalesced     Generate without logprobs: a reader that lags gets several tokens 
 multiplexed   GenerateMultiplexed, read as frames
 end to end    multiplexed, detokenized, four stop strings, one asyncio consumer per request
 
-With --over-tcp also what guards and traces cost: servers over TCP, one plain, one that asks for an API
-key, one on TLS, one on TLS that asks for certificate and key, one that sends traces to a collector. Of each
-per-request, multiplexed, and
+With --over-tcp instead what guards and traces cost, as processor time of server and client, which says more
+than rates on a machine with other work: servers over TCP, one plain, one that asks for an API key, one on
+TLS, one on TLS that asks for certificate and key, one that sends traces to a collector. Of each per-request,
+multiplexed, and
 
 short         Generate, 8 tokens per request: calls, not tokens
 
@@ -24,13 +25,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -58,10 +60,16 @@ FLOOR_MESSAGE = b"\x0a\x0a\x0a\x01\x2a\x10\x05\x12\x04abcd"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server of this run."""
+    """A server of this run, and its process where that is looked at."""
 
     name: str
     trust: Trust = THIS_USER
+    process: int = 0
+
+    def processor_seconds(self) -> float:
+        """What its process has taken of the processors so far, by /proc."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def request(number: int, tokens: int, logprobs: int | None = None) -> pb.GenerateRequest:
@@ -183,12 +191,20 @@ async def measure(path: Measured, target: Target, streams: int, tokens: int) -> 
     return count / seconds
 
 
+async def measure_cost(path: Measured, target: Target, streams: int, tokens: int) -> tuple[float, float]:
+    """Processor time of the server and of this process, in µs per token."""
+    server, own = target.processor_seconds(), time.process_time()
+    count = await path(target, streams, tokens)
+    taken = target.processor_seconds() - server, time.process_time() - own
+    return taken[0] / count * 1e6, taken[1] / count * 1e6
+
+
 @contextlib.asynccontextmanager
-async def process_of(*command: str) -> AsyncIterator[None]:
-    """A process of Python that ends with the context."""
+async def process_of(*command: str) -> AsyncIterator[int]:
+    """A process of Python that ends with the context, by its number."""
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         await process.wait()
@@ -200,10 +216,10 @@ async def engine_process(target: Target, streams: int, *options: str) -> AsyncIt
     async with process_of(
         "-m", "enginewire.server", "--engine", "mocker", "--max-num-seqs", str(streams),
         "--max-num-queued-reqs", "4096", "--log-level", "error", *options,
-    ):  # fmt: skip
+    ) as process:  # fmt: skip
         async with EngineClient(target.name, trust=target.trust) as client:
             await client.wait_ready(20)
-        yield target
+        yield replace(target, process=process)
 
 
 def engine_on_socket(folder: Path, streams: int, *options: str) -> AbstractAsyncContextManager[Target]:
@@ -241,7 +257,7 @@ def free_port() -> int:
         return port
 
 
-async def serve_floor(path: str, collector: int) -> None:
+async def serve_floor(path: str, collector: int | None) -> None:
     """The floor's server: as little as grpc.aio can do per message. Beside it a collector that forgets."""
 
     async def stream(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
@@ -259,20 +275,19 @@ async def serve_floor(path: str, collector: int) -> None:
         service, method = path_of.strip("/").split("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     server.add_insecure_port(f"unix:{path}")
-    server.add_insecure_port(f"127.0.0.1:{collector}")
+    if collector is not None:
+        server.add_insecure_port(f"127.0.0.1:{collector}")
     await server.start()
     await server.wait_for_termination()
 
 
-async def run(streams: int, tokens: int, rounds: int, *, is_over_tcp: bool, metrics: Sequence[str]) -> Rates:
+async def run(streams: int, tokens: int, rounds: int, metrics: Sequence[str]) -> Rates:
     """Every path, `rounds` times in turn; the best of each. `metrics` are options of the server."""
     few = max(20, tokens // 10)
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         floor_target = Target(f"unix:{folder}/floor.sock")
-        collector = free_port()
-        serve = ("--serve-floor", f"{folder}/floor.sock", "--collector", str(collector))
-        await stack.enter_async_context(process_of(__file__, *serve))
+        await stack.enter_async_context(process_of(__file__, "--serve-floor", f"{folder}/floor.sock"))
         near = await stack.enter_async_context(engine_on_socket(folder, streams, *metrics))
         paths: dict[str, tuple[Measured, Target, int]] = {
             # The slow paths get fewer tokens so that each round takes about as long.
@@ -283,13 +298,6 @@ async def run(streams: int, tokens: int, rounds: int, *, is_over_tcp: bool, metr
             "end to end": (end_to_end, near, tokens),
             "inline": (inline, near, tokens),
         }
-        for name, (trust, given) in over_tcp(folder, collector).items() if is_over_tcp else ():
-            port = free_port()
-            target = Target(f"127.0.0.1:{port}", trust)
-            await stack.enter_async_context(engine_process(target, streams, f"--port={port}", *given))
-            paths[f"short {name}"] = short, target, few // SHORT * SHORT
-            paths[f"per-request {name}"] = per_request, target, few
-            paths[f"multiplexed {name}"] = multiplexed, target, tokens
         best = dict.fromkeys(paths, 0.0)
         for _ in range(rounds):
             for name, (path, target, count) in paths.items():
@@ -297,11 +305,44 @@ async def run(streams: int, tokens: int, rounds: int, *, is_over_tcp: bool, metr
         return best
 
 
-def beside_tcp(best: Rates) -> dict[str, float]:
-    """Each rate over TCP as a part of that of plain TCP on the same path."""
-    paths = {name: name.partition(" ")[0] for name in best if "TCP" not in name}
-    plain = {name: f"{path} TCP" for name, path in paths.items() if " " in name}
-    return {name: round(best[name] / best[other], 2) for name, other in plain.items() if other in best}
+Costs = dict[str, dict[str, tuple[float, float]]]
+"""µs of the server and of its client by path and server: per call of 8 tokens, and per token of long ones."""
+
+
+async def run_over_tcp(streams: int, tokens: int, rounds: int) -> Costs:
+    """Each way to guard or trace calls, `rounds` times in turn; the least that each took."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        collector, targets = free_port(), dict[str, Target]()
+        serve = ("--serve-floor", f"{folder}/floor.sock", "--collector", str(collector))
+        await stack.enter_async_context(process_of(__file__, *serve))
+        for name, (trust, given) in over_tcp(folder, collector).items():
+            target = Target(f"127.0.0.1:{(port := free_port())}", trust)
+            server = engine_process(target, streams, f"--port={port}", *given)
+            targets[name] = await stack.enter_async_context(server)
+        paths = {
+            "short": (short, 10 * SHORT),
+            "per-request": (per_request, 100),
+            "multiplexed": (multiplexed, tokens),
+        }
+        costs: Costs = {path: {} for path in paths}
+        for _ in range(rounds):
+            for path, (asked, count) in paths.items():
+                for name, target in targets.items():
+                    cost = await measure_cost(asked, target, streams, count)
+                    costs[path][name] = min(costs[path].get(name, cost), cost, key=sum)
+        for name, (server_us, own_us) in costs["short"].items():
+            costs["short"][name] = server_us * SHORT, own_us * SHORT
+        return costs
+
+
+def print_costs(costs: Costs) -> None:
+    """The table: per call or token, and beside the same without anything."""
+    for path, by_server in costs.items():
+        unit = "call" if path == "short" else "token"
+        for name, (server, client) in by_server.items():
+            ratio = (server + client) / sum(by_server["TCP"])
+            print(f"{path:<12} {name:<10} {server:8.2f} + {client:8.2f} µs per {unit}   {ratio:5.2f} x TCP")
 
 
 def main() -> None:
@@ -312,7 +353,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--metrics", action="store_true", help="the engine server counts for Prometheus")
     parser.add_argument(
-        "--over-tcp", action="store_true", help="over TCP too: plain, with a key, TLS, both, traces"
+        "--over-tcp", action="store_true", help="instead: what keys, TLS and traces cost over TCP"
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve-floor", help=argparse.SUPPRESS)
@@ -321,13 +362,16 @@ def main() -> None:
     if arguments.serve_floor:
         event_loop.run(serve_floor(arguments.serve_floor, arguments.collector))
         return
-    metrics = ("--metrics-port", "0") if arguments.metrics else ()
     sizes = arguments.streams, arguments.tokens, arguments.rounds
-    best = event_loop.run(run(*sizes, is_over_tcp=arguments.over_tcp, metrics=metrics))
-    for name, rate in best.items():
-        print(f"{name:<22} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
     if arguments.over_tcp:
-        print(f"beside plain TCP: {beside_tcp(best)}")
+        costs = event_loop.run(run_over_tcp(*sizes))
+        print_costs(costs)
+        if arguments.json:
+            print(json.dumps(costs))
+        return
+    best = event_loop.run(run(*sizes, ("--metrics-port", "0") if arguments.metrics else ()))
+    for name, rate in best.items():
+        print(f"{name:<16} {rate:>12,.0f} tokens/s   {rate / best['floor']:6.1f} x floor")
     if arguments.json:
         print(
             json.dumps(
@@ -339,7 +383,6 @@ def main() -> None:
                     "ratio_multiplexed_to_floor": round(best["multiplexed"] / best["floor"], 2),
                     "ratio_end_to_end_to_floor": round(best["end to end"] / best["floor"], 2),
                     "ratio_inline_to_floor": round(best["inline"] / best["floor"], 2),
-                    "ratio_to_plain_tcp": beside_tcp(best),
                 }
             )
         )
