@@ -31,7 +31,10 @@ def test_locked_versions_are_those_of_ci() -> None:
 
 def test_whatever_an_extra_asks_for_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *(each for extra in EXTRAS for each in project["optional-dependencies"][extra])]
+    asked = [
+        *project["dependencies"],
+        *(each for extra in EXTRAS for each in project["optional-dependencies"][extra]),
+    ]
     names = {re.match(r"[A-Za-z0-9-]+", each)[0].lower() for each in asked}  # type: ignore[index]  # each has a name
     assert names - {"enginewire"} <= LOCKED.keys()
     script = (ROOT / ".ci/make_hashes").read_text()
