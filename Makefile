@@ -32,6 +32,12 @@ self-test: $(VENV)/.dev  ## Prove the kit: every mutant fails exactly its own ch
 wheel:  ## Build both distributions, and prove that the kit's stands alone
 	.ci/check_wheel
 
+hashes:  ## Lock sidecar and backend with hashes, in .ci/hashes.txt
+	.ci/make_hashes
+
+sbom: $(VENV)/.dev  ## List what an environment is made of, as CycloneDX, in build/sbom.json: OF=/opt/venv/bin/python
+	.ci/make_sbom $(OF)
+
 chaos: $(VENV)/.dev  ## Kill, freeze and cut off engines under load; every answer must be right
 	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.chaos --seconds $(SECONDS) --schedules $(SCHEDULES) --seed $(SEED)
 
@@ -130,4 +136,4 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 # Compiles what tests import, once: each of the processes that run them would compile all of it for itself.
 	-$(BIN)/pytest --collect-only --quiet >/dev/null
 
-.PHONY: help demo test test-long chaos fuzz soak conformance self-test wheel test-browser vllm-test dynamo-test llama-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean
+.PHONY: help demo test test-long chaos fuzz soak conformance self-test wheel hashes sbom test-browser vllm-test dynamo-test llama-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean

@@ -13,6 +13,7 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.replay.retry import RetryPolicy
+from enginewire.metrics.stats_line import Seen
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import PROMPT, terminal, tokens
 from tests.backend.replay.test_attempts import LOST, Lives, backend_on
@@ -48,6 +49,9 @@ async def test_a_request_is_known_while_it_lives_and_an_abort_ends_it(
         await in_phase(live, "decode")
         assert (live.num_tokens, live.num_withheld, live.num_attempts) == (7, 3, 1)
         assert live.target == engine.target
+        assert backend.activity.seen() == Seen(
+            prompt_tokens=len(PROMPT), generated_tokens=7, running=1, failed=0
+        )
         assert backend.activity.abort("another", "why") == 0
         assert backend.activity.abort("mine", "why") == 1
         heard = await asked
@@ -67,6 +71,7 @@ async def test_an_abort_reaches_a_request_that_still_waits_for_an_engine(socket_
         asked = asyncio.create_task(hear(backend, ask()))
         live = await only(backend)
         assert (live.phase, live.num_attempts) == ("connecting", 0)
+        assert backend.activity.seen() == Seen(waiting=1, failed=0)
         live.abort("enough")
         async with asyncio.timeout(20):
             heard = await asked

@@ -115,6 +115,7 @@ PAGES: Mapping[str, Ways] = {
         "enginewire-conformance --target 127.0.0.1:50051": MINUTES,
         "enginewire-conformance --target unix:/run/engine.sock --profile core": READER,
         "enginewire-conformance --launch './my-server --port {port}'": READER,
+        "enginewire-conformance": READER,
         "enginewire-conformance --launch 'python -m enginewire.conformance.reference unix:{socket}'": MINUTES,
         "enginewire-conformance --launch 'python -m enginewire.conformance.mutants one_too_many unix:{socket}'": MINUTES,
         "enginewire-conformance --target 127.0.0.1:50051 --level 1": Way(

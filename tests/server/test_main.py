@@ -30,7 +30,7 @@ def test_bad_options_end_it_with_2_and_a_message(argv, message, capsys):
 
 
 def test_an_engine_that_cannot_be_made_ends_it_with_2_and_one_line(capsys, monkeypatch):
-    monkeypatch.setattr("enginewire.server.process.logs.configure_logs", lambda level, style: None)
+    monkeypatch.setattr("enginewire.program.logs.configure_logs", lambda level, style: None)
     assert main(["--engine", "no_such_module:Engine"]) == EXIT_USAGE
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("--engine no_such_module:Engine: no module named no_such_module: ")

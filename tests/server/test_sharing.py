@@ -181,7 +181,7 @@ async def test_a_callers_waiting_requests_have_a_limit_of_their_own(start) -> No
 
 async def test_one_callers_requests_leave_room_in_the_queue_for_another(start) -> None:
     serving = await start(mocker_itl_ms=5, max_num_queued_reqs=8)
-    flood = flood_of(serving, 40, max_tokens=20)
+    flood = flood_of(serving, 40, max_tokens=60)
     await serving.until(lambda load: load.waiting == 6)
     answer = await serving.generate(ask("mine", max_tokens=2), metadata=bearing(MINE))
     assert len(answer.tokens()) == 2
@@ -238,7 +238,7 @@ async def test_tenants_of_a_trusted_backend_share_as_callers_do(start) -> None:
             serving.engine.GenerateMultiplexed(
                 iter(
                     [
-                        submit(index, ask(f"f{index}", max_tokens=20), metadata={TENANT_KEY: "big"})
+                        submit(index, ask(f"f{index}", max_tokens=60), metadata={TENANT_KEY: "big"})
                         for index in range(40)
                     ]
                 ),

@@ -29,6 +29,7 @@ from enginewire.metrics.histogram import (
     Histogram,
 )
 from enginewire.metrics.labels import FINISHED, reason_name
+from enginewire.metrics.stats_line import Seen
 
 # Enough to see what has just happened, and small beside anything else a request costs.
 MAX_ENDED: Final = 20
@@ -292,6 +293,18 @@ class Activity:
     def generated_tokens(self) -> int:
         """Tokens passed on since the start of this process."""
         return self.totals.ended_tokens + sum(live.num_tokens for live in self._live.values())
+
+    def seen(self) -> Seen:
+        """One look, for the line of statistics. Whoever has no token yet waits, here or at an engine."""
+        totals, running = self.totals, sum(live.first_token_at is not None for live in self._live.values())
+        return Seen(
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            running=running,
+            waiting=len(self._live) - running,
+            failed=totals.failed.total() - totals.failed[pb.ERROR_REASON_CANCELLED],
+        )
 
     def begin(self, attempts: Attempts, request: pb.PreprocessedRequest, face: str = "") -> LiveRequest:
         """A caller asks, by way of `face`."""

@@ -29,6 +29,7 @@ from enginewire.conformance.session.run_options import CASES, COMPANIES, SEED, R
 from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
+from enginewire.conformance.wire.foreign.collector import Collector
 
 ServerFactory = Callable[[], AbstractAsyncContextManager[str]]
 """Starts a fresh server, yields its address as gRPC names it, ends the server."""
@@ -87,16 +88,18 @@ async def engine_conformance(server_factory: ServerFactory, **asked: Unpack[Aske
 async def judge_as_asked(options: argparse.Namespace, interruption: Interruption | None = None) -> Report:
     """What the options of the command line ask for, a target that cannot be reached included.
 
-    Raises ValueError for a command without an address.
+    Raises ValueError for a command without an address, and for a collector's address that is in use.
     """
     launcher, interruption = _launcher(options), interruption or Interruption()
     empty = Report(target=options.target or options.launch, invocation=command_line.invocation(options))
     if launcher:
         interruption.at_once.append(launcher.kill)
+    # It listens before anybody is started who looks for it.
+    collector = await Collector.open(options.otlp_listen) if options.otlp_listen else None
     try:
         server = await interruption.unless_asked(launcher.launch()) if launcher else None
         life = Life(command_line.connection(options, server.target if server else options.target), server)
-        report = await _run(options, life, launcher, interruption)
+        report = await _run(options, life, launcher, interruption, collector)
         return _with_log(report, launcher) if launcher else report
     except Unreachable as reason:
         return replace(empty, unreachable=str(reason))
@@ -105,6 +108,8 @@ async def judge_as_asked(options: argparse.Namespace, interruption: Interruption
     finally:
         if launcher:
             await launcher.close()
+        if collector:
+            await collector.close()
 
 
 def _with_log(report: Report, launcher: CommandLauncher) -> Report:
@@ -119,7 +124,11 @@ def _launcher(options: argparse.Namespace) -> CommandLauncher | None:
 
 
 async def _run(
-    options: argparse.Namespace, life: Life, launcher: Launcher | None, interruption: Interruption
+    options: argparse.Namespace,
+    life: Life,
+    launcher: Launcher | None,
+    interruption: Interruption,
+    collector: Collector | None,
 ) -> Report:
     session = Session(
         connection=life.connection,
@@ -127,6 +136,7 @@ async def _run(
         declared=command_line.declared(options, life.connection),
         launcher=launcher,
         options=run_options(options),
+        collector=collector,
     )
     selection, invocation = command_line.selection(options), command_line.invocation(options)
     async with Progress() as progress:

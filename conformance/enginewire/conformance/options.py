@@ -145,9 +145,18 @@ def declared(options: argparse.Namespace, target: Connection) -> frozenset[str]:
         gates |= PAIR
     if any(getattr(options, f"{role}_key") for role in ROLES):
         gates.add("keys")
+    if options.otlp_listen:
+        gates.add("tracing")
     if target.is_tcp:
-        gates.add("keepalive")
+        gates |= {"keepalive"} | _of_tls(target)
     return frozenset(gates)
+
+
+def _of_tls(target: Connection) -> set[str]:
+    """A target that is shown a certificate is taken to ask for one."""
+    if not target.tls:
+        return set()
+    return {"tls", "client_certificates"} if target.tls.certificate else {"tls"}
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +176,11 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--tls-cert", "--ssl-certfile", type=Path, metavar="PEM", help="our certificate (implies --tls)"
     )
     group.add_argument(
-        "--tls-key", "--ssl-keyfile", type=Path, metavar="PEM", help="the key of our certificate"
+        "--tls-key",
+        "--ssl-keyfile",
+        type=Path,
+        metavar="PEM",
+        help="the key of our certificate; in the same file when not set",
     )
     group.add_argument("--tls-name", metavar="NAME", help="name the target's certificate must have")
     group.add_argument(
@@ -229,7 +242,7 @@ def _key(options: argparse.Namespace) -> Metadata:
 def _tls(options: argparse.Namespace) -> Tls | None:
     if not (options.tls or options.tls_ca or options.tls_cert):
         return None
-    for path in (options.tls_ca, options.tls_cert, options.tls_key):
+    for path in (options.tls_ca, options.tls_cert, options.tls_key, options.tls_expired_cert):
         if path and not path.is_file():
             raise ValueError(f"{path}: no such file")
     return Tls(ca=options.tls_ca, certificate=options.tls_cert, key=options.tls_key, name=options.tls_name)

@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("--kv-events-config needs ZeroMQ: pip install 'enginewire[zmq]'", file=sys.stderr)
         return EXIT_USAGE
     # Past this line the command is really going to serve: now the heavy imports may come.
+    from enginewire.program.logs import configure_logs
     from enginewire.server.load_engine import EngineUnavailable, make_engine
-    from enginewire.server.process.logs import configure_logs
     from enginewire.server.server import EngineServer
 
     configure_logs(options.log_level, options.log_format)

@@ -1,4 +1,4 @@
-"""What every program of ours runs in: standard streams that are open, a quiet end, an event loop.
+"""What every program of ours runs in: standard streams that are open, a quiet end, an event loop, log lines.
 
 Knows nothing about what the programs do. Import it before grpc.
 """

@@ -14,7 +14,9 @@ from enginewire.conformance.proof.matrix import Kill
 from enginewire.conformance.proof.self_test import is_in_passing, judge, kill
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.keyed import Keyed
+from enginewire.conformance.reference.on_tls import OnTls
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.traced import Traced
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.session.session import Unreachable
@@ -107,11 +109,13 @@ async def test_the_references_are_an_engine_half_a_pair_one_with_keys_and_a_back
 
     monkeypatch.setattr(self_test, "judge", note)
     monkeypatch.setattr(self_test, "judge_backend", note)
-    assert len(await self_test._judge_references()) == 4
+    assert len(await self_test._judge_references()) == 6
     assert judged == [
         (Reference, frozenset(Phase)),
         (Decode, frozenset(Phase)),
         (Keyed, frozenset({Phase.SAFE}), "SEC-*"),
+        (OnTls, frozenset({Phase.SAFE}), "TLS-*"),
+        (Traced, frozenset({Phase.SAFE}), "MDT-02", "MDT-02/*", "TRC-*"),
         (ReferenceBackend,),
     ]
 

@@ -24,13 +24,13 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
 from enginewire.conformance.running.outcome import CutShort, ExitCode, Report, Status
+from enginewire.conformance.running.processes import alive
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire import presence
 from enginewire.conformance.wire.connection import Connection
-from enginewire.conformance.wire.processes import alive
 from tests.conformance.judging import made_up, statuses
 from tests.conformance.running.mortal import EXIT_CODE
 from tests.repository import ROOT

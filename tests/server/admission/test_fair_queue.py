@@ -61,6 +61,32 @@ def test_one_caller_leaves_slots_once_there_is_another() -> None:
     assert queue.started[-1] is other
 
 
+def test_slots_that_are_free_at_once_are_filled_step_by_step_where_callers_share() -> None:
+    """A step with all their prompts would be a long one for whoever comes meanwhile."""
+    queue = Queue(16)
+    flood = [queue.come(party("flood")) for _ in range(100)]
+    queue.come(party("mine"))
+    for place in flood[:14]:
+        queue.queue.leave(place, place.tokens)
+    started = []
+    for _ in range(7):
+        queue.queue.start_next()
+        started.append(len(queue.started))
+    assert started == [18, 20, 22, 24, 26, 28, 30]
+    assert party("mine") in {place.party for place in queue.started[16:18]}, "in the first of these steps"
+
+
+def test_what_the_engine_refuses_keeps_nobody_waiting_for_a_step_that_never_comes() -> None:
+    queue = Queue(2)
+    first, _ = queue.come(party("a")), queue.come(party("a"))
+    refused = [queue.come(party("b")) for _ in range(5)]
+    for place in refused:
+        place.start = lambda place=place: queue.queue.leave(place, 0)  # type: ignore[misc]  # bound now
+    last = queue.come(party("b"))
+    queue.end(first)
+    assert queue.started[-1] is last
+
+
 def test_who_has_been_away_has_not_saved_up() -> None:
     queue = Queue(1)
     running = queue.come(party("a"))

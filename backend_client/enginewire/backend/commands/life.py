@@ -15,7 +15,7 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.config import BackendOptions
+from enginewire.backend.config import BackendOptions, ServeOptions
 from enginewire.backend.decoding.annotated import Failure
 from enginewire.backend.discovery.address import Address
 from enginewire.backend.discovery.following import endpoints_of
@@ -34,6 +34,7 @@ from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.calling.trust import trust_of
 from enginewire.listening.sockets import AddressError
 from enginewire.program import event_loop
+from enginewire.program.logs import configure_logs
 
 EXIT_FAILED: Final = 1
 EXIT_ADDRESS: Final = 98
@@ -50,7 +51,7 @@ def run_command(
     output: EngineOutput | None = None,
 ) -> int:
     """Run `work` on a backend until it ends or a signal comes; failures become one line and exit code 1."""
-    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
+    configure(options)
     try:
         return run_until_signal(with_backend(options, work, output), signals)
     except RequestFailed as error:
@@ -62,6 +63,14 @@ def run_command(
         message = str(error)
     print(f"{prog}: {message}", file=sys.stderr)
     return EXIT_FAILED
+
+
+def configure(options: BackendOptions) -> None:
+    """Log lines of a server are for programs too; those of a command are for whoever typed it."""
+    if isinstance(options, ServeOptions):
+        configure_logs(options.log_level, options.log_format)
+    else:
+        logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
 
 
 def describe(failure: Failure) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +19,9 @@ from enginewire.backend.frontends.grpc_service import grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.processes.stop_signals import StopSignals
 from enginewire.listening.health_port import health_port
+from enginewire.metrics.stats_line import StatsLine
+
+log = logging.getLogger(__name__)
 
 # What the end may take beside the requests: last words, and a launched engine that has nothing to do.
 MARGIN_SECONDS: Final = 5.0
@@ -72,6 +76,7 @@ async def serve(
             from enginewire.backend.frontends.smg.server import smg_face
 
             faces.append(await stack.enter_async_context(smg_face(backend, options, access, audit)))
+        await stack.enter_async_context(stats_logged(backend, options))
         announce([face.address for face in faces])
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()
@@ -101,6 +106,19 @@ async def traced(backend: TextBackend, options: ServeOptions) -> AsyncIterator[N
         yield
     finally:
         await export.close()
+
+
+@asynccontextmanager
+async def stats_logged(backend: TextBackend, options: ServeOptions) -> AsyncIterator[None]:
+    """A line of the log every ten seconds inside of it, unless nobody wants that."""
+    if options.disable_log_stats:
+        yield
+        return
+    logging_them = asyncio.create_task(StatsLine().log_for_ever(log, backend.backend.activity.seen))
+    try:
+        yield
+    finally:
+        logging_them.cancel()
 
 
 async def _drain_all(faces: list[Face], timeout: float) -> None:

@@ -83,7 +83,9 @@ class BackendOptions(TargetOptions):
     replay: bool = option(
         True, "send a request again, or go on with its answer, when its engine is lost or refuses it for now"
     )
-    log_level: LogLevel = option("warning", "least severe log line to print", heading="logs")
+    log_level: LogLevel = option(
+        "warning", "least severe log line to print; info when serving and not set", heading="logs"
+    )
 
     def __post_init__(self) -> None:
         check_command(self.launch)

@@ -8,14 +8,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from enginewire.access.listener_options import ListenerOptions, check_exposure, check_listener
 from enginewire.addresses import default_socket, shown_socket, wants_tcp
-from enginewire.backend.config.reaching import BackendOptions
+from enginewire.backend.config.reaching import BackendOptions, LogLevel
 from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
 from enginewire.tracing.options import TracingOptions, check_tracing
+
+LogFormat = Literal["auto", "pretty", "json"]
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000
@@ -113,6 +115,14 @@ class ServeOptions(TracingOptions, ListenerOptions, BackendOptions):
     )
     shutdown_timeout: float = option(
         30.0, "how long running requests may go on after SIGTERM; 0 aborts them at once", unit="s", at_least=0
+    )
+
+    log_level: LogLevel = option("info", "least severe log line to print", heading="logs")
+    log_format: LogFormat = option(
+        "auto", "style of log lines; auto is pretty on a terminal, else json", heading="log lines"
+    )
+    disable_log_stats: bool = option(
+        False, "do not log every 10 s, while there are requests, how many and how quick they are"
     )
 
     def __post_init__(self) -> None:

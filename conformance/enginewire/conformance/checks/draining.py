@@ -17,9 +17,9 @@ from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.watching import still_running
-from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.client import Call, Client
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 

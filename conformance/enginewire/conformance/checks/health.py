@@ -14,8 +14,8 @@ from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import saturated
 from enginewire.conformance.session.session import Program
-from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.client import Call, Client
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.stopwatch import within
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 

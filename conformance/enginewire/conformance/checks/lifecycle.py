@@ -13,13 +13,13 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.running.processes import alive, can_look, descendants, end
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Program
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.processes import alive, can_look, descendants, end
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 

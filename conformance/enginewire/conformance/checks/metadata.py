@@ -12,8 +12,8 @@ from enginewire.conformance.running.registry import SHAPE, check, negative
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
-from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.exchange import Metadata
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import GENERATE
 from enginewire.conformance.wire.violation import expect, expect_equal
 

@@ -19,10 +19,10 @@ from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
 from enginewire.conformance.session.saturation import MOST_SLOTS
 from enginewire.conformance.session.watching import is_idle, until
-from enginewire.conformance.wire import google_rpc
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.foreign import google_rpc
 from enginewire.conformance.wire.secrets import SECRETS
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.tasks import stop

@@ -48,7 +48,7 @@ async def strangers_are_not_served(ctx: Context) -> None:
     """No key, a wrong one, a right one twice over or as something else, at every RPC."""
     known = ctx.session.options.keys[-1][1]
     for keys in ((), (UNKNOWN_KEY,), (known + "x",), (known[:-1],), (known, UNKNOWN_KEY)):
-        for name in _served():
+        for name in served():
             seen = await _call(ctx, name, *keys)
             expect_equal(seen.code, grpc.StatusCode.UNAUTHENTICATED, f"{name} answered a stranger otherwise")
             _expect_reason(seen)
@@ -91,13 +91,13 @@ async def a_refused_call_gets_the_status_alone(ctx: Context) -> None:
         expect_equal(seen.code, grpc.StatusCode.UNAUTHENTICATED, f"{name} answered a stranger otherwise")
 
 
-def _served() -> Iterator[str]:
+def served() -> Iterator[str]:
     """RPCs of engine servers."""
     return (name for name in methods() if not name.startswith("BackendService."))
 
 
 def _pairs(ctx: Context) -> Iterator[tuple[str, str, str]]:
-    return ((name, role, key) for name in _served() for role, key in ctx.session.options.keys)
+    return ((name, role, key) for name in served() for role, key in ctx.session.options.keys)
 
 
 def _least(name: str) -> int:

@@ -78,6 +78,7 @@ def check_in(
     gate: str = "",
     alone: bool = False,
     counts_prompt: bool = False,
+    in_company: bool = True,
 ) -> Callable[[Shaped], Shaped]:
     """Register one function as a check of each shape. Those but PLAIN rely on the plain one, where it is."""
 
@@ -92,6 +93,7 @@ def check_in(
                 gate=gate or shape.gate,
                 alone=alone or shape.is_multiplexed,
                 counts_prompt=counts_prompt,
+                in_company=in_company,
             )
             add(_bound(function, shape))
         return function

@@ -11,7 +11,7 @@ from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.foreign import health_types
 
 
 @mutant("info_unimplemented", kills="INF-01")

@@ -14,7 +14,7 @@ from enginewire.conformance.reference.handoffs import Prefill
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.foreign import health_types
 
 
 @mutant("drain_kills", kills="DRN-01")

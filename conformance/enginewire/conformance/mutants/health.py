@@ -11,7 +11,7 @@ from enginewire.conformance.mutants import changed, mutant
 from enginewire.conformance.mutants.concurrency import UNHURRIED
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.foreign import health_types
 
 LOOKING_SECONDS = 0.2
 

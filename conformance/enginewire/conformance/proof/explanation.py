@@ -18,7 +18,10 @@ from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.mutants import mutants
 from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.handoffs import Decode
+from enginewire.conformance.reference.keyed import Keyed
+from enginewire.conformance.reference.on_tls import OnTls
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.traced import Traced
 from enginewire.conformance.report.calls import Call, call_of
 from enginewire.conformance.report.standing import name
 from enginewire.conformance.report.text import shortened
@@ -33,6 +36,9 @@ LONGEST_REQUEST: Final = 600
 
 SHOWN_MESSAGES: Final = 4
 ANSWER_WIDTH: Final = 240
+
+SERVERS: Final = {"disaggregation": Decode, "auth": Keyed, "tls": OnTls, "tracing": Traced}
+"""Of profiles that say nothing about the reference as it is."""
 
 ASIDE: Final = ("DiscoveryService.", "/grpc.health.v1.", "EngineService.Abort")
 """Calls by which most checks only look on, or tidy up."""
@@ -95,7 +101,7 @@ def _shown(requirement: Requirement) -> Exchange | None:
 
 
 def _judged(requirement: Requirement) -> Report:
-    server = Decode if requirement.profile == "disaggregation" else Reference
+    server = SERVERS.get(requirement.profile, Reference)
     return asyncio.run(judge(server, frozenset(Phase), run=[requirement.id]))
 
 

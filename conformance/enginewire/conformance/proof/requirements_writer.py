@@ -34,6 +34,7 @@ PROFILES = {
     "decode": "disaggregation",
     "guided_modes": "guided",
     "keys": "auth",
+    "client_certificates": "tls",
     "launch": "lifecycle",
     "backend": "client",
 }

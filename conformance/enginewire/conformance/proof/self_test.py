@@ -30,7 +30,9 @@ from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.capabilities.adapters import SOURCES
 from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.keyed import Keyed
+from enginewire.conformance.reference.on_tls import EXPIRED, OnTls
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.traced import Traced
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.running.in_process import InProcess, InProcessLauncher, Served
 from enginewire.conformance.running.outcome import FAILED, Outcome, Report, Status
@@ -41,6 +43,7 @@ from enginewire.conformance.running.verdict import SEEN
 from enginewire.conformance.session.run_options import COMPANIES, PAIR, PAIR_RUN, RunOptions
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.foreign.collector import Collector
 
 TOGETHER: Final = 8
 """Servers at a time in one worker. Most of them wait most of the time, some for a whole bound."""
@@ -92,23 +95,26 @@ async def judge(
     program = f"enginewire.conformance.mutants {name}" if name else "enginewire.conformance.reference"
     command = f"{sys.executable} -m {program} unix:{{socket}} --load-seconds {LOAD_SECONDS}"
     launcher = InProcessLauncher(make, command)
-    served = make()
+    served, collector = make(), await Collector.open("127.0.0.1:0")
+    if isinstance(served, Traced):
+        served.collector = collector.address
     server = await InProcess(served).start()
     try:
         if isinstance(served, Reference) and (half := served.other_half()):
             return await _judge_pair(served, server.target, half, companies)
-        keys = served.keys if isinstance(served, Keyed) else ()
-        connection = Connection(target=server.target)
+        connection, gates = reached_by(served, server.target)
         session = Session(
-            connection=connection.with_keys(keys[-1][1]) if keys else connection,
+            connection=connection,
             time_scale=time_scale,
-            declared=frozenset({"launch", "keepalive", *(["keys"] if keys else [])}),
+            declared=frozenset({"launch", "keepalive"}) | gates,
             launcher=launcher,
+            collector=collector if "tracing" in gates else None,
             options=RunOptions(
                 adapters=SOURCES,
                 metrics_url=getattr(served, "metrics_url", ""),
                 companies=companies,
-                keys=keys,
+                keys=served.keys if isinstance(served, Keyed) else (),
+                expired_certificate=EXPIRED,
             ),
         )
         selection = Selection(phases=phases, run=run, skip=skip, judges_again=not name)
@@ -116,6 +122,14 @@ async def judge(
     finally:
         await server.stop()
         await launcher.close()
+        await collector.close()
+
+
+def reached_by(served: Served, target: str) -> tuple[Connection, frozenset[str]]:
+    """How to reach what listens there, and what the kit has to be told of it."""
+    if isinstance(served, Reference):
+        return served.connection(target), served.gates
+    return Connection(target=target), frozenset()
 
 
 async def judge_backend(
@@ -134,6 +148,8 @@ async def _judge_references() -> list[Report]:
         judge(Reference, frozenset(Phase)),
         judge(Decode, frozenset(Phase)),
         judge(Keyed, frozenset({Phase.SAFE}), run=("SEC-*",)),
+        judge(OnTls, frozenset({Phase.SAFE}), run=("TLS-*",)),
+        judge(Traced, frozenset({Phase.SAFE}), run=("MDT-02", "MDT-02/*", "TRC-*")),
         judge_backend(ReferenceBackend),
     )
     return await asyncio.gather(*map(reached, judgings))

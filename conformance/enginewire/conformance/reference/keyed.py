@@ -10,6 +10,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Context, Reference
+from enginewire.conformance.wire.connection import Connection
 
 KEYS: Final = (
     ("read", "reference-key-that-reads"),
@@ -26,6 +27,11 @@ class Keyed(Reference):
     """A reference that asks for keys. Mutants are subclasses of it."""
 
     keys = KEYS
+    gates = frozenset({"keys"})
+
+    def connection(self, target: str) -> Connection:
+        """With the key that may do everything."""
+        return super().connection(target).with_keys(self.keys[-1][1])
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """The same, behind the guard."""

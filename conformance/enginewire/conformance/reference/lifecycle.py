@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from enginewire import v1 as pb
 from enginewire.conformance.reference.generation.engine import Engine
 from enginewire.conformance.reference.refusal import Refusal, invalid
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.foreign import health_types
 
 POLL_SECONDS = 0.005
 

@@ -11,8 +11,8 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
-from enginewire.conformance.wire import google_rpc
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Metadata
+from enginewire.conformance.wire.foreign import google_rpc
 from enginewire.v1.status_codes import STATUS_CODES
 
 RETRYABLE: Final = frozenset(

@@ -21,7 +21,8 @@ from enginewire.conformance.reference.capabilities.multiplexed import NAME as MU
 from enginewire.conformance.reference.capabilities.stop_strings import StopStrings
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.service import Call
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import methods
 from enginewire.grpc_server import bare_server
 
@@ -36,6 +37,9 @@ class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metric
 
     credentials: grpc.ServerCredentials | None = None
     """With them it speaks TLS."""
+
+    gates: frozenset[str] = frozenset()
+    """What is true of it that the kit has to be told."""
 
     async def serve(self, target: str) -> grpc.aio.Server:
         """Listen at `host:port` or `unix:/path` and start the engine; returns the running server."""
@@ -59,6 +63,10 @@ class Reference(Multiplexed, Embeddings, Adapters, KvEvents, StopStrings, Metric
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await server.stop(STOP_SECONDS)
         await self.close_parts()
+
+    def connection(self, target: str) -> Connection:
+        """How to reach what listens at `target`."""
+        return Connection(target=target)
 
     def other_half(self) -> type[Reference] | None:
         """The server that belongs to this one when requests are disaggregated."""

@@ -18,7 +18,7 @@ from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.lifecycle import POLL_SECONDS
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.signals import Signals
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.foreign import health_types
 
 Answer = Callable[[Any, "Call"], Any]
 """What answers an RPC: an awaitable message, or an iterator of messages."""

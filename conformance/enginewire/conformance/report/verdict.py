@@ -53,6 +53,9 @@ AREAS: Final = {
     "GDE": "Guided output",
     "CLI": "Backend",
     "RTG": "Routing hints",
+    "SEC": "Keys",
+    "TLS": "Encryption",
+    "TRC": "Traces",
 }
 
 

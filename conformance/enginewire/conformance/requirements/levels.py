@@ -31,7 +31,12 @@ LAUNCH: Final = "launch"
 OF_LEVEL: Final = frozenset({"core", LAUNCH})
 """The gates whose requirements have a level."""
 
-OUTSIDE: Final = frozenset({*OF_LEVEL, "backend", "keepalive", "keys", "tracing", "reflection"})
+OUTSIDE: Final = frozenset(
+    {
+        *OF_LEVEL,
+        *("backend", "keepalive", "keys", "tls", "client_certificates", "tracing", "reflection"),
+    }
+)
 """The gates that are no capability of a server."""
 
 AREAS: Final = {

@@ -20,7 +20,9 @@ OUTSIDE: Final = {
     "disaggregation": "needs --prefill and --decode",
     "keepalive": "needs a target over TCP",
     "keys": "needs --read-key, --infer-key or --admin-key",
-    "tracing": "needs --declare tracing",
+    "tls": "needs a target on TLS, and --tls or --tls-ca",
+    "client_certificates": "needs a target on TLS that asks for certificates, and --tls-cert",
+    "tracing": "needs --otlp-listen, and a target that sends its spans there",
     "reflection": "needs --declare reflection",
     "backend": "is for backends: see the subcommand client",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from enginewire.conformance.requirements.profiles import BARE
@@ -51,6 +52,8 @@ class RunOptions:
     patience: float = PATIENCE
     keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Keys of the target by role: read, infer, admin. Secret."""
+    expired_certificate: Path | None = None
+    """Of an authority that the target believes, with its key, and out of date."""
     is_bare: bool = False
     """The target gets requests that were checked before, and no others."""
 
@@ -91,6 +94,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--metrics-url", default="", metavar="URL", help="where the target exports metrics as Prometheus text"
+    )
+    group.add_argument(
+        "--tls-expired-cert",
+        type=Path,
+        metavar="PEM",
+        help="an expired certificate of an authority of the target, with its key, for the profile tls",
+    )
+    group.add_argument(
+        "--otlp-listen",
+        default="",
+        metavar="ADDRESS",
+        help="host:port where the kit takes the spans that the target sends, for the profile tracing",
     )
     for role in ROLES:
         variable = f"ENGINEWIRE_CONFORMANCE_{role.upper()}_KEY"
@@ -145,6 +160,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         companies=options.companies,
         patience=options.patience,
         keys=tuple((role, key) for role in ROLES if (key := getattr(options, f"{role}_key"))),
+        expired_certificate=options.tls_expired_cert,
         is_bare=any(BARE in names.split(",") for names in options.profile),
     )
 

@@ -30,6 +30,7 @@ from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange, Metadata
+from enginewire.conformance.wire.foreign.collector import Collector
 from enginewire.conformance.wire.presence import absence
 from enginewire.conformance.wire.violation import Violation
 
@@ -108,6 +109,8 @@ class Session:
     declared: frozenset[str] = frozenset()
     launcher: Launcher | None = None
     options: RunOptions = field(default_factory=RunOptions)
+    collector: Collector | None = None
+    """Where the target sends its spans, when it was told to."""
     info: pb.GetEngineInfoResponse = field(default_factory=pb.GetEngineInfoResponse)
     bounds: Bounds = field(default_factory=Bounds)
     others: int = 0

@@ -15,8 +15,8 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.exchange import Arrived, Exchange, Metadata, Sent
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import GENERATE, Method, method_of
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 

@@ -20,7 +20,10 @@ NARROW: Final = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """PEM files. Without `ca` the machine's own authorities count; `name` overrides the host's name."""
+    """PEM files. Without `ca` the machine's own authorities count; `name` overrides the host's name.
+
+    The file of the certificate may hold its key as well.
+    """
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -29,7 +32,8 @@ class Tls:
 
     def credentials(self) -> grpc.ChannelCredentials:
         """What a secure channel needs."""
-        files = [path.read_bytes() if path else None for path in (self.ca, self.key, self.certificate)]
+        paths = (self.ca, self.key or self.certificate, self.certificate)
+        files = [path.read_bytes() if path else None for path in paths]
         return grpc.ssl_channel_credentials(*files)
 
 
@@ -46,6 +50,12 @@ class Connection:
         """False for Unix sockets."""
         return not self.target.startswith(("unix:", "unix-abstract:"))
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of a target over TCP."""
+        host, _, port = self.target.removeprefix("dns:///").rpartition(":")
+        return host.strip("[]"), int(port)
+
     def at(self, target: str) -> Connection:
         """The same credentials at another address, such as that of a proxy in front of the target."""
         return replace(self, target=target)
@@ -54,6 +64,10 @@ class Connection:
         """The same target, to whom these are brought in place of the user's own."""
         others = tuple(pair for pair in self.metadata if pair[0] != AUTHORIZATION)
         return replace(self, metadata=(*others, *((AUTHORIZATION, f"Bearer {key}") for key in keys)))
+
+    def showing(self, certificate: Path | None) -> Connection:
+        """The same target, to which another certificate is shown, or none. Its file holds its key."""
+        return replace(self, tls=replace(self.tls or Tls(), certificate=certificate, key=None))
 
     def channel(self, *options: tuple[str, int | str]) -> grpc.aio.Channel:
         """A new channel with a connection of its own, and gRPC's default limits."""
@@ -71,8 +85,7 @@ class Connection:
         """True when something listens at the target; says nothing about what."""
         try:
             if self.is_tcp:
-                host, _, port = self.target.removeprefix("dns:///").rpartition(":")
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                _, writer = await asyncio.open_connection(*self.address)
             else:
                 _, writer = await asyncio.open_unix_connection(self.target.removeprefix("unix:"))
         except OSError:

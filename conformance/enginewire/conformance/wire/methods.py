@@ -10,7 +10,7 @@ from typing import Final
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.v1 import revision
 
 GENERATE: Final = "EngineService.Generate"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ MAX_CLASSES: Final = 60
 one goes first and nobody waits for ever."""
 FIRST_GUESS: Final = 256.0
 """Tokens of a request of a party that is new here."""
+STEP_PARTS: Final = 8
+"""At most one in so many slots is filled for one step, where callers share the engine."""
 MOST_PARTIES: Final = 4096
 """Beyond it, those are forgotten that have nothing here: tenants are named by others."""
 
@@ -191,12 +194,26 @@ class FairQueue:
             self._shares = {key: each for key, each in self._shares.items() if each.is_active}
 
     def start_next(self) -> None:
-        """Start whoever may run now. Call it when slots are free again."""
-        while self.num_waiting and (place := self._next()) is not None:
+        """Start whoever may run now. Call it when slots are free again, and after each step.
+
+        Where callers share the engine, only some of the slots are filled for one step: a step with many
+        prompts takes long, and whoever comes meanwhile waits for it.
+        """
+        num_started = 0
+        while self.num_waiting and num_started < self._most_started():
+            if (place := self._next()) is None:
+                return
             self._share(place.party).take_out(place)
             self.num_waiting -= 1
             self.take(place)
             place.start()
+            # What the engine has refused brings no step after which the next ones would start.
+            num_started += not place.is_closed
+
+    def _most_started(self) -> float:
+        if not self._is_shared or self.num_slots is None:
+            return math.inf
+        return max(1, self.num_slots // STEP_PARTS)
 
     def _settle(self, place: Place, share: Share, tokens: int | None) -> None:
         share.expected -= place.expected

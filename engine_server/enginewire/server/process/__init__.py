@@ -1,4 +1,4 @@
-"""What any server of ours does with its process: sockets, signals, log lines.
+"""What any server of ours does with its process: signals.
 
 Knows nothing about engines or requests.
 """

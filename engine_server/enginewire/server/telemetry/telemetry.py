@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from enginewire import v1 as pb
 from enginewire.access.access import Access
 from enginewire.access.audit import AuditLog
+from enginewire.metrics.stats_line import StatsLine
 from enginewire.server.admission.observer import Observer, Several
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.server.lifecycle import Lifecycle
 from enginewire.server.telemetry.audited import AuditedRequests
-from enginewire.server.telemetry.stats_line import StatsLine
+from enginewire.server.telemetry.prompt_counts import PromptCounts
 
 if TYPE_CHECKING:
     from enginewire.server.metrics.exporter import MetricsExporter
     from enginewire.server.telemetry.spans import RequestSpans
     from enginewire.tracing.exporting import SpanExport
+
+
+log = logging.getLogger(__name__)
 
 
 class Telemetry:
@@ -28,8 +33,8 @@ class Telemetry:
         self.metrics: MetricsExporter | None = None
         self._spans: RequestSpans | None = None
         self._export: SpanExport | None = None
-        self._stats = None if options.disable_log_stats else StatsLine()
-        told: list[Observer] = [self._stats] if self._stats else []
+        self._prompts = None if options.disable_log_stats else PromptCounts()
+        told: list[Observer] = [self._prompts] if self._prompts else []
         if options.metrics_port is not None:
             from enginewire.server.metrics.exporter import MetricsExporter
 
@@ -68,8 +73,8 @@ class Telemetry:
 
     async def log_stats(self, lifecycle: Lifecycle) -> None:
         """Until it is cancelled, unless nobody wants them."""
-        if self._stats is not None:
-            await self._stats.log_for_ever(lifecycle.known_load)
+        if (prompts := self._prompts) is not None:
+            await StatsLine().log_for_ever(log, lambda: prompts.seen_with(lifecycle.known_load()))
 
     async def close(self) -> None:
         """Show nothing more, and send the last spans."""

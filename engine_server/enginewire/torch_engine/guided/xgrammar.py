@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from enginewire.server.process.light_import import missing, standing_in
+from enginewire.program.light_import import missing, standing_in
 from enginewire.torch_engine.guided.coverage import (
     regex_for_xgrammar,
     schema_for_xgrammar,

@@ -71,8 +71,13 @@ def choose(loaded: Loaded[ServeOptions]) -> ServeOptions:
         return options
     if "connect_timeout" not in given:
         options = replace(options, connect_timeout=LOAD_SECONDS)
-    traces = [f"--otlp-traces-endpoint={endpoint}"] if (endpoint := options.otlp_traces_endpoint) else []
-    return replace(options, launch=shlex.join([*(loaded.rest or ("builtin:demo",)), *traces]))
+    # What both have options of one name for.
+    both = [f"--otlp-traces-endpoint={endpoint}"] if (endpoint := options.otlp_traces_endpoint) else []
+    both += [f"--log-format={options.log_format}"] if "log_format" in given else []
+    both += ["--disable-log-stats"] if options.disable_log_stats else []
+    launch = shlex.join([*(loaded.rest or ("builtin:demo",)), *both])
+    # The engine's own line says how busy it is.
+    return replace(options, launch=launch, disable_log_stats=True)
 
 
 if __name__ == "__main__":

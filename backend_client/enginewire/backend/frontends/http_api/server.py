@@ -85,6 +85,8 @@ class HttpFace:
             http=BoundedConnection,
             timeout_keep_alive=options.timeout_keep_alive,
             log_config=None,
+            # That it starts and ends is said by those who have it start and end.
+            log_level="warning",
             access_log=False,
             server_header=False,
             lifespan="off",

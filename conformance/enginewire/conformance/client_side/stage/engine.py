@@ -24,8 +24,8 @@ from enginewire.conformance.client_side.stage.multiplexed_engine import (
 )
 from enginewire.conformance.client_side.stage.script import CANCELLED, Fail, Hold, Say, Speaker, Stay, Step
 from enginewire.conformance.client_side.stage.turn import LIFE, Scene, Scripted, Turn
-from enginewire.conformance.wire import health_types
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Exchange
+from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import methods
 from enginewire.grpc_server import bare_server
 

@@ -21,7 +21,7 @@ from enginewire.conformance.proof.second_order.workload import PROMPTS, requests
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Context, Reference
 from enginewire.conformance.reference.service import Call
-from enginewire.conformance.wire import health_types
+from enginewire.conformance.wire.foreign import health_types
 
 Answer = Any
 """An awaitable message, or messages."""

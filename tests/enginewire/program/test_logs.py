@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from enginewire.server.process.logs import configure_logs
+from enginewire.program.logs import configure_logs
 
 Log = Callable[..., list[str]]
 

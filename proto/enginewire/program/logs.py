@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from enginewire.server.process.light_import import missing
+from enginewire.program.light_import import missing
 
 with missing("rich", "greenlet"):  # a third of the start of a server, for what nothing here uses
     import structlog

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginewire.server.process.light_import import missing, standing_in
+from enginewire.program.light_import import missing, standing_in
 
 ABSENT = "a_module_that_nobody_has"
 

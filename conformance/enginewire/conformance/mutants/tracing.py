@@ -1,0 +1,108 @@
+"""Servers that lose traces, or tell in them what they should not."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import replace
+from typing import Any, Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.service import Answer, Call
+from enginewire.conformance.reference.traced import Metadata, Trace, Traced
+
+EVERYWHERE: Final = ("MDT-02", "MDT-02/choices", "MDT-02/multiplexed", "MDT-02/embedded")
+
+
+@mutant("traces_begin_anew", kills=EVERYWHERE)
+class TracesBeginAnew(Traced):
+    pattern = re.compile("(never)(like)(this)")
+
+
+@mutant("the_callers_span_is_forgotten", kills=(*EVERYWHERE, "TRC-05"))
+class TheCallersSpanIsForgotten(Traced):
+    """Its spans are in the right trace, and nobody's children."""
+
+    def spans(self, trace: Trace) -> list[Any]:
+        return super().spans(replace(trace, parent_id=b""))
+
+
+@mutant("submits_have_the_trace_of_their_stream", kills="MDT-02/multiplexed")
+class SubmitsHaveTheTraceOfTheirStream(Traced):
+    def metadata_of(self, submit: pb.Submit, call: Call) -> Metadata:
+        return call.metadata
+
+
+@mutant("embeddings_have_no_spans", kills="MDT-02/embedded")
+class EmbeddingsHaveNoSpans(Traced):
+    def parts(self) -> dict[str, Answer]:
+        return {**super().parts(), "EmbeddingService.Embed": lambda request, call: self.embed(request)}
+
+
+@mutant("any_version_of_a_trace_is_read", kills="TRC-01")
+class AnyVersionOfATraceIsRead(Traced):
+    pattern = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+@mutant("traces_may_go_on_with_anything", kills="TRC-01")
+class TracesMayGoOnWithAnything(Traced):
+    pattern = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}).*")
+
+
+@mutant("everything_is_sampled", kills="TRC-02")
+class EverythingIsSampled(Traced):
+    def is_told(self, trace: Trace) -> bool:
+        return True
+
+
+@mutant("tracestate_is_dropped", kills="TRC-03")
+class TracestateIsDropped(Traced):
+    def spans(self, trace: Trace) -> list[Any]:
+        return super().spans(replace(trace, state=""))
+
+
+@mutant("spans_tell_the_prompt", kills="TRC-04")
+class SpansTellThePrompt(Traced):
+    """As a list of numbers."""
+
+    def spans(self, trace: Trace) -> list[Any]:
+        spans = super().spans(trace)
+        values = spans[0].attributes.add(key="prompt").value.array_value.values
+        for token in trace.tokens:
+            values.add(int_value=token)
+        return spans
+
+
+@mutant("spans_tell_metadata", kills="TRC-04")
+class SpansTellMetadata(Traced):
+    def spans(self, trace: Trace) -> list[Any]:
+        spans = super().spans(trace)
+        spans[1].events.add(name=f"called with {trace.metadata}")
+        return spans
+
+
+@mutant("parents_are_nobody", kills="TRC-05")
+class ParentsAreNobody(Traced):
+    def spans(self, trace: Trace) -> list[Any]:
+        decode, whole = super().spans(trace)
+        decode.parent_span_id = secrets.token_bytes(8)
+        return [decode, whole]
+
+
+@mutant("spans_have_no_duration", kills="TRC-05")
+class SpansHaveNoDuration(Traced):
+    """It gives a length where the protocol wants a time."""
+
+    def spans(self, trace: Trace) -> list[Any]:
+        spans = super().spans(trace)
+        for span in spans:
+            span.end_time_unix_nano -= span.start_time_unix_nano
+        return spans
+
+
+@mutant("the_end_waits_for_the_collector", kills="TRC-06")
+class TheEndWaitsForTheCollector(Traced):
+    async def ended_trace(self, trace: Trace) -> None:
+        if self.is_told(trace):
+            await self.export(self.spans(trace))
