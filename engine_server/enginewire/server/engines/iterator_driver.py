@@ -103,9 +103,11 @@ class IteratorDriver:
 
     def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
         """Start reading the engine's iterator for this request."""
-        task = asyncio.create_task(self._run(request, context), name=f"generate {context.request_id}")
+        progress = Progress(request)
+        running = self._run(request, context, progress)
+        task = asyncio.create_task(running, name=f"generate {context.request_id}")
         self._tasks[context] = task
-        task.add_done_callback(lambda _: self._tasks.pop(context, None))
+        task.add_done_callback(lambda _: self._forget(context, progress))
 
     def generate(self, request: pb.PreprocessedRequest, context: GenerateContext) -> AsyncIterator[Item]:
         """The engine's own iterator."""
@@ -178,14 +180,18 @@ class IteratorDriver:
         """An engine without steps has no step to be stuck in."""
         return 0.0
 
-    async def _run(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
-        progress = Progress(request)
+    def _forget(self, context: GenerateContext, progress: Progress) -> None:
+        task = self._tasks.pop(context)
+        # Here and not in the task: one that is cancelled before its first step does nothing at all.
+        if task.cancelled():
+            self._outputs().outputs.extend((context, output) for output in progress.cancel())
+
+    async def _run(
+        self, request: pb.PreprocessedRequest, context: GenerateContext, progress: Progress
+    ) -> None:
         try:
             async with asyncio.timeout_at(context.deadline):
                 await self._forward(_iterator(self._engine.generate(request, context)), context, progress)
-        except asyncio.CancelledError:
-            self._outputs().outputs.extend((context, output) for output in progress.cancel())
-            raise
         except TimeoutError:
             self._fail(context, DeadlineExceeded("the deadline passed"))
         except Exception as error:  # noqa: BLE001  # an engine's bug ends its request, not the server

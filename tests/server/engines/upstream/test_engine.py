@@ -199,6 +199,20 @@ async def test_what_waits_is_aborted_without_the_engine(odd: Odd, front: Front):
     await asyncio.gather(*running)
 
 
+async def test_what_is_aborted_in_its_own_frame_ends(odd: Odd, front: Front):
+    """Before anything was done for it, beside one that runs."""
+    serving = await front()
+    call = serving.engine.GenerateMultiplexed()
+    await call.write(submit(1, ask(max_tokens=LONG)))
+    await until_true(lambda: bool(odd.live))
+    frame = submit(2, ask("other", max_tokens=LONG))
+    frame.abort.handles.extend((2, 1))
+    await call.write(frame)
+    await call.done_writing()
+    answers = await collect(call)
+    assert [answers[handle].finishes() for handle in (1, 2)] == 2 * [{0: pb.FINISH_REASON_CANCELLED}]
+
+
 async def test_a_deadline_ends_the_call(odd: Odd, front: Front):
     serving = await front()
     answer = await serving.multiplexed(
