@@ -81,17 +81,19 @@ class Made:
 
     outputs: list[Output] = field(default_factory=list)
     scheduler_stats: Stats | None = None
+    engine_index: int = 0
 
 
 class Scene:
     """Requests under way, named 1, 2, … in the order of their coming."""
 
     def __init__(self) -> None:
-        self.steps = Steps()
-        self.steps.load.kv_blocks_total = 10
+        self.steps = Steps(kv_blocks=10)
         self._serial = 0
 
-    def request(self, n: int = 1, priority: int = 0, allowed: tuple[int, ...] = (), **output: int) -> Answer:
+    def request(
+        self, n: int = 1, priority: int = 0, allowed: tuple[int, ...] = (), rank: int = 0, **output: int
+    ) -> Answer:
         self._serial += 1
         message = pb.PreprocessedRequest(token_ids=[5, 6, 7])
         message.sampling_options.n = n
@@ -101,6 +103,7 @@ class Scene:
         context = GenerateContext(f"r{self._serial}")
         urgency = (priority, float(self._serial), self._serial)
         answer = Answer.of(message, context, frozenset({EOS}), frozenset({STOP}), urgency)
+        answer.rank = rank
         self.steps.add(answer)
         return answer
 
@@ -113,8 +116,8 @@ class Scene:
         self.steps.add(answer)
         return answer
 
-    def step(self, *outputs: Output, running: int = 1, usage: float = 0.0) -> StepOutputs:
-        made, self.orphans = self.steps.take(Made([*outputs], Stats(running, usage)))
+    def step(self, *outputs: Output, running: int = 1, usage: float = 0.0, rank: int = 0) -> StepOutputs:
+        made, self.orphans = self.steps.take(Made([*outputs], Stats(running, usage), rank))
         return made
 
 
@@ -317,3 +320,55 @@ async def test_a_vector_that_nobody_awaits_any_more_ends_its_request_all_the_sam
     answer.embedded.cancel()
     scene.step(vector("1.0", 1.0))
     assert answer not in scene.steps
+
+
+@pytest.fixture
+def ranks() -> Scene:
+    """Two of them, with ten blocks each."""
+    made = Scene()
+    made.steps = Steps(2, 10)
+    return made
+
+
+def test_a_request_runs_on_the_rank_that_it_names_else_on_the_one_with_the_fewest_choices(ranks):
+    assert ranks.steps.rank_for(pb.RoutingHints(dp_rank=1)) == 1
+    ranks.request(n=2)
+    assert ranks.steps.rank_for(pb.RoutingHints()) == 1
+    ranks.request(n=3, rank=1)
+    assert ranks.steps.rank_for(pb.RoutingHints()) == 0
+    assert ranks.steps.rank_for(pb.RoutingHints(dp_rank=1)) == 1
+
+
+def test_each_rank_tells_its_own_load_and_both_add_up(ranks):
+    for rank in (0, 0, 1):
+        ranks.request(rank=rank)
+    ranks.step(Output("1.0", [11]), running=1, usage=0.5)
+    ranks.step(Output("3.0", [11]), running=1, usage=0.2, rank=1)
+    load = ranks.steps.current_load()
+    told = [(each.dp_rank, each.running, each.waiting, each.kv_blocks_used) for each in load.ranks]
+    assert told == [(0, 1, 1, 5), (1, 1, 0, 2)]
+    assert (load.running, load.waiting, load.kv_blocks_used, load.kv_blocks_total) == (2, 1, 7, 20)
+    assert [answer.context.request_id for answer in ranks.steps.waiting()] == ["r2"]
+    ranks.step(Output("3.0", [EOS], STOPPED), running=0, rank=1)
+    assert [each.running for each in ranks.steps.current_load().ranks] == [1, 0]
+
+
+def test_the_only_rank_is_not_told_apart(scene):
+    assert not scene.steps.current_load().ranks
+
+
+def test_silence_counts_from_when_there_was_something_to_do(ranks, monkeypatch):
+    clock = 1000.0
+    monkeypatch.setattr("enginewire.vllm_engine.steps.time.monotonic", lambda: clock)
+    assert ranks.steps.unheard_for() == 0
+    ranks.request()
+    assert ranks.steps.unheard_for() == 0
+    clock += 7
+    ranks.request(rank=1)
+    assert ranks.steps.unheard_for() == 7
+    ranks.step(Output("1.0", [EOS], STOPPED))
+    clock += 5
+    assert ranks.steps.unheard_for() == 5
+    ranks.step(Output("2.0", [EOS], STOPPED), rank=1)
+    clock += 500
+    assert ranks.steps.unheard_for() == 0

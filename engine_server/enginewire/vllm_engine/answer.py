@@ -85,8 +85,8 @@ class Answer:
 
     The ids of `end_of_sequence` end a choice with EOS, all other stops with STOP. `num_logprobs` are the
     alternatives of a token, for a request with log-probabilities. With `ends_with_any` the token behind which
-    there is no room is a stop, whatever vLLM calls it. `embedded` is for a request to embed: done when all of
-    its choices have their vectors, and it hears of what goes wrong.
+    there is no room is a stop, whatever vLLM calls it. All choices run on one `rank`. `embedded` is for a
+    request to embed: done when all of its choices have their vectors, and it hears of what goes wrong.
     """
 
     context: GenerateContext
@@ -98,6 +98,7 @@ class Answer:
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int | None = None
     timer: asyncio.TimerHandle | None = None
+    rank: int = 0
     embedded: asyncio.Future[None] | None = None
 
     @classmethod
@@ -150,5 +151,6 @@ class Answer:
     def usage(self) -> pb.CompletionUsage:
         """Of all choices."""
         made = usage(self.prompt_tokens, sum(choice.num_tokens for choice in self.choices))
-        made.prompt_tokens_details.cached_tokens = self.cached_tokens or 0
+        # vLLM counts those of pictures, too.
+        made.prompt_tokens_details.cached_tokens = min(self.cached_tokens or 0, self.prompt_tokens)
         return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Final, cast
@@ -41,7 +40,6 @@ class Core:
         self._to_send: asyncio.Queue[Callable[[EngineCoreClient], Awaitable[None]]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self.is_dead = False
-        self.heard_at = time.monotonic()
 
     def load(self, arguments: Sequence[str]) -> tuple[InputProcessor, VllmConfig]:
         """Start the process with `arguments`, as of `vllm serve`, and wait until the model is loaded.
@@ -65,7 +63,6 @@ class Core:
 
     def run(self, take: Callable[[EngineCoreOutputs], None], die: Callable[[], None]) -> None:
         """Hand every step's outputs to `take`, until the process dies; then call `die`."""
-        self.heard_at = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._receive(take, die), name="vllm outputs"),
             asyncio.create_task(self._send(), name="vllm requests"),
@@ -123,9 +120,7 @@ class Core:
         client = self._open()
         try:
             while True:
-                made = await client.get_output_async()
-                self.heard_at = time.monotonic()
-                take(made)
+                take(await client.get_output_async())
         except EngineDeadError:
             log.critical("vLLM's EngineCore has died")
         except Exception:  # whatever it is, nobody reads what vLLM says any more

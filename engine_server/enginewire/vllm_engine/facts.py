@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 EMBED: Final = "embed"
 """What vLLM calls the task of a model that embeds."""
+PICTURES: Final = "image_url"
+"""What the contract calls the parts that are pictures."""
 GUIDED_MODES = (
     pb.GUIDED_MODE_JSON_SCHEMA,
     pb.GUIDED_MODE_REGEX,
@@ -33,8 +35,8 @@ def check_servable(config: VllmConfig) -> None:
     """Raise Unservable for what vLLM may be asked for and the contract cannot have of it, before it loads."""
     if only_embeds(config) and config.lora_config is not None:
         raise Unservable("--adapter-folder: not with a model that only embeds")
-    if config.parallel_config.data_parallel_size > 1:
-        raise Unservable("--data-parallel-size: start one server for each rank")
+    if config.parallel_config.local_engines_only:
+        raise Unservable("--data-parallel-rank and -hybrid-lb: one server has all ranks of vLLM behind it")
 
 
 def only_embeds(config: VllmConfig) -> bool:
@@ -59,17 +61,26 @@ def embedding_config(model: str, config: VllmConfig, *, has_tokenizer: bool) -> 
         role=pb.ENGINE_ROLE_AGGREGATED,
     )
     made.capabilities.embeddings = True
+    _tell_ranks(made, config)
     made.capabilities.tokenizer = has_tokenizer
     made.limits.max_prompt_tokens = made.context_length
     return made
 
 
 def engine_config(
-    model: str, config: VllmConfig, folder: ModelFolder, *, has_tokenizer: bool, tells_of_cache: bool
+    model: str,
+    config: VllmConfig,
+    folder: ModelFolder,
+    *,
+    has_tokenizer: bool,
+    tells_of_cache: bool,
+    takes_pictures: bool,
 ) -> pb.EngineConfig:
     """Everything `start` reports; `model` is its name, `config` as it is once vLLM is ready."""
     cache, scheduler = config.cache_config, config.scheduler_config
-    total_blocks = cache.num_gpu_blocks - 1  # vLLM keeps one that is no request's
+    ranks = config.parallel_config.data_parallel_size
+    # vLLM adds up those of all ranks, and each one keeps a block that is no request's.
+    total_blocks = cache.num_gpu_blocks // ranks - 1
     context = min(config.model_config.max_model_len, total_blocks * cache.block_size)
     made = pb.EngineConfig(
         model=model,
@@ -86,10 +97,18 @@ def engine_config(
     made.capabilities.CopyFrom(
         _capabilities(config, limits, has_tokenizer=has_tokenizer, tells_of_cache=tells_of_cache)
     )
+    _tell_ranks(made, config)
+    made.capabilities.multi_modal_part_types[:] = [PICTURES] if takes_pictures else []
     defaults = read_generation_defaults(folder, made.vocab_size)
     made.capabilities.default_sampling.CopyFrom(_defaults(config.model_config, defaults))
     made.limits.CopyFrom(_limits(config, limits))
     return made
+
+
+def _tell_ranks(made: pb.EngineConfig, config: VllmConfig) -> None:
+    ranks = config.parallel_config.data_parallel_size
+    if ranks > 1:
+        made.data_parallel_size, made.capabilities.data_parallel = ranks, True
 
 
 def _capabilities(

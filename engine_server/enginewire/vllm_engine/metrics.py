@@ -5,7 +5,7 @@ Collected on the event loop. Imported only where metrics are exported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from enginewire.server.engines.interface import MetricsContext
 
 LABELS: Final = ("model_name", "engine")
-RANK: Final = "0"
 MEANINGS: Final = {
     "prefix_cache_queries": "Tokens of sequences that began to run and were looked up in the prefix cache.",
     "prefix_cache_hits": "Those of them that were there.",
@@ -25,10 +24,10 @@ MEANINGS: Final = {
 
 
 class VllmMetrics(Collector):
-    """`counts` by the names in `MEANINGS`; what vLLM has never told of is not exported."""
+    """`counts` of each rank, by the names in `MEANINGS`; what vLLM has never told of is not exported."""
 
-    def __init__(self, context: MetricsContext, counts: Mapping[str, int]) -> None:
-        self._labels = (context.model, RANK)
+    def __init__(self, context: MetricsContext, counts: Sequence[Mapping[str, int]]) -> None:
+        self._model = context.model
         self._prefix = context.prefix
         self._counts = counts
 
@@ -38,13 +37,14 @@ class VllmMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        for name, count in self._counts.items():
+        for name in {name: None for counts in self._counts for name in counts}:
             counter = CounterMetricFamily(f"{self._prefix}{name}", MEANINGS[name], labels=LABELS)
-            counter.add_metric(self._labels, count)
+            for rank, counts in enumerate(self._counts):
+                counter.add_metric((self._model, str(rank)), counts[name])
             yield counter
 
 
-def register(context: MetricsContext, counts: Mapping[str, int]) -> None:
+def register(context: MetricsContext, counts: Sequence[Mapping[str, int]]) -> None:
     """Add them to the registry of the context, if it has one."""
     if isinstance(context.registry, CollectorRegistry):
         context.registry.register(VllmMetrics(context, counts))

@@ -5,6 +5,7 @@ Reads vLLM's `EngineCoreOutputs` by the fields named here and imports nothing of
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -30,12 +31,17 @@ PREEMPTED: Final = 3
 class Steps:
     """The requests that vLLM works for, and what its steps do to them.
 
-    `counts` are those that vLLM makes of its steps, by the names of its metrics.
+    `ranks` are its data-parallel ranks, with the numbers that each one has told last, and `counts` those that
+    it makes of its steps, by the names of its metrics.
     """
 
-    def __init__(self) -> None:
-        self.load = pb.Load()
-        self.counts: Counter[str] = Counter()
+    def __init__(self, num_ranks: int = 1, kv_blocks: int = 0) -> None:
+        """`kv_blocks` are those of each rank."""
+        self.load = pb.Load(kv_blocks_total=num_ranks * kv_blocks)
+        self.ranks = [pb.RankLoad(dp_rank=rank, kv_blocks_total=kv_blocks) for rank in range(num_ranks)]
+        self.counts: list[Counter[str]] = [Counter() for _ in self.ranks]
+        self._num_choices = [0] * num_ranks
+        self._heard_at = [0.0] * num_ranks
         self._live: dict[str, Choice] = {}
         self._answers: dict[Answer, None] = {}
 
@@ -48,20 +54,31 @@ class Steps:
         """It has not ended."""
         return answer in self._answers
 
-    @property
-    def num_live(self) -> int:
-        """Choices that have not ended."""
-        return len(self._live)
-
     def forget_counts(self) -> None:
         """Begin counting at zero."""
         self.load = pb.Load(kv_blocks_total=self.load.kv_blocks_total)
-        self.counts.clear()
+        for counts in self.counts:
+            counts.clear()
 
     def add(self, answer: Answer) -> None:
         """From now on, outputs of its choices are known."""
+        if not self._num_choices[answer.rank]:
+            self._heard_at[answer.rank] = time.monotonic()
+        self._num_choices[answer.rank] += len(answer.choices)
         self._answers[answer] = None
         self._live.update((choice.name, choice) for choice in answer.choices)
+
+    def rank_for(self, routing: pb.RoutingHints) -> int:
+        """The one that was asked for, else the one with the fewest choices."""
+        if routing.HasField("dp_rank"):
+            return routing.dp_rank
+        return min(range(len(self.ranks)), key=self._num_choices.__getitem__)
+
+    def unheard_for(self) -> float:
+        """Seconds of silence of a rank that has something to do, the longest."""
+        now = time.monotonic()
+        silent = (now - at for at, num in zip(self._heard_at, self._num_choices, strict=True) if num)
+        return max(silent, default=0.0)
 
     def waiting(self) -> list[Answer]:
         """Requests that have produced nothing and are not being computed, the most urgent first."""
@@ -72,11 +89,11 @@ class Steps:
 
         vLLM says how many choices run, not which: those that have begun, then those that are most urgent.
         """
-        places, found = self.load.running, list[Answer]()
+        places, found = [rank.running for rank in self.ranks], list[Answer]()
         for answer in sorted(self._answers, key=lambda answer: (answer.is_fresh, answer.urgency)):
-            if places <= 0:
+            if places[answer.rank] <= 0:
                 found.append(answer)
-            places -= len(answer.unfinished)
+            places[answer.rank] -= len(answer.unfinished)
         return found
 
     def current_load(self) -> pb.Load:
@@ -86,10 +103,18 @@ class Steps:
         """
         load = pb.Load()
         load.CopyFrom(self.load)
-        load.running = min(self.load.running, self.num_live)
         waiting = self._not_running()
+        for rank, num_choices in zip(self.ranks, self._num_choices, strict=True):
+            told = load.ranks.add()
+            told.CopyFrom(rank)
+            told.running = min(rank.running, num_choices)
+            told.waiting = sum(answer.rank == rank.dp_rank for answer in waiting)
+        load.running = sum(rank.running for rank in load.ranks)
+        load.kv_blocks_used = sum(rank.kv_blocks_used for rank in load.ranks)
         load.waiting = len(waiting)
         load.waiting_tokens = sum(answer.prompt_tokens for answer in waiting)
+        if len(self.ranks) == 1:
+            load.ClearField("ranks")
         return load
 
     def cancel(self, answer: Answer, outputs: StepOutputs) -> list[str]:
@@ -112,6 +137,7 @@ class Steps:
     def take(self, made: EngineCoreOutputs) -> tuple[StepOutputs, list[str]]:
         """What a step means to callers, and the choices that vLLM is to end: siblings of one that failed."""
         self.load.step += 1
+        self._heard_at[made.engine_index] = time.monotonic()
         step, orphans = StepOutputs(self.load.step), list[str]()
         for each in made.outputs:
             choice = self._live.get(each.request_id)
@@ -149,7 +175,7 @@ class Steps:
 
     def _take_vector(self, choice: Choice, vector: Sequence[float]) -> None:
         """The end of an input that is embedded."""
-        del self._live[choice.name]
+        self._drop(choice)
         choice.vector, choice.is_finished = vector, True
         answer = choice.answer
         if not answer.unfinished:
@@ -174,7 +200,7 @@ class Steps:
         return output
 
     def _end(self, choice: Choice, output: pb.LLMEngineOutput, stop: int | None) -> None:
-        del self._live[choice.name]
+        self._drop(choice)
         if stop is None:
             choice.end(output, pb.FINISH_REASON_LENGTH)
         elif stop in choice.answer.end_of_sequence:
@@ -190,10 +216,13 @@ class Steps:
             answer.timer.cancel()
         del self._answers[answer]
         self.load.requests_finished += 1
-        names = [choice.name for choice in answer.unfinished]
-        for name in names:
-            del self._live[name]
-        return names
+        for choice in answer.unfinished:
+            self._drop(choice)
+        return [choice.name for choice in answer.unfinished]
+
+    def _drop(self, choice: Choice) -> None:
+        del self._live[choice.name]
+        self._num_choices[choice.answer.rank] -= 1
 
     def _take_events(self, choice: Choice, each: EngineCoreOutput) -> None:
         for event in each.events:
@@ -205,14 +234,15 @@ class Steps:
     def _note(self, made: EngineCoreOutputs) -> None:
         stats = made.scheduler_stats
         if stats is not None:
-            self.load.running = stats.num_running_reqs
-            self.load.kv_blocks_used = round(stats.kv_cache_usage * self.load.kv_blocks_total)
-            self.counts["prefix_cache_queries"] += stats.prefix_cache_stats.queries
-            self.counts["prefix_cache_hits"] += stats.prefix_cache_stats.hits
+            rank, counts = self.ranks[made.engine_index], self.counts[made.engine_index]
+            rank.running = stats.num_running_reqs
+            rank.kv_blocks_used = round(stats.kv_cache_usage * rank.kv_blocks_total)
+            counts["prefix_cache_queries"] += stats.prefix_cache_stats.queries
+            counts["prefix_cache_hits"] += stats.prefix_cache_stats.hits
             if (drafts := stats.spec_decoding_stats) is not None:
-                self.counts["spec_decode_num_drafts"] += drafts.num_drafts
-                self.counts["spec_decode_num_draft_tokens"] += drafts.num_draft_tokens
-                self.counts["spec_decode_num_accepted_tokens"] += drafts.num_accepted_tokens
+                counts["spec_decode_num_drafts"] += drafts.num_drafts
+                counts["spec_decode_num_draft_tokens"] += drafts.num_draft_tokens
+                counts["spec_decode_num_accepted_tokens"] += drafts.num_accepted_tokens
 
 
 def _rows(made: LogprobsLists, top_n: int) -> pb.Logprobs:

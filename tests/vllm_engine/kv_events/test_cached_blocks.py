@@ -17,7 +17,7 @@ class BlockStored:
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None = None
     lora_name: str | None = None
-    extra_keys: list[tuple[str, ...] | None] | None = None
+    extra_keys: list[tuple[object, ...] | None] | None = None
     block_size: int = SIZE
     group_idx: int | None = 0
     token_ids: list[int] = field(default_factory=list)
@@ -78,6 +78,13 @@ async def test_what_nobody_can_find_is_not_told() -> None:
     assert await hashes(private, BlockStored([23], parent_block_hash=22)) == set()
     assert await hashes(BlockStored([21], extra_keys=[("a caller's salt",)])) == {21}
     assert await hashes(BlockStored([31], block_size=2 * SIZE), BlockStored([32], group_idx=1)) == set()
+
+
+async def test_blocks_with_pictures_are_not_told_nor_what_follows_them() -> None:
+    """Their tokens are the same for every picture."""
+    seen = BlockStored([41, 42, 43], extra_keys=[None, (("a picture", 3),), None])
+    assert await hashes(seen) == set()
+    assert await hashes(BlockStored([41]), BlockStored([44], parent_block_hash=41)) == {41, 44}
 
 
 async def test_a_cleared_cache_is_empty_and_fills_again() -> None:

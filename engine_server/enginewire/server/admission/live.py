@@ -118,8 +118,9 @@ def live_in(context: GenerateContext) -> Live:
 
 
 def needs_preparation(request: pb.GenerateRequest) -> bool:
-    """True for a request that has something to compile before it can be accepted."""
-    return request.request.sampling_options.HasField("guided_decoding")
+    """True for a request with something to compile or to decode before it can be accepted."""
+    asked = request.request
+    return asked.sampling_options.HasField("guided_decoding") or bool(asked.multi_modal_data)
 
 
 def event_names(annotations: Iterable[str]) -> frozenset[str]:

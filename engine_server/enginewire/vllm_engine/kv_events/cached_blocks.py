@@ -82,8 +82,13 @@ def _hash(block_hash: bytes | int) -> int:
 
 
 def _is_private(event: BlockStored) -> bool:
-    """The first block has the salt; those behind it have a parent that is not known."""
-    return any(PRIVATE in str(key) for keys in event.extra_keys or () for key in keys or ())
+    """The first block has the salt; those behind it have a parent that is not known.
+
+    Nor is told what has a picture: its tokens do not say which. vLLM names one by a pair.
+    """
+    return any(
+        not isinstance(key, str) or PRIVATE in key for keys in event.extra_keys or () for key in keys or ()
+    )
 
 
 def _adapter(name: str | None) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 import zmq.asyncio
-from vllm.distributed.kv_events import KVEventBatch
+from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,7 +28,8 @@ class CacheListener:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="enginewire-kv-")
-        self._endpoint = f"ipc://{self._folder}/events"
+        # For ranks behind the first vLLM makes another name of it, if it has this word.
+        self._endpoint = f"ipc://{self._folder}/inproc"
         config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self._endpoint}
         self.arguments = ("--kv-events-config", json.dumps(config))
 
@@ -43,15 +44,16 @@ class CacheListener:
 
     async def run(
         self,
+        rank: int,
         take: Callable[[Sequence[BlockStored | BlockRemoved | AllBlocksCleared]], None],
         lose: Callable[[], object],
     ) -> None:
-        """Hand every batch to `take`, until cancelled; call `lose` when some are missing."""
+        """Hand every batch of a rank to `take`, until cancelled; call `lose` when some are missing."""
         decoder = msgspec.msgpack.Decoder(KVEventBatch)
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.SUB)
         try:
-            socket.connect(self._endpoint)
+            socket.connect(ZmqEventPublisher.offset_endpoint_port(self._endpoint, rank))
             socket.subscribe(b"")
             expected: int | None = None
             while True:

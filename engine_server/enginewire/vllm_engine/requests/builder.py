@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import SamplingParams
 
 from enginewire import v1 as pb
@@ -24,9 +23,11 @@ from enginewire.vllm_engine.logits import (
     has_processors,
 )
 from enginewire.vllm_engine.requests.guides import Guides
+from enginewire.vllm_engine.requests.prompts import FIELD, Prompts
 from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
 
 if TYPE_CHECKING:
+    from vllm.inputs.engine import EngineInput
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
@@ -48,12 +49,14 @@ class RequestBuilder:
         self,
         processor: InputProcessor,
         config: pb.EngineConfig,
+        prompts: Prompts,
         guides: Guides,
         adapter_of: Callable[[str], LoRARequest | None],
     ) -> None:
         self._processor = processor
         self._adapter_of = adapter_of
         self._config = config
+        self._prompts = prompts
         self._guides = guides
         self._has_processors = has_processors(processor.vllm_config)
 
@@ -65,11 +68,28 @@ class RequestBuilder:
         stays_out = message.bypass_prefix_cache or message.is_probe
         # vLLM caches every block: a salt that nobody else has keeps them from being found.
         salt = PRIVATE + secrets.token_hex(16) if stays_out else message.cache_salt
-        prompt = tokens_input(list(message.token_ids), cache_salt=salt or None)
+        prompt = self._prompts.of(message)
+        self._check_pictures_fit(message, len(prompt["prompt_token_ids"]))
+        if salt:
+            prompt["cache_salt"] = salt
         try:
             return [self._one(message, prompt, choice, guide) for choice in answer.choices]
         except REFUSALS as error:
             raise InvalidRequest(f"vLLM refuses the request: {first_line(error)}") from error
+
+    def _check_pictures_fit(self, message: pb.PreprocessedRequest, prompt_tokens: int) -> None:
+        """Raise for a prompt that is too long with its pictures, or whose log-probabilities have no place."""
+        if prompt_tokens == len(message.token_ids):
+            return
+        if message.output_options.HasField("prompt_logprobs"):
+            field = "output_options.prompt_logprobs"
+            raise Unsupported(f"{field}: not beside pictures", field=field)
+        if prompt_tokens >= (most := self._config.context_length):
+            raise InvalidRequest(
+                f"{FIELD}: with its pictures the prompt exceeds the context, got {prompt_tokens}, "
+                f"allowed 1..{most - 1}",
+                field=FIELD,
+            )
 
     def _check_values_are_the_models(self, message: pb.PreprocessedRequest) -> None:
         """Raise Unsupported where vLLM would tell the log-probabilities of what a grammar has left."""
@@ -80,11 +100,11 @@ class RequestBuilder:
     def _one(
         self,
         message: pb.PreprocessedRequest,
-        prompt: object,
+        prompt: EngineInput,
         choice: Choice,
         guide: StructuredOutputsParams | None,
     ) -> EngineCoreRequest:
-        params = self._sampling(message, choice.index)
+        params = self._sampling(message, choice.index, len(prompt["prompt_token_ids"]))
         arrival = time.time() - message.routing.priority_jump
         made = self._processor.process_inputs(
             choice.name,
@@ -94,17 +114,19 @@ class RequestBuilder:
             arrival_time=arrival,
             lora_request=self._adapter_of(message.routing.lora_name),
             priority=message.routing.priority,
+            data_parallel_rank=choice.answer.rank,
         )
         # What it adds of the model's own end of sequence is for requests that do not name theirs.
         made.sampling_params._all_stop_token_ids = set(params.stop_token_ids)
         made.sampling_params.structured_outputs = guide
         return made
 
-    def _sampling(self, message: pb.PreprocessedRequest, index: int) -> SamplingParams:
+    def _sampling(self, message: pb.PreprocessedRequest, index: int, prompt_tokens: int) -> SamplingParams:
         options = with_defaults(message.sampling_options, self._config.capabilities.default_sampling)
         output = message.output_options
         end_of_sequence, stops = endings_of(message, self._config)
-        endings, room = end_of_sequence | stops, room_for(message, self._config)
+        endings = end_of_sequence | stops
+        room = min(room_for(message, self._config), self._config.context_length - prompt_tokens)
         # The token with that number may be the one that ends a choice; vLLM lets only the next one.
         barred = max(min(message.stop_conditions.min_tokens, room) - 1, 0)
         if has_only_endings(message, endings):
