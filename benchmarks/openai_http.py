@@ -40,7 +40,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog"
 
 @dataclass(frozen=True)
 class Side:
-    """A server to measure: its port, and the ids of the server and of its engine."""
+    """A server to measure: its port, and the ids of the server and of all that its engine is made of."""
 
     name: str
     port: int
@@ -121,13 +121,13 @@ async def measure(side: Side, streams: int, tokens: int) -> tuple[dict[str, floa
     answers = [read_answer(each) for each in data]
     assert all(answer.tokens == tokens for answer in answers), (side.name, data[0][:1000])
     events = sum(answer.events for answer in answers)
-    server, engine = ((b - a) * 1e6 / (streams * tokens) for a, b in zip(before, after, strict=True))
+    server, *engine = ((b - a) * 1e6 / (streams * tokens) for a, b in zip(before, after, strict=True))
     figures = {
         "tokens_per_s": streams * tokens / seconds,
         "events_per_s": events / seconds,
         "tokens_per_event": streams * tokens / events,
         "server_us_per_token": server,
-        "engine_us_per_token": engine,
+        "engine_us_per_token": sum(engine),
     }
     return figures, {answer.text for answer in answers}
 
