@@ -14,7 +14,7 @@ import math
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -299,14 +299,26 @@ class EngineServer:
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         buffers = BufferLimits(self.options.stream_buffer_tokens, self.options.slow_consumer_timeout)
+        trailer, reports = self._load_reports()
         servicers = (
-            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id, self.access),
+            EngineServicer(self.lifecycle, buffers, self.identity.lifetime_id, self.access, trailer),
             DiscoveryServicer(self.lifecycle, self.identity),
             KvServicer(self.lifecycle),
             AdminServicer(self.lifecycle),
             EmbeddingServicer(self.lifecycle, self.access),
         )
-        return (*map(handlers, SERVICES, servicers), self._health())
+        return (*map(handlers, SERVICES, servicers), self._health(), *reports)
+
+    def _load_reports(
+        self,
+    ) -> tuple[Callable[[], tuple[str, bytes]] | None, Sequence[grpc.GenericRpcHandler]]:
+        """What makes trailers, and the service beside; none of both unless they were asked for."""
+        if not self.options.orca_load_reports:
+            return None, ()
+        from enginewire.server.services.orca import SERVICE, OrcaServicer
+
+        orca = OrcaServicer(self.lifecycle)
+        return orca.trailer, (handlers(SERVICE, orca),)
 
     def _health(self) -> grpc.GenericRpcHandler:
         services = frozenset(service.full_name for service in SERVICES)

@@ -56,6 +56,7 @@ ROLES: Final[Mapping[str, Mapping[str, Role]]] = {
     },
     "enginewire.v1.BackendService": {"Generate": Role.INFER, "Embed": Role.INFER},
     "grpc.health.v1.Health": {"Check": Role.READ, "Watch": Role.READ},
+    "xds.service.orca.v3.OpenRcaService": {"StreamCoreMetrics": Role.READ},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Role.READ},
     # Of SMG.
     "vllm.grpc.engine.VllmEngine": {

@@ -74,6 +74,9 @@ class ServerOptions(TracingOptions, ListenerOptions, ServedModelOptions):
         ' "tcp://127.0.0.1:5557"} (JSON)',
         heading="events",
     )
+    orca_load_reports: bool = option(
+        False, "report the load as ORCA does: behind each answer of Generate, and as OpenRcaService"
+    )
 
     kv_transfer_folder: Path = option(
         computed(default_kv_folder, SHOWN_KV_FOLDER),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -34,9 +34,16 @@ class EngineServicer:
     """Serves EngineService for one engine."""
 
     def __init__(
-        self, lifecycle: Lifecycle, limits: BufferLimits, lifetime_id: str, access: Access = OPEN
+        self,
+        lifecycle: Lifecycle,
+        limits: BufferLimits,
+        lifetime_id: str,
+        access: Access = OPEN,
+        trailer: Callable[[], tuple[str, bytes]] | None = None,
     ) -> None:
+        """`trailer` makes metadata for the end of each answer of `Generate`."""
         self._access = access
+        self._trailer = trailer
         self._lifecycle = lifecycle
         self._requests = lifecycle.requests
         self._limits = limits
@@ -57,6 +64,8 @@ class EngineServicer:
             async for item in stream.read():
                 yield _response(item, request.request_id, lifetime_id)
                 lifetime_id = ""
+            if self._trailer is not None:
+                call.set_trailing_metadata((self._trailer(),))
         finally:
             await self._requests.abort(context, "the call ended")
 

@@ -1,0 +1,71 @@
+"""Load reports in the messages of the xDS protocols, as a load balancer reads them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from xds.data.orca.v3.orca_load_report_pb2 import OrcaLoadReport
+from xds.service.orca.v3.orca_pb2 import OrcaLoadReportRequest
+
+from enginewire import v1 as pb
+from enginewire.server.services.orca import LEAST_SECONDS, TRAILER, report_of
+from tests.server.serving import Serving, ask, seconds
+
+METHOD = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
+
+
+def stream(serving: Serving, interval: float) -> grpc.aio.UnaryStreamCall[bytes, OrcaLoadReport]:
+    call = serving.channel.unary_stream(
+        METHOD,
+        request_serializer=OrcaLoadReportRequest.SerializeToString,
+        response_deserializer=OrcaLoadReport.FromString,
+    )
+    return call(OrcaLoadReportRequest(report_interval=seconds(interval)), timeout=20)
+
+
+def test_a_report_has_how_full_the_fuller_one_is_and_the_names_that_vllm_uses():
+    load = pb.Load(running=3, waiting=2, kv_blocks_used=1, kv_blocks_total=8)
+    report = report_of(load, 4)
+    assert report.application_utilization == 0.75
+    assert dict(report.named_metrics) == {
+        "kv_cache_usage_perc": 0.125,
+        "num_requests_running": 3,
+        "num_requests_waiting": 2,
+    }
+    assert report_of(load, 12).application_utilization == 0.25
+    assert report_of(pb.Load(), 0).application_utilization == 0
+
+
+async def test_an_answer_ends_with_a_report(engine_server):
+    serving = await engine_server(orca_load_reports=True)
+    call = serving.engine.Generate(ask(max_tokens=3))
+    assert [response async for response in call]
+    (data,) = [value for key, value in await call.trailing_metadata() if key == TRAILER]
+    report = OrcaLoadReport.FromString(data)
+    assert "num_requests_running" in report.named_metrics
+
+
+async def test_reports_come_without_a_request_too_and_follow_the_load(engine_server):
+    serving = await engine_server(orca_load_reports=True)
+    reports = stream(serving, LEAST_SECONDS / 100)
+    assert (await reports.read()).named_metrics["num_requests_running"] == 0
+    running = asyncio.create_task(serving.generate(ask(max_tokens=100_000)))
+    async with asyncio.timeout(20):
+        while not (report := await reports.read()).named_metrics["num_requests_running"]:
+            pass
+    assert report.application_utilization > 0
+    reports.cancel()
+    await serving.engine.Abort(pb.AbortRequest(all=True))
+    await running
+
+
+async def test_nothing_is_reported_unless_it_was_asked_for(engine_server):
+    serving = await engine_server()
+    call = serving.engine.Generate(ask(max_tokens=3))
+    assert [response async for response in call]
+    assert TRAILER not in dict(await call.trailing_metadata())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream(serving, 1).read()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
