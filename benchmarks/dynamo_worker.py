@@ -30,6 +30,8 @@ DYNAMO_STEP_MS = 6.5
 """About what a step of Dynamo's mocker takes at 64 sequences, without a ratio."""
 START_SECONDS = 60.0
 SEQUENCES = "1024"
+WORDS = range(258, 4096)
+"""Ids that Dynamo's mocker may draw and a tokenizer of bytes does not have."""
 
 
 @contextmanager
@@ -44,7 +46,7 @@ def side(name: str, folder: Path, workers: Mapping[str, list[str]]) -> Iterator[
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         "DYN_TCP_RPC_HOST": "127.0.0.1",
-        "DYN_LOG": "off",
+        "DYN_LOG": "warn",
         "HF_HUB_OFFLINE": "1",
     }
     frontend = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
@@ -76,6 +78,18 @@ def ours(folder: Path, itl_ms: float) -> dict[str, list[str]]:
     engine += f" --max-num-seqs {SEQUENCES} --uds {socket} --log-level error"
     worker = f"-m enginewire dynamo --target unix:{socket} --served-model-name {MODEL}"
     return {"engine": engine.split(), "worker": worker.split()}
+
+
+def complete_model(folder: Path) -> None:
+    """An id that is no text makes no event, so whatever is drawn is some. And Dynamo's mocker wants sizes."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"] |= {f"\u0120w{number}": number for number in WORDS}
+    path.write_text(json.dumps(tokenizer))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"vocab_size": WORDS.stop, "hidden_size": 64, "num_hidden_layers": 1, "torch_dtype": "bfloat16"}
+    config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def theirs(folder: Path, itl_ms: float) -> dict[str, list[str]]:
@@ -117,6 +131,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ew-")))
         write_model(folder / "model")
+        complete_model(folder / "model")
         sides = [
             stack.enter_context(side("enginewire", folder / "enginewire", ours(folder, arguments.itl_ms))),
             stack.enter_context(side("dynamo", folder / "dynamo", theirs(folder, arguments.itl_ms))),

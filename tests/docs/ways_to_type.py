@@ -172,6 +172,7 @@ PAGES: Mapping[str, Ways] = {
         ),
     },
     "docs/metrics.md": {
+        "enginewire engine --orca-load-reports": Way(shows="ready", stays=True),
         "pip install '.[engine,metrics]'": INSTALLS,
         "curl -s http://127.0.0.1:9090/metrics": Way(
             3, shows="enginewire:engine_up", behind=("enginewire engine --metrics-port 9090",)
@@ -213,6 +214,7 @@ PAGES: Mapping[str, Ways] = {
         "mkdir -p dist/results": MINUTES,
         "RESULTS=$PWD/dist/results make conformance": MINUTES,
         "RESULTS=$PWD/dist/results make vllm-test": MINUTES,
+        "RESULTS=$PWD/dist/results make llama-test": MINUTES,
         'RESULTS=$PWD/dist/results make examples EXAMPLES="typescript cpp go minimal-cpp minimal-go minimal-python minimal-typescript"': MINUTES,
         "cd dist/results": MINUTES,
         "python": MINUTES,
@@ -221,6 +223,9 @@ PAGES: Mapping[str, Ways] = {
         "python benchmarks/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
         "python benchmarks/choosing.py": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 16 --callers 1000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 8 --callers 10000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 64 --callers 10000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet.py --engines 256 --callers 10000": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 16 --callers 1000 --turns 1 --policy ours --fault die": MINUTES_OF_FIGURES,
     },
     "docs/security.md": {

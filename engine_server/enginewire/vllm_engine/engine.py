@@ -39,7 +39,6 @@ from enginewire.torch_engine.folder.source import resolve_model
 from enginewire.vllm_engine.answer import Answer, Urgency, endings_of
 from enginewire.vllm_engine.environment import prepare_environment
 from enginewire.vllm_engine.facts import check_embeds, embedding_config, engine_config, only_embeds
-from enginewire.vllm_engine.kv_events.rank_caches import RankCaches
 from enginewire.vllm_engine.options import VllmEngineOptions
 from enginewire.vllm_engine.steps import Steps
 from enginewire.vllm_engine.warm_up import warm_up_request
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from enginewire.vllm_engine.core import Core
     from enginewire.vllm_engine.embedding import Embedder
     from enginewire.vllm_engine.kv_events.listener import CacheListener
+    from enginewire.vllm_engine.kv_events.rank_caches import RankCaches
     from enginewire.vllm_engine.requests.builder import RequestBuilder
     from enginewire.vllm_engine.requests.guides import Guides
     from enginewire.vllm_engine.requests.prompts import Prompts
@@ -104,10 +104,9 @@ class VllmEngine:
         # Takes many seconds alone, and the server answers meanwhile.
         await asyncio.to_thread(self._load)
         assert self._core is not None
+        self._steps = Steps(self._config.data_parallel_size or 1, self._config.total_kv_blocks)
         self._core.run(self._take, self._die)
-        if self._config.capabilities.kv_events:
-            assert self._listener is not None
-            assert self._caches is not None
+        if self._config.capabilities.kv_events and self._caches is not None and self._listener is not None:
             self._caches.listen(self._listener)
         if self.only_embeds:
             check_embeds(self.options.model, await self._core.tasks())
@@ -128,12 +127,13 @@ class VllmEngine:
         from enginewire.vllm_engine.core import Core
         from enginewire.vllm_engine.embedding import Embedder
         from enginewire.vllm_engine.kv_events.listener import CacheListener
+        from enginewire.vllm_engine.kv_events.rank_caches import RankCaches
         from enginewire.vllm_engine.requests.builder import RequestBuilder
         from enginewire.vllm_engine.requests.guides import Guides
         from enginewire.vllm_engine.requests.prompts import Prompts
 
-        if not self.engine_version.startswith(TESTED):
-            log.warning("vLLM %s: this was tested with %s only", self.engine_version, TESTED)
+        if not (found := self.engine_version).startswith(TESTED):
+            log.warning("vLLM %s: this was tested with %s only", found, TESTED)
         folder = ModelFolder.open(resolve_model(self.options.model))
         self._tokenizer = folder.tokenizer()
         core, listener = Core(), CacheListener()
@@ -143,7 +143,6 @@ class VllmEngine:
         if only_embeds(config):
             self._config = embedding_config(self.options.model, config, has_tokenizer=has_tokenizer)
             self._embedder = Embedder.of(processor)
-            self._steps = Steps(self._config.data_parallel_size or 1)
             return
         self._prompts = Prompts(processor)
         self._config = engine_config(
@@ -155,7 +154,6 @@ class VllmEngine:
             takes_pictures=self._prompts.most_pictures > 0,
         )
         self._caches = RankCaches(self._config, config.device_config.device_type)
-        self._steps = Steps(self._config.data_parallel_size or 1, self._config.total_kv_blocks)
         self._guides = Guides(processor)
         self._adapters = Adapters(core, self.options.max_lora_rank)
         self._builder = RequestBuilder(
@@ -252,8 +250,8 @@ class VllmEngine:
 
     async def kv_event_sources(self) -> Sequence[pb.KvEventSource]:
         """This engine itself, when it hears of vLLM's cache."""
-        hears = self._config.capabilities.kv_events
-        return self._caches.sources() if self._caches is not None and hears else []
+        caches = self._caches if self._config.capabilities.kv_events else None
+        return caches.sources() if caches is not None else []
 
     async def subscribe_kv_events(
         self, dp_rank: int, after_sequence: int | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -93,7 +92,7 @@ class Prompts:
             prompt["multi_modal_uuids"] = {MODALITY: names}
         try:
             # Without the cache that notes what vLLM's other process has: a request may still be refused.
-            return self._renderer.process_for_engine(prompt, time.time(), skip_mm_cache=True)
+            return self._renderer.process_for_engine(prompt, arrival_time=0.0, skip_mm_cache=True)
         except Exception as error:  # whatever a model's processor makes of a caller's picture
             raise InvalidRequest(
                 f"{FIELD}: the model cannot take it beside this prompt: {first_line(error)}", field=FIELD
