@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.client import EngineClient
 from enginewire.program import event_loop
@@ -76,15 +76,15 @@ async def consume(
     )
     stamps = arrivals[request_id] = []
 
-    def note(item: Annotated[BackendOutput]) -> None:
-        assert item.data is not None, item.error
-        stamps.extend([time.monotonic_ns()] * len(item.data.token_ids))
+    def note(output: BackendOutput) -> None:
+        stamps.extend([time.monotonic_ns()] * len(output.token_ids))
 
     outputs = backend.generate(
         request, request_id=request_id, timeout=timeout, inline=note if inline else None
     )
     async for item in outputs:
-        note(item)
+        assert item.data is not None, item.error
+        note(item.data)
     assert len(stamps) == tokens, f"{request_id}: {len(stamps)} tokens instead of {tokens}"
 
 

@@ -10,9 +10,10 @@ client reads bare sockets and counts events, so that it shows the server's speed
 library. Rounds are interleaved and medians compared; the other side's processes are idle meanwhile.
 
 A server that is slower than its engine may put several tokens into one event: `tokens_per_event` says so.
-With --itl-ms both engines are slow, so that every event has one token: look at the processor time then.
-`server_us_per_token` and `engine_us_per_token` are processor time, which other programs on the machine
-disturb less than the clock. The last line is JSON.
+With --itl-ms both engines are slow, so that every event has one token: look at the processor time then, and
+at `gap_p99_ms`, between two arrivals at one caller. `server_us_per_event`, `server_us_per_token` and
+`engine_us_per_token` are processor time, which other programs on the machine disturb less than the clock;
+what requests cost beside their tokens is in it. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 from dynamo_peer import MODEL, dynamo
 
@@ -54,6 +56,7 @@ class Answer:
     text: str
     events: int
     tokens: int
+    gaps: list[float]
 
 
 @contextmanager
@@ -77,8 +80,8 @@ def enginewire(folder: Path, itl_ms: float) -> Iterator[Side]:
         process.wait()
 
 
-async def stream(port: int, tokens: int) -> bytes:
-    """One chat completion, as it came over the socket."""
+async def stream(port: int, tokens: int) -> tuple[bytes, list[float]]:
+    """One chat completion, as it came over the socket, and the times of time.perf_counter when it came."""
     body = json.dumps(
         {
             "model": MODEL,
@@ -92,17 +95,21 @@ async def stream(port: int, tokens: int) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}".encode() + body)
-    data = await reader.read()
+    pieces, times = [], []
+    while piece := await reader.read(1 << 20):
+        pieces.append(piece)
+        times.append(time.perf_counter())
     writer.close()
-    return data
+    return b"".join(pieces), times
 
 
-def read_answer(data: bytes) -> Answer:
+def read_answer(data: bytes, times: list[float]) -> Answer:
     """Take the events apart, after the clock has stopped."""
     chunks = [json.loads(event) for event in EVENT.findall(data)]
     texts = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
     used = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
-    return Answer("".join(filter(None, texts)), sum(map(bool, texts)), sum(used))
+    gaps = [later - earlier for earlier, later in pairwise(times[:-1])]
+    return Answer("".join(filter(None, texts)), sum(map(bool, texts)), sum(used), gaps)
 
 
 def processor_seconds(process: int) -> float:
@@ -115,19 +122,23 @@ async def measure(side: Side, streams: int, tokens: int) -> tuple[dict[str, floa
     """One round: figures, and the texts."""
     before = [processor_seconds(each) for each in side.processes]
     begin = time.perf_counter()
-    data = await asyncio.gather(*(stream(side.port, tokens) for _ in range(streams)))
+    received = await asyncio.gather(*(stream(side.port, tokens) for _ in range(streams)))
     seconds = time.perf_counter() - begin
     after = [processor_seconds(each) for each in side.processes]
-    answers = [read_answer(each) for each in data]
-    assert all(answer.tokens == tokens for answer in answers), (side.name, data[0][:1000])
+    answers = [read_answer(*each) for each in received]
+    assert all(answer.tokens == tokens for answer in answers), (side.name, received[0][0][:1000])
     events = sum(answer.events for answer in answers)
-    server, *engine = ((b - a) * 1e6 / (streams * tokens) for a, b in zip(before, after, strict=True))
+    gaps = [gap * 1000 for answer in answers for gap in answer.gaps]
+    server, *engine = ((b - a) * 1e6 for a, b in zip(before, after, strict=True))
     figures = {
         "tokens_per_s": streams * tokens / seconds,
         "events_per_s": events / seconds,
         "tokens_per_event": streams * tokens / events,
-        "server_us_per_token": server,
-        "engine_us_per_token": sum(engine),
+        "server_us_per_event": server / events,
+        "server_us_per_token": server / (streams * tokens),
+        "engine_us_per_token": sum(engine) / (streams * tokens),
+        "gap_p50_ms": median(gaps) if gaps else 0.0,
+        "gap_p99_ms": quantiles(gaps, n=100, method="inclusive")[98] if len(gaps) > 1 else 0.0,
     }
     return figures, {answer.text for answer in answers}
 
@@ -182,7 +193,8 @@ def report(medians: dict[str, dict[str, float]], arguments: argparse.Namespace) 
     summary: dict[str, object] = {"streams": arguments.streams, "tokens": arguments.tokens, **ours}
     if peer := medians.get("dynamo"):
         summary["dynamo"] = peer
-        summary["ratio_to_dynamo"] = round(ours["tokens_per_s"] / peer["tokens_per_s"], 2)
+        for what, key in (("", "tokens"), ("_events", "events")):
+            summary[f"ratio{what}_to_dynamo"] = round(ours[f"{key}_per_s"] / peer[f"{key}_per_s"], 2)
     print(json.dumps(summary))
 
 

@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 from enginewire import v1 as pb
 from enginewire.access.target_key import TargetKey
 from enginewire.backend.backend import Backend
-from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.client import EngineClient
 from enginewire.calling.channel import open_channel
@@ -166,13 +166,13 @@ async def _texts(target: Target, streams: int, tokens: int, *, is_inline: bool) 
             asked.stop_conditions.stop.extend(STOPS)
             count = 0
 
-            def take(item: Annotated[BackendOutput]) -> None:
+            def take(output: BackendOutput) -> None:
                 nonlocal count
-                assert item.data is not None, item.error
-                count += len(item.data.token_ids)
+                count += len(output.token_ids)
 
             async for item in backend.generate(asked, inline=take if is_inline else None):
-                take(item)
+                assert item.data is not None, item.error
+                take(item.data)
             return count
 
         return sum(await asyncio.gather(*(consume(number) for number in range(streams))))

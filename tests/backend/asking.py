@@ -76,8 +76,8 @@ async def hear(
     """Everything, to the end, in the order in which it came."""
     heard = Heard()
 
-    def take(item: Annotated[BackendOutput]) -> None:
-        heard.items.append(item)
+    def take(output: BackendOutput) -> None:
+        heard.items.append(Annotated(output))
         heard.num_inline += 1
 
     async for item in backend.generate(request, inline=take if is_inline else None, **options):

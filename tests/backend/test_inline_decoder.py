@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.inline_decoder import RequestTracker
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import tokens
@@ -41,7 +42,7 @@ async def test_all_but_the_first_and_the_last_output_come_inline(
 async def test_what_the_function_raises_ends_its_own_request_only(socket_folder, vocabulary) -> None:
     engine = Lives([*plain_text(b"other"), 5.0], [*plain_text(b"other"), 5.0])
 
-    def fail(item: Annotated[BackendOutput]) -> None:
+    def fail(output: BackendOutput) -> None:
         raise ZeroDivisionError
 
     async def failing() -> None:
@@ -57,6 +58,27 @@ async def test_what_the_function_raises_ends_its_own_request_only(socket_folder,
         assert backend.activity.live == []
         await until_true(lambda: len(engine.aborted) == 2)
     assert heard.text() == "other"
+
+
+async def test_a_function_that_is_full_gets_no_more_until_the_next_item_is_asked_for(
+    socket_folder, vocabulary
+) -> None:
+    burst = [tokens(bytes([each]), at) for at, each in enumerate(b"n\xc3\xa9wer", 1)]
+    engine = Lives([*plain_text(b"a"), *burst, 5.0])
+    heard: list[tuple[str, str]] = []
+
+    def take(output: BackendOutput) -> bool:
+        heard.append(("inline", output.text))
+        return True
+
+    async with backend_on(socket_folder, vocabulary, engine) as backend:
+        async for item in backend.generate(ask(max_tokens=7), inline=take):
+            assert item.data is not None
+            heard.append(("item", item.data.text))
+    ways = [way for way, _ in heard]
+    assert "".join(text for _, text in heard) == "anéwer"
+    assert "inline" in ways
+    assert ("inline", "inline") not in pairwise(ways)
 
 
 async def test_what_was_taken_inline_counts_like_everything_else(socket_folder, vocabulary) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from enginewire.backend import Annotated, Backend, BackendOutput, EngineClient
+from enginewire.backend import Backend, BackendOutput, EngineClient
 from tests.backend.asking import ask
 from tests.backend.conftest import engine_server, vocabulary
 from tests.repository import ROOT
@@ -28,8 +28,8 @@ async def test_an_answer_comes_from_one_of_the_engines(engine_server):
 
 
 async def test_a_function_gets_everything_in_order(engine_server, vocabulary):
-    items: list[Annotated[BackendOutput]] = []
+    outputs: list[BackendOutput] = []
     async with EngineClient((await engine_server(mocker_itl_ms=1.0)).server.target) as client:
-        await code_of_the_page()["stream"](Backend(client, vocabulary), ask(b"abcdefgh", 8), items.append)
-    assert "".join(item.data.text for item in items) == "abcdefgh"
-    assert items[-1].data.is_terminal
+        await code_of_the_page()["stream"](Backend(client, vocabulary), ask(b"abcdefgh", 8), outputs.append)
+    assert "".join(output.text for output in outputs) == "abcdefgh"
+    assert outputs[-1].is_terminal

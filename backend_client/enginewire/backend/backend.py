@@ -99,8 +99,9 @@ class Backend:
         What the engine answers to `annotations` are events as well, each in its place.
 
         With `inline`, outputs of nothing but text and tokens that arrive while the next item is awaited are
-        given to it instead, at once, and only the others are yielded: callers save the switch to their task
-        for each token. What it raises is raised here.
+        given to it at once, and only the others are yielded as items: callers save the switch to their task
+        for each token. Once it has returned True, what arrives waits until the next item is asked for. What
+        it raises is raised here.
         """
         tracker = tracker or RequestTracker()
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from enginewire.backend.activity import LiveRequest
-from enginewire.backend.decoding.annotated import Annotated, BackendOutput
+from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.engines.stream import Chunk
 from enginewire.backend.replay.attempts import Attempts
 
-Inline = Callable[[Annotated[BackendOutput]], None]
-"""Gets an output at once. Quick, because all other requests of the frame wait for it."""
+Inline = Callable[[BackendOutput], bool | None]
+"""Gets an output at once. Quick, because all other requests of the frame wait for it.
+
+True when it can take no more: then what follows waits until the caller asks for the next item.
+"""
 
 
 @dataclass(slots=True)
@@ -59,23 +62,23 @@ class InlineDecoder:
             self._tracker.num_tokens += self._decoder.num_passed_on - before
 
     def take(self, index: int, position: int, token_ids: list[int], arrived_at: float) -> bool:
-        """Decode and hand on; False when that was the last of it, or went wrong."""
+        """Decode and hand on; False when that was the last of it, went wrong, or is as much as is wanted."""
         try:
             if len(token_ids) == 1 and not index:
                 text = self._first.take_known(position, token_ids[0])
                 if text is not None:
                     if not self._clock.take(1, arrived_at):
                         self._live.take_first(arrived_at)
-                    self._inline(Annotated(BackendOutput(token_ids, None, text, index, position)))
-                    return True
+                    return not self._inline(BackendOutput(token_ids, None, text, index, position))
+            is_full: bool | None = False
             output = self._decode(index, position, token_ids)
             if output is not None:
                 self._live.add((output,))
-                self._inline(Annotated(output))
+                is_full = self._inline(output)
         except Exception as error:  # noqa: BLE001  # no request may break the frame of all others
             self.error = error
             return False
-        return not self._decoder.is_finished
+        return not (is_full or self._decoder.is_finished)
 
     def _decode(self, index: int, position: int, token_ids: list[int]) -> BackendOutput | None:
         begin = time.perf_counter_ns()

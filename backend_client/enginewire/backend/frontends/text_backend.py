@@ -15,7 +15,7 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.embedding import Embeddings, renamed
 from enginewire.backend.engines.failure import RequestFailed
-from enginewire.backend.inline_decoder import RequestTracker
+from enginewire.backend.inline_decoder import Inline, RequestTracker
 from enginewire.backend.prompting.annotations import answers, take_ours
 from enginewire.backend.prompting.conversation import Conversation
 from enginewire.backend.prompting.prompts import (
@@ -51,13 +51,14 @@ class TextBackend:
         metadata: Mapping[str, str] | None = None,
         tracker: RequestTracker | None = None,
         with_tokens: bool = False,
+        inline: Inline | None = None,
         face: str = "",
     ) -> Items:
         """The outputs, before the first what was asked about the prompt; an error comes last.
 
         A `conversation` is the prompt instead of that of `asked`. Raises InvalidPrompt before the first item.
         Closing the iterator aborts the request; `timeout` in seconds. Tokens as text come with
-        log-probabilities and for `with_tokens`. `face` as in Backend.
+        log-probabilities and for `with_tokens`. `inline` and `face` as in Backend.
         """
         request, prompt = await self.preprocess(asked, conversation, fit)
         # A refused request gets nothing but the refusal, so these wait for the first output.
@@ -69,6 +70,7 @@ class TextBackend:
             metadata=metadata,
             with_tokens=with_tokens or request.output_options.HasField("logprobs"),
             tracker=tracker,
+            inline=inline,
             face=face,
         )
         # Declared as an iterator, but its documentation promises that it can be closed.

@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from enginewire.backend.frontends.http_api.calls.direct_body import offer_direct_body
 from enginewire.backend.frontends.http_api.refusal import Refusal, draining, error_body, invalid, overloaded
 from enginewire.tls.listener import REFUSAL, ListenerTls
 
@@ -199,6 +200,7 @@ class BoundedConnection(HttpToolsProtocol):
         if lengths and int(lengths[0]) > self._limits.max_body_bytes:
             raise self._exceeds(self._too_large_body())
         super().on_headers_complete()
+        offer_direct_body(self.cycle)
         if not self.pipeline:
             self._answered = self.cycle
         self._is_in_body = True

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from enginewire.backend.engines.failure import RequestFailed, internal_failure
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
+from enginewire.backend.frontends.http_api.calls.direct_body import direct_body
 from enginewire.backend.frontends.http_api.calls.incoming import CallerLeft, read_body, until_left
 from enginewire.backend.frontends.http_api.calls.reply import Reply
 from enginewire.backend.frontends.http_api.refusal import Refusal, Refused, invalid, refusal_of
@@ -38,7 +39,7 @@ class PostRoute(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a caller who leaves aborts it."""
-        reply = Reply(send, scope["path"], self.headers)
+        reply = Reply(send, scope["path"], self.headers, direct_body(scope))
         try:
             body = Body.parse(await read_body(scope, receive))
             await until_left(receive, self.answer(body, reply, passed_on(Headers(scope=scope))))

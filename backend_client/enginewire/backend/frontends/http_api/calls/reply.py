@@ -11,6 +11,7 @@ from typing import Final
 
 from starlette.types import Send
 
+from enginewire.backend.frontends.http_api.calls.direct_body import DirectBody
 from enginewire.backend.frontends.http_api.refusal import Refusal, error_body
 
 JSON_TYPE: Final = "application/json"
@@ -19,11 +20,21 @@ EVENT_TYPE: Final = "text/event-stream; charset=utf-8"
 
 
 class Reply:
-    """One answer on its way out."""
+    """One answer on its way out.
 
-    def __init__(self, send: Send, path: str, more: Callable[[], Mapping[str, str]] = dict) -> None:
+    Pieces of a stream that has begun may take the way past ASGI, `direct`, if there is one.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        path: str,
+        more: Callable[[], Mapping[str, str]] = dict,
+        direct: DirectBody | None = None,
+    ) -> None:
         """`path` is what was asked for, see error_form; `more` are headers that every answer has."""
         self._more = more
+        self.direct = direct
         self._send = send
         self._path = path
         self._is_begun = False

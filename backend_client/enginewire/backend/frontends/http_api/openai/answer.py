@@ -13,12 +13,14 @@ from typing import Final, NamedTuple
 import orjson
 
 from enginewire import v1 as pb
+from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.openai.choice import Choice
 from enginewire.backend.frontends.http_api.openai.endpoint import Endpoint
 from enginewire.backend.frontends.http_api.openai.generation_request import GenerationRequest
 from enginewire.backend.frontends.http_api.openai.prompts.shown import ShownPrompt, ShownPrompts
 from enginewire.backend.frontends.http_api.openai.prompts.streams import Placed
+from enginewire.backend.frontends.http_api.openai.text_event import ANY_TEXT, TextEvent
 from enginewire.backend.frontends.http_api.refusal import Refusal
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -87,6 +89,8 @@ class Answer:
         self._shown: ShownPrompts | None = None
         if asked.echo or asked.is_scored:
             self._shown = ShownPrompts(asked, prompt_ids, vocabulary, self._show)
+        # Of choices that have begun and tell nothing but text, by index.
+        self._text_events: dict[int, TextEvent] = {}
 
     def add(self, batch: Sequence[Placed]) -> list[Choice]:
         """Take outputs; the choices they belong to. Raises RequestFailed."""
@@ -105,6 +109,11 @@ class Answer:
 
     def events(self, batch: Sequence[Placed]) -> bytes:
         """Take outputs; the events they make, none while all text is withheld. Raises RequestFailed."""
+        if len(batch) == 1:
+            place, output = batch[0]
+            text_event = self._text_events.get(place * self._n + output.index)
+            if text_event is not None and output.text and not output.finish_reason:
+                return text_event.of(output.text)
         return b"".join(self._event(choice) for choice in self.add(batch) if choice.has_news)
 
     def _event(self, choice: Choice) -> bytes:
@@ -117,7 +126,15 @@ class Answer:
             fields |= ids.beside
         if self._has_usage_everywhere:
             fields["usage"] = usage_so_far(len(self._prompt_ids[choice.index // self._n]), choice.num_tokens)
+        elif is_first and choice.tells_only_text and self._shown is None:
+            self._text_events[choice.index] = self._text_event(choice.index)
         return event(fields)
+
+    def _text_event(self, index: int) -> TextEvent:
+        choice = Choice(index, None)
+        choice.is_begun = True
+        choice.add(BackendOutput(text=ANY_TEXT))
+        return TextEvent(event({**self._chunk, "choices": [self._endpoint.chunk(choice)]}))
 
     def last_events(self) -> bytes:
         """What comes after the last output."""

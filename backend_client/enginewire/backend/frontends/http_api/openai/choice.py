@@ -59,6 +59,11 @@ class Choice:
         self._rows = rows
         self._reader = reader
 
+    @property
+    def tells_only_text(self) -> bool:
+        """Until it ends."""
+        return self._rows is None and self._reader is None and self.token_ids is None
+
     def show(self, prompt: ShownPrompt) -> None:
         """Begin with the prompt."""
         self.has_news |= bool(prompt.text)

@@ -12,11 +12,14 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from enginewire import v1 as pb
+from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body
+from enginewire.backend.frontends.http_api.calls.direct_body import DirectBody
 from enginewire.backend.frontends.http_api.calls.post_route import PostRoute
 from enginewire.backend.frontends.http_api.calls.rate_limits import rate_limit_headers
 from enginewire.backend.frontends.http_api.calls.reply import Reply
@@ -202,11 +205,19 @@ class GenerateRoute(AnswerRoute[GenerationRequest]):
 
 
 async def _stream(answer: WrittenAnswer, batch: list[Placed], streams: PromptStreams, reply: Reply) -> None:
+    take = None if reply.direct is None else partial(_take, answer, reply.direct)
     while batch:
         if events := answer.events(batch):
             await reply.events(events)
-        batch = await streams.read()
+        batch = await streams.read(take)
     await reply.last_events(answer.last_events())
+
+
+def _take(answer: WrittenAnswer, body: DirectBody, output: BackendOutput) -> bool:
+    if not body.can_take:
+        return False
+    body.write(answer.events(((0, output),)))
+    return True
 
 
 async def _whole(answer: WrittenAnswer, batch: list[Placed], streams: PromptStreams) -> bytes:

@@ -90,6 +90,11 @@ class GenerationRequest:
         return max(1, self.prompts[0].request.sampling_options.n)
 
     @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return self.n * len(self.prompts)
+
+    @property
     def with_logprobs(self) -> bool:
         """Log-probabilities were asked for."""
         return self.prompts[0].request.output_options.HasField("logprobs")

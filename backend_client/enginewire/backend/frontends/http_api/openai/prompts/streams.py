@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -30,6 +30,9 @@ MAX_WAITING_OUTPUTS: Final = 256
 UNFINISHED: Final = frozenset({pb.FINISH_REASON_ERROR, pb.FINISH_REASON_CANCELLED})
 
 Placed = tuple[int, BackendOutput]
+
+Take = Callable[[BackendOutput], bool]
+"""Takes an output in the pass over the engine's frame; False, and nothing taken, when it has to wait."""
 
 
 class PromptStreams:
@@ -58,6 +61,8 @@ class PromptStreams:
         self.prompt_ids: dict[int, Sequence[int]] = {}
         self.prompt_texts: dict[int, str] = {}
         self._waiting: list[Placed] = []
+        # Set while the reader waits, if it wants to be given outputs without being woken.
+        self._take: Take | None = None
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -79,14 +84,19 @@ class PromptStreams:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def read(self) -> list[Placed]:
+    async def read(self, take: Take | None = None) -> list[Placed]:
         """Everything that has arrived as (place of the prompt, output); empty at the end.
 
-        Raises Refused when a prompt failed, once everything before the failure was read.
+        What arrives meanwhile in the answer to one prompt with one choice is offered to `take`, where it is
+        nothing but text. Raises Refused when a prompt failed, once everything before the failure was read.
         """
-        while not self._waiting and self._error is None and self._num_live:
-            self._arrived.clear()
-            await self._arrived.wait()
+        self._take = take
+        try:
+            while not self._waiting and self._error is None and self._num_live:
+                self._arrived.clear()
+                await self._arrived.wait()
+        finally:
+            self._take = None
         if not self._waiting and self._error is not None:
             raise self._error
         batch, self._waiting = self._waiting, []
@@ -111,6 +121,8 @@ class PromptStreams:
                 timeout=self._timeout,
                 metadata=self._trace,
                 with_tokens=self._asked.with_tokens,
+                # Several choices of a step are one write: that is worth waking the reader for.
+                inline=self._take_inline if self._asked.num_choices == 1 else None,
                 face="HTTP",
             )
             async with aclosing(answer) as items:
@@ -127,13 +139,25 @@ class PromptStreams:
             raise Refused(invalid_prompt(error, param_of)) from error
 
     async def _put(self, place: int, output: BackendOutput) -> None:
-        if output.finish_reason in UNFINISHED:
-            raise Refused(refusal_of(unfinished(output), self._asked.param_of))
+        self._check(output)
         self._waiting.append((place, output))
         self._arrived.set()
         if len(self._waiting) > MAX_WAITING_OUTPUTS:
             self._room.clear()
             await self._room.wait()
+
+    def _take_inline(self, output: BackendOutput) -> bool:
+        """Hand on, or let it wait for the reader; True when enough is waiting. Raises Refused."""
+        self._check(output)
+        if self._take is not None and not self._waiting and self._take(output):
+            return False
+        self._waiting.append((0, output))
+        self._arrived.set()
+        return len(self._waiting) > MAX_WAITING_OUTPUTS
+
+    def _check(self, output: BackendOutput) -> None:
+        if output.finish_reason in UNFINISHED:
+            raise Refused(refusal_of(unfinished(output), self._asked.param_of))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._num_live -= 1
