@@ -26,8 +26,8 @@ UNIT: Final = 1e-2
 LONG: Final = 64
 """Tokens of each input of a request that is to last."""
 FEWEST_INPUTS: Final = 64
-GROWTH: Final = 4
-MOST_INPUTS: Final = 2048
+GROWTH: Final = 8
+MOST_INPUTS: Final = 512
 MOST_BYTES: Final = 3 * 1024 * 1024
 BYTES_OF_A_NUMBER: Final = 4
 CANCELLED: Final = (grpc.StatusCode.CANCELLED,)
