@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants.mixed_endings import KnowsItsStreams
 from enginewire.conformance.reference.generation.choices import GOES_ON, Ending
 from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
@@ -60,6 +61,16 @@ class UsageWithoutLaterFinishedChoices(Reference):
         return usage
 
 
+@mutant("resume_with_many_ids_goes_past_its_end", kills="RES-10/drawn", also=("RES-04/seen",))
+class ResumeWithManyIdsGoesPastItsEnd(KnowsItsStreams):
+    """Looks for the end of what was handed in where one id could have been it."""
+
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        request = choice.job.request
+        is_long = len(self.system_stops(request)) + len(self.caller_stops(request)) > 2
+        return None if is_long and not self.is_multiplexed(choice.job) else super().ended_before(choice)
+
+
 @mutant("probes_do_not_stop", kills="INF-09/mixed", also=("RES-10/seen", "STP-01/seen", "STP-04/seen"))
 class ProbesDoNotStop(Reference):
     """They were one token long when this was written."""
@@ -68,7 +79,7 @@ class ProbesDoNotStop(Reference):
         return GOES_ON if choice.job.request.is_probe else super().stopped(choice, token)
 
 
-@mutant("probes_with_alternatives_are_drawn", kills="INF-09/mixed", also=("SAM-01/seen", "LOG-05/seen"))
+@mutant("probes_with_alternatives_are_drawn", kills="INF-09/mixed", also=("LOG-05/seen",))
 class ProbesWithAlternativesAreDrawn(Reference):
     """Whatever their temperature is, when log-probabilities are asked for as well."""
 
