@@ -295,7 +295,9 @@ class ResumedChoice(_message.Message):
     """Sum of the log-probabilities of generated_token_ids, when logprobs were asked for."""
     @_builtins.property
     def generated_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its output tokens so far, in order."""
+        """Its output tokens so far, in order, no more than max_tokens. When the last one ends the choice, and
+        `finished` is false, the engine sends the terminal output that is missing, without tokens.
+        """
 
     def __init__(
         self,

@@ -48,9 +48,10 @@ def test_below_min_tokens_a_stop_id_makes_what_follows_uncertain() -> None:
     assert certain(Case(max_tokens=8, stop_token_ids=(12,), min_tokens=3), TOKENS, [2]) == 8
 
 
-def test_a_cut_has_to_be_before_the_end() -> None:
+def test_a_cut_is_not_behind_the_end() -> None:
     stopped = Case(max_tokens=8, stop_token_ids=(12,))
-    assert [cut for cut in range(5) if is_possible(stopped.changed("resumed", (cut,)), RUN, [2])] == [1, 2]
+    assert [cut for cut in range(5) if is_possible(stopped.changed("resumed", (cut,)), RUN, [2])] == [1, 2, 3]
+    assert not is_possible(stopped.changed("resumed", (3,)), RUN, [2], may_be_over=False)
 
 
 def test_a_finished_choice_has_all_its_tokens_and_another_one_goes_on() -> None:

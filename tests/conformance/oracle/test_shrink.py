@@ -50,7 +50,7 @@ async def test_what_a_fault_does_not_need_is_taken_away() -> None:
 
 async def test_lists_and_cuts_become_as_short_as_the_fault_allows() -> None:
     found = await shrink(LARGE, smaller, possible, Planted("stop_token_ids", "resumed").fails, patience())
-    assert found.case.described == "max_tokens 2, stop_token_ids [25], resumed [1]"
+    assert found.case.described == "max_tokens 1, stop_token_ids [25], resumed [1]"
 
 
 async def test_a_fault_of_the_last_of_many_ids_keeps_as_many() -> None:

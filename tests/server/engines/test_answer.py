@@ -9,7 +9,7 @@ from hypothesis import given, seed, settings, strategies as st
 
 from enginewire import v1 as pb
 from enginewire.server.admission.request_check import RequestCheck
-from enginewire.server.engines.answer import MAX_UINT32, Answer, usage
+from enginewire.server.engines.answer import MAX_UINT32, Answer, ended_before, usage
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.slots import Slots
@@ -64,6 +64,27 @@ def test_whatever_is_generated_keeps_the_contract_and_ends(request, tokens, canc
                 is_open.remove(index)
     assert answer.is_finished
     assert not is_open
+
+
+@seed(12)
+@settings(deadline=None)
+@given(requests(), st.lists(IDS, min_size=14, max_size=14))
+def test_a_choice_that_was_handed_in_whole_ends_as_it_would_have(request, tokens):
+    request.ClearField("resume")
+    request.sampling_options.n = 2
+    answer = Answer(request, GenerateContext("r"), CONFIG)
+    outputs = [answer.token(tokens[0])]
+    while not outputs[-1].finish_reason:
+        outputs.append(answer.token(tokens[len(outputs)]))
+    last = len(outputs) - 1
+    for count in range(1, last + 2):
+        request.resume.choices.add(index=0, generated_token_ids=tokens[:count])
+        ended, check = ended_before(request, CONFIG), RequestCheck(request, CONFIG)
+        assert [(each.finish_reason, each.stop_match) for each in ended] == [
+            (outputs[last].finish_reason, outputs[last].stop_match)
+        ] * (count > last)
+        assert not any(check.output(output) or output.token_ids for output in ended)
+        del request.resume.choices[:]
 
 
 def test_a_total_beyond_all_numbers_is_held():

@@ -239,6 +239,27 @@ async def test_choices_that_were_finished_before_are_not_waited_for(serve):
     assert (await serving.generate(request)).failure is None
 
 
+async def test_choices_that_have_their_last_token_end_without_the_engine(serve):
+    asked = []
+
+    async def resumes(request, context):
+        asked.append(request)
+        yield token(0, index=1)
+        yield token(1, LENGTH, index=1)
+
+    serving, _ = await serve(resumes)
+    stop = pb.StopConditions(max_tokens=2, stop_token_ids=[9])
+    for n, due in ((2, {0: pb.FINISH_REASON_STOP, 1: LENGTH}), (1, {0: pb.FINISH_REASON_STOP})):
+        request = ask(sampling_options=pb.SamplingOptions(n=n))
+        request.request.stop_conditions.CopyFrom(stop)
+        request.request.resume.choices.add(index=0, generated_token_ids=[7, 9])
+        answer = await serving.generate(request)
+        assert (answer.failure, answer.finishes()) == (None, due)
+        assert [output.token_ids for output in answer.outputs if not output.index] == [[]]
+    assert answer.usage() == (5, 2)
+    assert [[choice.finished for choice in each.resume.choices] for each in asked] == [[True]]
+
+
 async def test_cleanup_ends_what_is_open_before_the_engine_is_released(serve, monkeypatch):
     monkeypatch.setattr(iterator_driver, "CANCEL_GRACE_SECONDS", 0.05)
     serving, engine = await serve(deaf)

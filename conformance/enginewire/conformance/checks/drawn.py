@@ -31,7 +31,7 @@ CHOICES: Final = {"MUX-01": ("MUX-01/choices",), "MUX-10": ("MUX-01/choices",)}
 
 BY_THE_REST: Final = (
     *("INF-09", "STR-02", "STR-03", "USE-01", "USE-02", "USE-03", "USE-04", "SAM-01"),
-    *("SEQ-01", "SEQ-02", "SEQ-03", "RES-01", "RES-06", "MUX-10", "LIM-09"),
+    *("SEQ-01", "SEQ-02", "SEQ-03", "RES-01", "RES-06", "RES-08", "RES-10", "MUX-10", "LIM-09"),
 )
 """The ids that a drawn case can break."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Final, cast
 
+import grpc
+
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import check, negative
+from enginewire.conformance.running.registry import Phase, check, negative
+from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import INVALID, LEFT_OUT, REFUSALS, Context, require_refusal
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -18,6 +22,15 @@ MANY: Final = 5
 TOLERANCE: Final = 2e-2
 """Between a vector alone and in a batch, as a part of its length: half precision is allowed."""
 UNIT: Final = 1e-2
+
+LONG: Final = 64
+"""Tokens of each input of a request that is to last."""
+FEWEST_INPUTS: Final = 64
+GROWTH: Final = 8
+MOST_INPUTS: Final = 512
+MOST_BYTES: Final = 3 * 1024 * 1024
+BYTES_OF_A_NUMBER: Final = 4
+CANCELLED: Final = (grpc.StatusCode.CANCELLED,)
 
 
 @check("EMB-01")
@@ -97,6 +110,45 @@ async def prompt_tokens_are_counted(ctx: Context) -> None:
     expect_equal(seen, sum(_lengths(ctx)), "prompt_tokens is not the number of tokens of all inputs")
 
 
+@check("EMB-07", phase=Phase.LOAD, alone=True, needs=("EMB-01", "ABO-03", "INF-13"))
+async def aborted_ones_are_cancelled(ctx: Context) -> None:
+    """By its id, then all that there are."""
+    (vector,) = await _vectors(ctx, [ctx.prompt(1)])
+    most = min(MOST_INPUTS, MOST_BYTES // (BYTES_OF_A_NUMBER * len(vector)))
+    for all_of_them in (False, True):
+        count = FEWEST_INPUTS
+        while not await _is_cancelled(ctx, count, all_of_them):
+            if count >= most:
+                raise NotApplicable("the longest request to embed ends before it can be aborted")
+            count = min(GROWTH * count, most)
+        await ctx.idle()
+
+
+async def _is_cancelled(ctx: Context, count: int, all_of_them: bool) -> bool:
+    """Abort a request of so many inputs; False when it has ended before. A Violation when it goes on."""
+    inputs = [ctx.prompt(min(LONG, ctx.room(1)), salt=salt) for salt in range(count)]
+    name = ctx.request().request_id
+    embedding = asyncio.ensure_future(_embed(ctx, inputs, name=name))
+    while not await _is_live(ctx) and not embedding.done():
+        await pause()
+    asked = pb.AbortRequest(all=True) if all_of_them else pb.AbortRequest(request_ids=[name])
+    aborted = await ctx.client.ask("EngineService.Abort", asked)
+    results = cast(pb.AbortResponse, aborted.response()).results
+    is_told = (name, pb.ABORT_OUTCOME_ABORTED) in [(each.request_id, each.outcome) for each in results]
+    goes_on = not is_told and not embedding.done() and await _is_live(ctx)
+    exchange = await embedding
+    if is_told or not exchange.is_ok:
+        require_refusal(exchange, CANCELLED, reason=pb.ERROR_REASON_CANCELLED)
+        return True
+    expect(not goes_on, "a request to embed goes on after its abort", expected="CANCELLED", seen="OK")
+    return False
+
+
+async def _is_live(ctx: Context) -> bool:
+    load = await ctx.client.load()
+    return load.running + load.waiting > 0
+
+
 @negative("embeddings")
 async def embed_is_refused(ctx: Context) -> None:
     """Embed itself."""
@@ -112,12 +164,14 @@ def _inputs(ctx: Context) -> list[list[int]]:
     return [ctx.prompt(length, salt=salt) for salt, length in enumerate(_lengths(ctx))]
 
 
-async def _embed(ctx: Context, inputs: Sequence[Sequence[int]], dimensions: int = 0) -> Exchange:
+async def _embed(
+    ctx: Context, inputs: Sequence[Sequence[int]], dimensions: int = 0, name: str = ""
+) -> Exchange:
     asked = pb.PreprocessedEmbeddingRequest(
         token_ids=[pb.TokenSequence(token_ids=tokens) for tokens in inputs],
         dimensions=dimensions or None,
     )
-    request = pb.EmbedRequest(request_id=ctx.request().request_id, request=asked)
+    request = pb.EmbedRequest(request_id=name or ctx.request().request_id, request=asked)
     timeout = ctx.bounds.generation(0, sum(map(len, inputs)))
     return await ctx.client.ask("EmbeddingService.Embed", request, timeout=timeout)
 

@@ -9,7 +9,7 @@ import math
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.checks.shapes import MULTIPLEXED, PLAIN, Shape, ask, check_in
+from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -147,18 +147,70 @@ async def finished_choices_stay_finished(ctx: Context) -> None:
 
 @check("RES-09", needs=(*SHAPE, RESUMED))
 async def there_has_to_be_something_to_do(ctx: Context) -> None:
-    """All choices finished; a choice that there is not; one that is named twice."""
+    """All choices finished; a choice that there is not; one that is named twice; too many tokens."""
     greedy = await ctx.greedy(TOKENS, least=FEWEST)
     first, count = greedy.tokens[: FEWEST - 1], len(greedy.tokens)
     done = pb.ResumedChoice(generated_token_ids=first, finished=True)
     absent = pb.ResumedChoice(index=1, generated_token_ids=first)
     live = pb.ResumedChoice(generated_token_ids=first)
-    for choices in ([done], [absent], [live, live]):
-        change: dict[str, Value] = {"resume": pb.Resume(choices=choices, attempt=1)}
+    longer = pb.ResumedChoice(generated_token_ids=[*greedy.tokens, greedy.tokens[0]])
+    wrong: list[tuple[dict[str, Value], list[pb.ResumedChoice]]] = [
+        *(({}, choices) for choices in ([done], [absent], [live, live], [longer]))
+    ]
+    if ctx.config.HasField("context_length"):
+        room = ctx.config.context_length - len(greedy.prompt)
+        whole = pb.ResumedChoice(generated_token_ids=first[:1] * (room + 1))
+        wrong.append(({"max_tokens": None}, [whole]))
+    for others, choices in wrong:
+        change: dict[str, Value] = {"resume": pb.Resume(choices=choices, attempt=1), **others}
         good = _resumed(ctx.request(max_tokens=count), first)
         exchange = await ctx.rejects(change, good=good, field="")
         named = exchange.detail.field if exchange.detail else ""
         expect(named.startswith("resume"), "the refusal names another field", expected="resume", seen=named)
+
+
+@check_in(
+    "RES-10",
+    PLAIN,
+    CHOICES,
+    MULTIPLEXED,
+    needs=(*WHOLE, RESUMED, "RES-04", "RES-05", "RES-06", "USE-01", "STP-01", "STP-02", "STP-03", "STP-04"),
+)
+async def what_has_ended_ends_at_once(ctx: Context, shape: Shape) -> None:
+    """Its last token came before: by max_tokens, by each list, by both at once; and not below min_tokens."""
+    greedy = await ctx.greedy(TOKENS, least=FEWEST)
+    place = greedy.first_new(2)
+    last, count = [greedy.tokens[place]], place + 1
+    for conditions, reason in _ends(last, count):
+        asked = {"max_tokens": len(greedy.tokens), "ignore_eos": reason != "EOS", **conditions}
+        choice = await _rest(ctx, shape, greedy.tokens[:count], asked)
+        expect_equal(choice.tokens, [], "a choice that had its last token already gets one more")
+        expect_equal(choice.reason_name, reason, "a choice that had its last token ends with another reason")
+        match = pb.StopMatch(token_id=last[0]) if reason == "STOP" else pb.StopMatch()
+        seen = choice.terminal.stop_match if choice.terminal else pb.StopMatch()
+        expect_equal(seen, match, "the stop_match of a choice that had its last token is another one")
+    if count < len(greedy.tokens):
+        asked = {"max_tokens": len(greedy.tokens), "stop_token_ids": last, "min_tokens": count + 1}
+        choice = await _rest(ctx, shape, greedy.tokens[:count], asked)
+        expect(choice.tokens, "a stop id that was handed in ends a choice below min_tokens")
+
+
+def _ends(last: list[int], count: int) -> tuple[tuple[dict[str, Value], str], ...]:
+    """What ends a choice of so many tokens with this last one, and its reason."""
+    return (
+        ({"max_tokens": count}, "LENGTH"),
+        ({"stop_token_ids": last}, "STOP"),
+        ({"stop_token_ids_visible": last, "min_tokens": count}, "STOP"),
+        ({"stop_token_ids_hidden": last, "max_tokens": count}, "EOS"),
+        ({"eos_token_ids": last}, "EOS"),
+    )
+
+
+async def _rest(ctx: Context, shape: Shape, handed_in: list[int], asked: dict[str, Value]) -> Choice:
+    """What comes of the last choice of this shape, of which so much was handed in."""
+    request, index = _resumed(ctx.request(**asked), handed_in), shape.choices - 1
+    request.request.resume.choices[0].index = index
+    return (await ask(ctx, shape, request)).choices.get(index, Choice(index))
 
 
 async def _goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Value) -> None:

@@ -8,7 +8,11 @@ from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.capabilities.embeddings import EmbeddingJob
+from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import Settings
 
 
@@ -28,15 +32,15 @@ class OrderOfManySwapped(Reference):
 
 @mutant("dims_wrong", kills="EMB-02")
 class DimsWrong(Reference):
-    async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         request.request.ClearField("dimensions")
-        return await super().embed(request)
+        return await super().embed(request, call)
 
 
 @mutant("nan_vec", kills="EMB-02")
 class NanVec(Reference):
-    async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
-        response = await super().embed(request)
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        response = await super().embed(request, call)
         if request.request.HasField("dimensions"):
             response.output.embeddings[0].values[0] = math.nan
         return response
@@ -66,6 +70,59 @@ class BadItemSilent(Reference):
 class EmbedUsageZero(Reference):
     def embedded_tokens(self, inputs: Sequence[Sequence[int]]) -> int:
         return 0
+
+
+@mutant("embeddings_cannot_be_aborted", kills="EMB-07")
+class EmbeddingsCannotBeAborted(Reference):
+    """Only what generates is known by its id."""
+
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        if isinstance(self.live.get(request_id), EmbeddingJob):
+            return pb.ABORT_OUTCOME_UNKNOWN
+        return super().abort_id(request_id)
+
+
+@mutant("all_are_those_that_generate", kills="EMB-07")
+class AllAreThoseThatGenerate(Reference):
+    def abort_all(self) -> list[str]:
+        embeddings = {name: job for name, job in self.live.items() if isinstance(job, EmbeddingJob)}
+        for name in embeddings:
+            del self.live[name]
+        ids = super().abort_all()
+        self.live |= embeddings
+        return ids
+
+
+@mutant("aborted_embeddings_are_answered", kills="EMB-07")
+class AbortedEmbeddingsAreAnswered(Reference):
+    """The abort ends the work, and what there is by then is sent."""
+
+    async def embedded(self, job: Job) -> None:
+        async for _ in self.outputs(job):
+            pass
+
+
+@mutant("aborted_embeddings_are_unavailable", kills="EMB-07")
+class AbortedEmbeddingsAreUnavailable(Reference):
+    async def embedded(self, job: Job) -> None:
+        async for _ in self.outputs(job):
+            raise Refusal(pb.ERROR_REASON_DRAINING, "the request was aborted")
+
+
+@mutant("aborted_embeddings_run_on", kills="EMB-07")
+class AbortedEmbeddingsRunOn(Reference):
+    """Their callers are told, and their slots are taken until all is computed."""
+
+    def abort(self, job: Job) -> None:
+        if isinstance(job, EmbeddingJob):
+            self.send(job, self.cancelled(job.choices[0]))
+            job.left *= 1000
+        else:
+            super().abort(job)
+
+    def ended(self, job: Job) -> None:
+        if not (isinstance(job, EmbeddingJob) and job.left > 0):
+            super().ended(job)
 
 
 @mutant("embeds_unadvertised", kills="ERR-17/embeddings")

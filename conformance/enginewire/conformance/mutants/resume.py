@@ -6,9 +6,11 @@ import random
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.generation.choices import Ending
+from enginewire.conformance.reference.generation.choices import GOES_ON, Ending
 from enginewire.conformance.reference.generation.job import Choice, Job
+from enginewire.conformance.reference.refusal import invalid
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 
 
 def delivered_of(choice: Choice) -> int:
@@ -95,7 +97,7 @@ class ResumeCountsAsPrompt(Reference):
         return usage
 
 
-@mutant("resume_min_tokens_again", kills="RES-05", also=("STP-01/seen", "STP-04/seen"))
+@mutant("resume_min_tokens_again", kills="RES-05", also=("RES-10/seen", "STP-01/seen", "STP-04/seen"))
 class ResumeMinTokensAgain(Reference):
     def ending(self, choice: Choice, token: int) -> Ending:
         conditions = choice.job.request.stop_conditions
@@ -131,6 +133,108 @@ class ResumeFinishedAgain(Reference):
         for choice in request.resume.choices:
             choice.finished = False
         return super().job(request_id, request, *others)
+
+
+@mutant("resume_past_its_end", kills="RES-10", also=("RES-04/seen",))
+class ResumePastItsEnd(Reference):
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        return None
+
+
+@mutant("resume_past_its_last_token", kills="RES-10", also=("RES-04/seen",))
+class ResumePastItsLastToken(Reference):
+    """Sees a stop id that was handed in, and not that max_tokens is reached."""
+
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        is_full = len(choice.tokens) >= self.room(choice)
+        stopped = bool(choice.tokens) and self.stopped(choice, choice.tokens[-1]) != GOES_ON
+        return None if is_full and not stopped else super().ended_before(choice)
+
+
+@mutant("resume_past_a_stop_id", kills="RES-10")
+class ResumePastAStopId(Reference):
+    """Counts what was handed in, and does not read it."""
+
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        is_full = len(choice.tokens) >= self.room(choice)
+        return super().ended_before(choice) if is_full else None
+
+
+@mutant("resume_past_a_hidden_stop_id", kills="RES-10", also=("RES-04/seen",))
+class ResumePastAHiddenStopId(Reference):
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        hidden = choice.job.request.stop_conditions.stop_token_ids_hidden
+        is_hidden = not set(hidden).isdisjoint(choice.tokens[-1:])
+        return None if is_hidden else super().ended_before(choice)
+
+
+@mutant("resume_that_has_ended_is_refused", kills="RES-10")
+class ResumeThatHasEndedIsRefused(Reference):
+    """As if there were nothing to do: the terminal output is what is missing."""
+
+    def admit(self, job: Job) -> None:
+        if "RES-10" in job.request_id and all(map(self.has_ended, job.choices)):
+            raise invalid("resume.choices", "have all ended", len(job.choices), "one that goes on")
+        super().admit(job)
+
+    def has_ended(self, choice: Choice) -> bool:
+        return choice.handed_in > 0 and self.ending(choice, choice.tokens[-1]) != GOES_ON
+
+
+@mutant("resume_ends_without_a_match", kills="RES-10", also=("STP-03/seen",))
+class ResumeEndsWithoutAMatch(Reference):
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        output = super().ended_before(choice)
+        if output:
+            output.ClearField("stop_match")
+        return output
+
+
+@mutant("resume_ends_as_length", kills="RES-10", also=("STP-01/seen", "STP-04/seen", "INF-04/seen"))
+class ResumeEndsAsLength(Reference):
+    """Whatever its last token was."""
+
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        output = super().ended_before(choice)
+        if output:
+            output.finish_reason = pb.FINISH_REASON_LENGTH
+            output.ClearField("stop_match")
+        return output
+
+
+@mutant("resume_ends_below_min_tokens", kills="RES-10", also=("RES-05/seen",))
+class ResumeEndsBelowMinTokens(Reference):
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        conditions = choice.job.request.stop_conditions
+        least, conditions.min_tokens = conditions.min_tokens, 0
+        output = super().ended_before(choice)
+        conditions.min_tokens = least
+        return output
+
+
+@mutant("later_choices_go_past_their_end", kills="RES-10/choices", also=("RES-04/seen",))
+class LaterChoicesGoPastTheirEnd(Reference):
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        return None if choice.index else super().ended_before(choice)
+
+
+@mutant("handles_go_past_their_end", kills=("RES-10/multiplexed", "MUX-01/drawn"), also=("RES-04/seen",))
+class HandlesGoPastTheirEnd(Reference):
+    """What comes over a stream of many is not looked at before it begins."""
+
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        job = super().submitted(submit, call)
+        for choice in job.choices:
+            choice.handed_in = 0
+        return job
+
+
+@mutant("resume_of_too_many_ok", kills="RES-09", also=("RES-04/seen", "RES-10/seen"))
+class ResumeOfTooManyOk(Reference):
+    """Keeps those that fit."""
+
+    def check_handed_in(self, request: pb.PreprocessedRequest) -> None:
+        """Nothing is looked at."""
 
 
 @mutant("resume_of_nothing_ok", kills="RES-09", also=("RES-04/seen", "RES-06/seen", "RES-08/seen"))

@@ -17,6 +17,8 @@ MANY = 20
 USUAL_MOST = 256
 FINISHED = 0.5
 """How often a resumed choice is, unless no other is left."""
+OVER = 0.15
+"""How often the last choice has all of its tokens already, and only its end is missing."""
 MOST_CHOICES = 3
 """Of a drawn case."""
 
@@ -124,7 +126,7 @@ def _least(rng: random.Random, place: int, longest: int) -> int:
 def _resumed(rng: random.Random, case: Case, run: Greedy, offer: Offer) -> Case:
     """Goes on somewhere before its end, often right before it; unchanged where there is no such place.
 
-    Some choices are finished: those have all their tokens already.
+    Some choices are finished: those have all their tokens already. So may the last one, and not be finished.
     """
     dues = [ending(case, run.of(index), offer.eos_token_ids) for index in range(case.n)]
     ends = [due.count for due in dues if due and due.count > 1]
@@ -132,8 +134,10 @@ def _resumed(rng: random.Random, case: Case, run: Greedy, offer: Offer) -> Case:
         return case
     count = case.n if rng.random() < 0.5 else 1
     done = [index for index in range(count) if rng.random() < FINISHED][: case.n - 1]
-    cuts = (
+    cuts = [
         end if index in done else rng.choice((end - 1, rng.randint(1, end - 1)))
         for index, end in enumerate(ends[:count])
-    )
+    ]
+    if rng.random() < OVER:
+        cuts[-1] = ends[count - 1]
     return replace(case, resumed=tuple(cuts), finished=tuple(done))

@@ -188,7 +188,8 @@ async def _smallest(target: Target, failed: Failed, patience: Patience) -> Faile
         return Failed(failed.number, case, fault, answer, beside) if fault and same else None
 
     def possible(case: Case) -> bool:
-        return is_possible(case, target.run_of(case), target.offer.eos_token_ids)
+        ids = target.offer.eos_token_ids
+        return is_possible(case, target.run_of(case), ids, may_be_over=failed.fault.of_ended)
 
     return (await shrink(failed.case, smaller, possible, fails, patience)).fault or failed
 

@@ -31,6 +31,8 @@ class Fault:
     seen: object
     of_ending: bool = False
     """It is about when and how a choice ended."""
+    of_ended: bool = False
+    """It is about the end of a choice that had all of its tokens already."""
     of_others: bool = False
     """It ended by an id that its own request does not have."""
 
@@ -52,6 +54,8 @@ def requirement(fault: Fault, case: Case) -> str:
     if case.resumed:
         if fault.rule == "RES-08":
             return fault.rule
+        if fault.of_ended:
+            return "RES-10"
         if is_position:
             return "RES-06"
         if fault.of_ending and case.min_tokens:
@@ -105,7 +109,15 @@ def _choice(case: Case, choice: Choice, handed: list[int], run: Greedy, offer: O
     if expected and rule:
         message = f"choice {choice.index} has another end"
         of_others = choice.finish_reason in ENDED and not _every_id(case, offer).intersection(own[-1:])
-        yield Fault(rule, message, _said(expected), _seen(choice, own), of_ending=True, of_others=of_others)
+        yield Fault(
+            rule,
+            message,
+            _said(expected),
+            _seen(choice, own),
+            of_ending=True,
+            of_ended=expected.count == len(handed),
+            of_others=of_others,
+        )
     match = choice.terminal.stop_match if choice.terminal else pb.StopMatch()
     if due and match != due.stop_match:
         message = f"stop_match of choice {choice.index} is another one"

@@ -65,8 +65,11 @@ def certain(case: Case, tokens: Sequence[int], of_engine: Iterable[int]) -> int:
     return min(early, default=len(tokens))
 
 
-def is_possible(case: Case, run: Greedy, of_engine: Sequence[int]) -> bool:
-    """False for a request that would be refused, or whose outcome nothing tells."""
+def is_possible(case: Case, run: Greedy, of_engine: Sequence[int], *, may_be_over: bool = True) -> bool:
+    """False for a request that would be refused, or whose outcome nothing tells.
+
+    Unless it `may_be_over`, also for one with a choice that had all its tokens and is not finished.
+    """
     if not (1 <= case.max_tokens <= len(run.tokens) and case.min_tokens <= case.max_tokens):
         return False
     dues = [ending(case, run.of(index), of_engine) for index in range(case.n)]
@@ -74,4 +77,4 @@ def is_possible(case: Case, run: Greedy, of_engine: Sequence[int]) -> bool:
     if len(counts) < case.n or not case.live or any(index >= len(case.resumed) for index in case.finished):
         return False
     resumed = enumerate(zip(case.resumed, counts, strict=False))
-    return all(0 < cut < count + (index in case.finished) for index, (cut, count) in resumed)
+    return all(0 < cut < count + (may_be_over or index in case.finished) for index, (cut, count) in resumed)

@@ -202,7 +202,8 @@ async def reached(judging: Awaitable[Report]) -> Report:
 async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
     """The kit against one mutant, without what takes long and is not about it."""
     checks = (*all_checks(), *client_checks())
-    spared = [check.key for check in checks if check.is_costly and check.key not in mutant.kills]
+    shown = {*mutant.kills, *mutant.traffic}
+    spared = [check.key for check in checks if check.is_costly and check.key not in shown]
     if issubclass(mutant.server, ReferenceBackend):
         return await judge_backend(mutant.server, skip=spared)
     run = needed_by(mutant) if quick else ()

@@ -167,6 +167,17 @@ class Validation:
             raise invalid("resume.choices", "names a choice twice or none", resumed, "each choice once")
         if resumed and sum(choice.finished for choice in request.resume.choices) == max(options.n, 1):
             raise invalid("resume.choices", "are all finished", resumed, "one that is not")
+        self.check_handed_in(request)
+
+    def check_handed_in(self, request: pb.PreprocessedRequest) -> None:
+        """No choice has more tokens than it may have."""
+        room = self.config.context_length - len(request.token_ids)
+        if request.stop_conditions.HasField("max_tokens"):
+            room = min(room, request.stop_conditions.max_tokens)
+        for number, choice in enumerate(request.resume.choices):
+            if (count := len(choice.generated_token_ids)) > room:
+                path = f"resume.choices[{number}].generated_token_ids"
+                raise invalid(path, "are too many", count, f"at most {room}")
 
     def check_contradictions(self, options: pb.SamplingOptions) -> None:
         """Something is allowed."""

@@ -17,6 +17,9 @@ from enginewire.conformance.wire.violation import NotApplicable, Violation
 MOST_SLOTS: Final = 256
 """More streams than this would test the kit's machine."""
 
+MORE: Final = 0.1
+"""Of the reaction bound: so long to see one more request that lives."""
+
 PER_CONNECTION: Final = 96
 """Calls that every server takes from one connection: many stop at a hundred."""
 
@@ -33,13 +36,14 @@ async def saturated(ctx: Context, slots: int = 0) -> AsyncIterator[list[Stream]]
     count = slots or ctx.config.max_num_seqs
     if count > MOST_SLOTS:
         raise NotApplicable(f"{count} slots are more than the kit fills")
+    started = time.monotonic()
     clients = [ctx.client, *(ctx.connect() for _ in range((count - 1) // PER_CONNECTION))]
     streams = [
         ctx.start(ctx.long_request(), client=clients[number // PER_CONNECTION]) for number in range(count)
     ]
     try:
         await asyncio.gather(*(stream.accepted() for stream in streams))
-        await _filled(ctx, count)
+        await _filled(ctx, streams, started)
         yield streams
     finally:
         for stream in streams:
@@ -77,10 +81,21 @@ async def queued(
     raise Violation("Load.waiting is 0 while a request waits for a slot", expected="1")
 
 
-async def _filled(ctx: Context, count: int) -> None:
-    """Wait until all slots are taken, or until it is clear that they do not stay so."""
-    deadline = time.monotonic() + ctx.bounds.reaction
-    while time.monotonic() < deadline:
-        if (await ctx.client.load()).running >= count:
+async def _filled(ctx: Context, streams: list[Stream], started: float) -> None:
+    """Wait until all slots are taken, or until it is clear that they do not stay so.
+
+    That is when the first requests must have ended by now, and no more of them are seen to live.
+    """
+    long = streams[0].request.request.stop_conditions.max_tokens
+    end = started + long * ctx.bounds.least_itl
+    most, deadline = 0, time.monotonic() + ctx.bounds.reaction
+    more = time.monotonic() + MORE * ctx.bounds.reaction
+    while time.monotonic() < min(deadline, max(end, more)):
+        load = await ctx.client.load()
+        if load.running >= len(streams):
             return
+        live = load.running + load.waiting
+        if live > most or live >= len(streams):
+            most = live
+            more = time.monotonic() + MORE * ctx.bounds.reaction
         await pause()

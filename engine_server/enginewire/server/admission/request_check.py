@@ -28,8 +28,10 @@ class RequestCheck:
         num_choices = 1 if self._is_prefill else max(1, options.n)
         self._counts = dict.fromkeys(range(num_choices), 0)
         self._open = set(self._counts)
+        self._handed_in: dict[int, int] = {}
         for choice in request.resume.choices:
             self._counts[choice.index] = len(choice.generated_token_ids)
+            self._handed_in.update((choice.index, token) for token in choice.generated_token_ids[-1:])
             if choice.finished:
                 self._open.discard(choice.index)
         self._num_prompt = prompt_length(request)
@@ -77,6 +79,7 @@ class RequestCheck:
 
     def _fault_of_token(self, index: int, token_id: int, *, is_last: bool) -> str | None:
         self._counts[index] += 1
+        self._handed_in.pop(index, None)
         count = self._counts[index]
         if not 0 <= token_id < self._vocab_size:
             return f"token id {token_id} is not below vocab_size {self._vocab_size}"
@@ -121,7 +124,7 @@ class RequestCheck:
         """The reason follows from the last token, whatever the engine says."""
         if self._evaluates_text or output.finish_reason == pb.FINISH_REASON_CANCELLED:
             return
-        last = output.token_ids[-1] if output.token_ids else None
+        last = output.token_ids[-1] if output.token_ids else self._handed_in.get(output.index)
         if output.finish_reason == pb.FINISH_REASON_STOP:
             if last not in self._stops or output.stop_match.token_id != last:
                 yield f"FINISH_REASON_STOP after token id {last}: needs a stop id, and stop_match with it"

@@ -54,14 +54,13 @@ class Answer:
         if self._context.is_cancelled:
             return self.finish(pb.FINISH_REASON_CANCELLED, index)
         output = self._output([token_id], index)
-        count = self._counts[index]
-        if count >= self._stop.min_tokens and token_id in self._eos:
-            self._end(output, pb.FINISH_REASON_EOS)
-        elif count >= self._stop.min_tokens and token_id in self._stops:
-            self._end(output, pb.FINISH_REASON_STOP)
-            output.stop_match.token_id = token_id
-        elif count >= self._room:
-            self._end(output, pb.FINISH_REASON_LENGTH)
+        self._end_behind(output, token_id)
+        return output
+
+    def go_on(self, token_id: int, index: int) -> pb.LLMEngineOutput:
+        """An output without a token behind this one, which was handed in: terminal if it ends the choice."""
+        output = self._output((), index)
+        self._end_behind(output, token_id)
         return output
 
     def finish(
@@ -77,11 +76,35 @@ class Answer:
         self._counts[index] += len(token_ids)
         return pb.LLMEngineOutput(token_ids=token_ids, first_output_position=position, index=index)
 
+    def _end_behind(self, output: pb.LLMEngineOutput, token_id: int) -> None:
+        """Make the output terminal if this token, the last one of its choice so far, ends it."""
+        count = self._counts[output.index]
+        if count >= self._stop.min_tokens and token_id in self._eos:
+            self._end(output, pb.FINISH_REASON_EOS)
+        elif count >= self._stop.min_tokens and token_id in self._stops:
+            self._end(output, pb.FINISH_REASON_STOP)
+            output.stop_match.token_id = token_id
+        elif count >= self._room:
+            self._end(output, pb.FINISH_REASON_LENGTH)
+
     def _end(self, output: pb.LLMEngineOutput, reason: pb.FinishReason.ValueType) -> None:
         self._open.remove(output.index)
         output.finish_reason = reason
         if self.is_finished:
             output.completion_usage.CopyFrom(usage(self._num_prompt, sum(self._counts.values())))
+
+
+def ended_before(request: pb.PreprocessedRequest, config: pb.EngineConfig) -> list[pb.LLMEngineOutput]:
+    """The terminal outputs of choices that have had their last token already, from another engine."""
+    if not request.resume.choices:
+        return []
+    answer = Answer(request, GenerateContext(""), config)
+    outputs = [
+        answer.go_on(choice.generated_token_ids[-1], choice.index)
+        for choice in request.resume.choices
+        if choice.generated_token_ids and not choice.finished
+    ]
+    return [output for output in outputs if output.finish_reason]
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> pb.CompletionUsage:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 
 from enginewire import v1 as pb
-from enginewire.server.engines.answer import usage
+from enginewire.server.engines.answer import ended_before, usage
 from enginewire.server.engines.calls import answer_of
 from enginewire.server.engines.held_loop import HeldLoop
 from enginewire.server.engines.interface import (
@@ -87,6 +87,7 @@ class IteratorDriver:
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
+        self._config = pb.EngineConfig()
         self._listener: StepListener | None = None
         self._pending: StepOutputs | None = None
         self._step = 0
@@ -95,7 +96,8 @@ class IteratorDriver:
 
     async def start(self, worker_id: int) -> pb.EngineConfig:
         """Start the engine."""
-        return await answer_of("start", lambda: self._engine.start(worker_id))
+        self._config = await answer_of("start", lambda: self._engine.start(worker_id))
+        return self._config
 
     def set_step_listener(self, listener: StepListener) -> None:
         """Register the receiver of outputs."""
@@ -191,11 +193,29 @@ class IteratorDriver:
     ) -> None:
         try:
             async with asyncio.timeout_at(context.deadline):
-                await self._forward(_iterator(self._engine.generate(request, context)), context, progress)
+                left = self._left_of(request, context, progress)
+                if progress.open_choices:
+                    await self._forward(_iterator(self._engine.generate(left, context)), context, progress)
         except TimeoutError:
             self._fail(context, DeadlineExceeded("the deadline passed"))
         except Exception as error:  # noqa: BLE001  # an engine's bug ends its request, not the server
             self._fail(context, as_failure(error))
+
+    def _left_of(
+        self, request: pb.PreprocessedRequest, context: GenerateContext, progress: Progress
+    ) -> pb.PreprocessedRequest:
+        """The request without the choices that are over before they begin: they get their terminals here."""
+        ended = ended_before(request, self._config)
+        if not ended:
+            return request
+        left, over = pb.PreprocessedRequest(), {output.index for output in ended}
+        left.CopyFrom(request)
+        for choice in left.resume.choices:
+            choice.finished |= choice.index in over
+        for output in ended:
+            progress.take(output)
+            self._outputs().outputs.append((context, output))
+        return left
 
     async def _forward(
         self, outputs: AsyncIterator[Item], context: GenerateContext, progress: Progress

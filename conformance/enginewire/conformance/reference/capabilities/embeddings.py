@@ -5,12 +5,26 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from enginewire import v1 as pb
+from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal, invalid
-from enginewire.conformance.reference.service import Answer, Service
+from enginewire.conformance.reference.service import Answer, Call, Service
 
 SIZE = 16
+INPUTS_A_STEP = 4
+ONE_TOKEN = pb.PreprocessedRequest(
+    token_ids=[0], stop_conditions=pb.StopConditions(max_tokens=1), bypass_prefix_cache=True
+)
+"""What a request to embed is to the queue, the slots and the KV blocks."""
+
+
+@dataclass(eq=False, slots=True)
+class EmbeddingJob(Job):
+    """A request to embed, of which so many inputs are `left`."""
+
+    left: int = 0
 
 
 class Embeddings(Service):
@@ -18,19 +32,41 @@ class Embeddings(Service):
 
     def parts(self) -> dict[str, Answer]:
         """With Embed."""
-        return {**super().parts(), "EmbeddingService.Embed": lambda request, call: self.embed(request)}
+        return {**super().parts(), "EmbeddingService.Embed": self.embed}
 
-    async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
-        """One vector per input."""
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        """Check, admit, and one vector per input when it had its turn."""
         self.check_state()
         self.check_embed(request)
+        self.check_abort(request.request_id)
         inputs = [list(each.token_ids) for each in request.request.token_ids]
+        job = EmbeddingJob(request.request_id, ONE_TOKEN, 0, call.deadline, left=len(inputs))
+        job.choices = [Choice(job, 0)]
+        self.admit(job)
+        try:
+            await self.embedded(job)
+        finally:
+            self.ended(job)
         size = request.request.dimensions if request.request.HasField("dimensions") else SIZE
         tokens = self.embedded_tokens(inputs)
         output = pb.EmbeddingsEngineOutput(prompt_tokens=tokens, total_tokens=tokens)
         for vector in self.vectors(inputs):
             output.embeddings.add(values=vector[:size])
         return pb.EmbedResponse(output=output, request_id=request.request_id)
+
+    async def embedded(self, job: Job) -> None:
+        """Wait until all inputs have had their turn; the only output there can be is that of an abort."""
+        async for _ in self.outputs(job):
+            raise Refusal(pb.ERROR_REASON_CANCELLED, "the request was aborted")
+
+    def advance_job(self, job: Job) -> None:
+        """Inputs are for the next step as well; anything else has its tokens."""
+        if not isinstance(job, EmbeddingJob):
+            super().advance_job(job)
+            return
+        job.left -= INPUTS_A_STEP
+        if job.left <= 0:
+            self.finish(job)
 
     def embedded_tokens(self, inputs: Sequence[Sequence[int]]) -> int:
         """Tokens of all inputs."""

@@ -26,6 +26,15 @@ class Choices(Model):
         self.end(choice, output, *self.ending(choice, token))
         return output
 
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        """The terminal of a choice whose last token was handed in; None: it goes on."""
+        position = len(choice.tokens)
+        if not position or position > choice.handed_in:
+            return None
+        output = pb.LLMEngineOutput(first_output_position=position, index=choice.index)
+        self.end(choice, output, *self.ending(choice, choice.tokens[-1]))
+        return output if choice.is_finished else None
+
     def ending(self, choice: Choice, token: int) -> Ending:
         """Whether the token just added ends its choice, and how."""
         conditions = choice.job.request.stop_conditions

@@ -47,7 +47,7 @@ class Engine(Choices):
         for resumed in request.resume.choices:
             choice = job.choices[resumed.index]
             choice.tokens, choice.is_finished = list(resumed.generated_token_ids), resumed.finished
-            choice.cum_log_probs = resumed.cum_log_probs
+            choice.cum_log_probs, choice.handed_in = resumed.cum_log_probs, len(choice.tokens)
         job.events = self.answers(request.annotations)
         return job
 
@@ -149,11 +149,12 @@ class Engine(Choices):
         """One token for each choice of a job that has a slot."""
         for choice in self.with_slots(job):
             try:
-                self.send(job, self.advance(choice))
+                output = self.ended_before(choice) or self.advance(choice)
             except Refusal as failure:
                 self.fail(job, failure)
                 return
-            self.counters.tokens_generated += 1
+            self.send(job, output)
+            self.counters.tokens_generated += len(output.token_ids)
         if not job.open_choices:
             self.finish(job)
 

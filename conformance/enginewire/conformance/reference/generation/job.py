@@ -15,12 +15,13 @@ Item = pb.LLMEngineOutput | Refusal | None
 
 @dataclass(eq=False, slots=True)
 class Choice:
-    """One choice: all its output tokens so far, those of `resume` included."""
+    """One choice: all its output tokens so far, the first `handed_in` of them by `resume`."""
 
     job: Job
     index: int
     tokens: list[int] = field(default_factory=list)
     cum_log_probs: float = 0.0
+    handed_in: int = 0
     is_finished: bool = False
 
 

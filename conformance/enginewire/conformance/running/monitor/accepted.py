@@ -168,7 +168,7 @@ def only_what_is_offered_is_used(answer: Answer) -> None:
 
 @of_answers("RES-09", needs=("SEQ-06",))
 def resumed_choices_are_named_once(answer: Answer) -> None:
-    """Each of those that are asked for, and not all of them finished."""
+    """Each of those that are asked for, not all of them finished, none with more tokens than it may have."""
     named = [choice.index for choice in answer.body.resume.choices]
     if not (named and _is_accepted(answer)):
         return
@@ -176,6 +176,9 @@ def resumed_choices_are_named_once(answer: Answer) -> None:
     expect(len(set(named)) == len(named) and max(named) < answer.count, message, seen=named)
     finished = sum(choice.finished for choice in answer.body.resume.choices)
     expect(finished < answer.count, "a resume whose choices are all finished was accepted", seen=named)
+    most = answer.body.stop_conditions.max_tokens or math.inf
+    counts = [len(choice.generated_token_ids) for choice in answer.body.resume.choices]
+    expect(max(counts) <= most, "a resume with more than max_tokens tokens was accepted", seen=max(counts))
 
 
 def _is_as_many_as_choices(answer: Answer, rule: Rule, value: object) -> bool:

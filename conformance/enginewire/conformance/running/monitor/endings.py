@@ -22,6 +22,19 @@ def finished_choices_are_silent(answer: Answer) -> None:
         expect(not (choice.finished and sent), f"choice {index} was finished before, and sends something")
 
 
+@of_answers("RES-10", needs=SHAPE)
+def what_has_ended_gets_no_token(answer: Answer) -> None:
+    """When the last token that was handed in is the last one a choice may have, or stops it."""
+    stops = answer.caller_stops | answer.system_stops
+    for index, choice in answer.choices.items():
+        handed = answer.resumed[index].generated_token_ids if index in answer.resumed else []
+        may_stop = len(handed) >= answer.body.stop_conditions.min_tokens
+        is_stopped = may_stop and not stops.isdisjoint(handed[-1:])
+        if handed and (is_stopped or len(handed) >= _most(answer)):
+            message = f"choice {index} had its last token already, and gets one more"
+            expect(not choice.tokens, message, expected="none", seen=choice.tokens[:1])
+
+
 @of_answers("LIM-01", needs=SHAPE)
 def max_tokens_holds(answer: Answer) -> None:
     """For each choice, also while it goes on."""
@@ -123,7 +136,7 @@ def caller_stops_end_a_choice(answer: Answer) -> None:
     for choice in answer.choices.values():
         _goes_not_past(answer, choice, answer.caller_stops, "a stop id of the caller")
     for choice in answer.ended:
-        if choice.tokens and choice.tokens[-1] in answer.caller_stops and _may_end(answer, choice):
+        if _is_last(answer, choice, answer.caller_stops):
             message = f"a stop id of the caller ended choice {choice.index} with another reason"
             expect_equal(reason_name(choice.finish_reason), "STOP", message)
 
@@ -134,7 +147,7 @@ def system_stops_end_a_choice(answer: Answer) -> None:
     for choice in answer.choices.values():
         _goes_not_past(answer, choice, answer.system_stops, "an end-of-sequence or hidden stop id")
     for choice in answer.ended:
-        if choice.tokens and choice.tokens[-1] in answer.system_stops and _may_end(answer, choice):
+        if _is_last(answer, choice, answer.system_stops):
             message = f"an end-of-sequence or hidden stop id ended choice {choice.index} with another reason"
             expect_equal(reason_name(choice.finish_reason), "EOS", message)
         if answer.body.stop_conditions.ignore_eos and not answer.is_guided:
@@ -155,7 +168,7 @@ def the_token_that_stops_is_the_last(answer: Answer) -> None:
     if answer.is_guided:
         return
     for choice in answer.ended:
-        last = choice.tokens[-1:]
+        last = answer.last_token(choice)
         if choice.finish_reason == EOS and (answer.is_known or answer.body.eos_token_ids):
             _is_among(choice, last, answer.system_ids)
         if choice.finish_reason == STOP and not answer.has_text_stops:
@@ -186,7 +199,7 @@ def _names_its_own(answer: Answer, choice: Choice, match: pb.StopMatch) -> None:
         asked = list(answer.body.stop_conditions.stop)
         expect(match.text in asked, message, expected=asked, seen=match.text)
     else:
-        expect_equal(match.token_id, choice.tokens[-1] if choice.tokens else None, message)
+        expect_equal([match.token_id], answer.last_token(choice), message)
 
 
 def _most(answer: Answer) -> float:
@@ -197,13 +210,15 @@ def _most(answer: Answer) -> float:
     return 1 if answer.body.is_probe else float("inf")
 
 
-def _may_end(answer: Answer, choice: Choice) -> bool:
-    return answer.length(choice) >= answer.body.stop_conditions.min_tokens
+def _is_last(answer: Answer, choice: Choice, stops: frozenset[int]) -> bool:
+    """The last token of a choice is one of these, and may end it."""
+    may_end = answer.length(choice) >= answer.body.stop_conditions.min_tokens
+    return may_end and not stops.isdisjoint(answer.last_token(choice))
 
 
 def _may_stop(answer: Answer, choice: Choice) -> bool:
     """A token, a text or a grammar may have ended it at the same moment; a known engine has known ids."""
     stops = answer.caller_ids | answer.system_ids
-    is_stop = bool(choice.tokens) and choice.tokens[-1] in stops
+    is_stop = not stops.isdisjoint(answer.last_token(choice))
     is_unclear = answer.is_guided or answer.has_text_stops or not answer.is_known
     return is_stop or is_unclear or choice.finish_reason in CUT - {pb.FINISH_REASON_ERROR}

@@ -130,6 +130,11 @@ class Answer:
         """Output tokens of a choice, those that were handed in included."""
         return self.handed_in(choice.index) + len(choice.tokens)
 
+    def last_token(self, choice: Choice) -> list[int]:
+        """The last output token of a choice, which may have been handed in; empty where it has none."""
+        handed = self.resumed[choice.index].generated_token_ids if choice.index in self.resumed else []
+        return choice.tokens[-1:] or list(handed[-1:])
+
     @property
     def prompt_tokens(self) -> int | None:
         """Tokens of the prompt; None where only the engine knows."""

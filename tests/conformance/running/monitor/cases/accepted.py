@@ -7,6 +7,7 @@ from tests.conformance.running.monitor.cases.register import breaks
 from tests.conformance.running.monitor.made import generated, outputs, request
 
 BEGUN = pb.ResumedChoice(generated_token_ids=[8])
+LONG = pb.ResumedChoice(generated_token_ids=[8] * 5)
 DONE = pb.ResumedChoice(generated_token_ids=[8], finished=True)
 
 for _name, _wrong, _asked in (
@@ -32,5 +33,6 @@ for _name, _wrong, _asked in (
     ("resumed_choices_are_named_once", "twice", {"resume": pb.Resume(choices=[BEGUN, BEGUN])}),
     ("resumed_choices_are_named_once", "another", {"resume": pb.Resume(choices=[pb.ResumedChoice(index=1)])}),
     ("resumed_choices_are_named_once", "nothing to do", {"resume": pb.Resume(choices=[DONE])}),
+    ("resumed_choices_are_named_once", "too many", {"resume": pb.Resume(choices=[LONG])}),
 ):
     breaks(_name, _wrong)(lambda asked=_asked: generated(request(**asked), outputs(request())))  # type: ignore[misc]

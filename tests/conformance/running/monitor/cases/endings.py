@@ -17,6 +17,10 @@ def _() -> Exchange:
     return generated(one, made, None)
 
 
+ENDED = pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=[8, 40])])
+for _asked in ({"max_tokens": 2}, {"stop_token_ids": [40]}, {"eos_token_ids": [40], "ignore_eos": None}):
+    output("what_has_ended_gets_no_token", str(_asked), lambda made: None, resume=ENDED, **_asked)
+
 output("max_tokens_holds", "one too many", lambda made: None, tokens=((11, 12, 13, 14, 15),))
 output("max_tokens_holds_with_resume", "what was handed in on top", lambda made: None, resume=RESUMED)
 output(

@@ -28,6 +28,22 @@ from tests.conformance.running.monitor.made import (
     status,
 )
 
+STOPPED = request(
+    stop_token_ids=[40],
+    max_tokens=2,
+    resume=pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=[8, 40])]),
+)
+MISSING = pb.LLMEngineOutput(
+    first_output_position=2,
+    finish_reason=STOP,
+    stop_match=pb.StopMatch(token_id=40),
+    completion_usage=pb.CompletionUsage(
+        prompt_tokens=len(STOPPED.request.token_ids),
+        completion_tokens=2,
+        total_tokens=len(STOPPED.request.token_ids) + 2,
+    ),
+)
+
 RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
     "an answer": lambda: generated(request(), outputs(request())),
     "two choices with rows": lambda: generated(
@@ -35,6 +51,7 @@ RIGHT: dict[str, Callable[[], Broken | Exchange]] = {
     ),
     "runs": lambda: generated(request(logprobs=1), outputs(request(logprobs=1), run=3)),
     "a stop": lambda: generated(request(stop_token_ids=[40, 12]), outputs(request(), ((11, 12),), (STOP,))),
+    "a stop that was handed in": lambda: generated(STOPPED, [MISSING]),
     "an end of sequence": lambda: generated(
         request(ignore_eos=None), outputs(request(), ((11, EOS),), (pb.FINISH_REASON_EOS,))
     ),
