@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.service import Answer, Call
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.traced import Metadata, Trace, Traced
 
 EVERYWHERE: Final = ("MDT-02", "MDT-02/choices", "MDT-02/multiplexed", "MDT-02/embedded")
@@ -36,8 +36,8 @@ class SubmitsHaveTheTraceOfTheirStream(Traced):
 
 @mutant("embeddings_have_no_spans", kills="MDT-02/embedded")
 class EmbeddingsHaveNoSpans(Traced):
-    def parts(self) -> dict[str, Answer]:
-        return {**super().parts(), "EmbeddingService.Embed": lambda request, call: self.embed(request)}
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        return await super(Traced, self).embed(request, call)
 
 
 @mutant("any_version_of_a_trace_is_read", kills="TRC-01")

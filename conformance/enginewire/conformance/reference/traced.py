@@ -16,7 +16,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.service import Answer, Call
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.wire.foreign import otlp
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -58,14 +58,10 @@ class Traced(Reference):
         await super().shut_down(server)
         await self._channel.close()
 
-    def parts(self) -> dict[str, Answer]:
-        """Embed in a span."""
-        return {**super().parts(), "EmbeddingService.Embed": self.embed_traced}
-
-    async def embed_traced(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         """One trace."""
         trace = self.trace(call.metadata, [])
-        response = await self.embed(request)
+        response = await super().embed(request, call)
         await self.ended_trace(trace)
         return response
 

@@ -55,8 +55,6 @@ class Prompts:
 
         Raises InvalidRequest or Unsupported, with the field.
         """
-        if message.mm_processor_kwargs:
-            raise Unsupported("mm_processor_kwargs: this engine takes none", field="mm_processor_kwargs")
         if not message.multi_modal_data:
             return
         for path, item in _items(message):
