@@ -31,9 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.kv_events.publishes and find_spec("zmq") is None:
         print("--kv-events-config needs ZeroMQ: pip install 'enginewire[zmq]'", file=sys.stderr)
         return EXIT_USAGE
-    if options.orca_load_reports and find_spec("xds") is None:
-        print("--orca-load-reports needs xds-protos: pip install 'enginewire[orca]'", file=sys.stderr)
-        return EXIT_USAGE
     # Past this line the command is really going to serve: now the heavy imports may come.
     from enginewire.program.logs import configure_logs
     from enginewire.server.load_engine import EngineUnavailable, make_engine

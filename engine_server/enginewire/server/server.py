@@ -315,7 +315,8 @@ class EngineServer:
         """What makes trailers, and the service beside; none of both unless they were asked for."""
         if not self.options.orca_load_reports:
             return None, ()
-        from enginewire.server.services.orca import SERVICE, OrcaServicer
+        from enginewire.server.services.orca import OrcaServicer
+        from enginewire.server.services.orca_messages import SERVICE
 
         orca = OrcaServicer(self.lifecycle)
         return orca.trailer, (handlers(SERVICE, orca),)

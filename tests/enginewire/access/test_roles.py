@@ -9,10 +9,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2
-from xds.service.orca.v3 import orca_pb2
 
 import enginewire.v1
 from enginewire.access.roles import ROLES, Role, role_of
+from enginewire.server.services import orca_messages
 from tests.repository import ROOT
 
 FILES = [
@@ -23,10 +23,12 @@ FILES = [
     ),
     health_pb2.DESCRIPTOR,
     reflection_pb2.DESCRIPTOR,
-    orca_pb2.DESCRIPTOR,
     vllm_engine_pb2.DESCRIPTOR,
 ]
-SERVICES = [service for file in FILES for service in file.services_by_name.values()]
+SERVICES = [
+    *(service for file in FILES for service in file.services_by_name.values()),
+    orca_messages.SERVICE,
+]
 
 
 def test_the_table_has_each_rpc_of_each_service_and_no_other() -> None:
