@@ -175,8 +175,14 @@ async def brings_two_tokens(ctx: Context) -> None:
 async def test_a_rule_that_breaks_on_another_way_or_among_others_is_found(
     server: type[Reference], member: str
 ) -> None:
-    report = await judged(server, one(brings_two_tokens), Selection(skip=["*/seen"]), options=OFTEN)
-    [message] = [outcome.message for outcome in report.outcomes if outcome.key == KEY]
+    found: list[str] = []
+    # A busy machine may be late with the request, and the engine is not full any more.
+    for _ in range(5):
+        report = await judged(server, one(brings_two_tokens), Selection(skip=["*/seen"]), options=OFTEN)
+        found = [outcome.message for outcome in report.outcomes if outcome.key == KEY]
+        if found:
+            break
+    [message] = found
     assert message.startswith("another length, beside ")
     assert message.endswith(f"{member} (seed 240)")
 
