@@ -28,20 +28,24 @@ MODEL = "mocker"
 START_SECONDS = 60.0
 
 
-@contextmanager
-def dynamo(python: str, folder: Path, itl_ms: float, per_message: int) -> Iterator[tuple[int, list[int]]]:
-    """The port of the frontend, and the ids of frontend and worker. For the rest see `dynamo_engine.py`."""
-    write_model(folder / "model")
-    port = free_port()
-    environment = {
+def meeting_in(folder: Path) -> dict[str, str]:
+    """The environment in which a frontend and its workers find each other, without servers for that."""
+    return {
         **os.environ,
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(folder / "discovery"),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
-        "DYN_LOG": "off",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+@contextmanager
+def dynamo(python: str, folder: Path, itl_ms: float, per_message: int) -> Iterator[tuple[int, list[int]]]:
+    """The port of the frontend, and the ids of frontend and worker. For the rest see `dynamo_engine.py`."""
+    write_model(folder / "model")
+    port = free_port()
+    environment = meeting_in(folder) | {"DYN_LOG": "off"}
     # Its environment shall import its own packages.
     environment.pop("PYTHONPATH", None)
     engine = str(Path(__file__).with_name("dynamo_engine.py"))

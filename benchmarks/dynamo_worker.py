@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
-from dynamo_peer import MODEL, free_port, process, wait_for_model, write_model
+from dynamo_peer import MODEL, free_port, meeting_in, process, wait_for_model, write_model
 from openai_http import Side, measure
 
 DYNAMO_STEP_MS = 6.5
@@ -39,16 +38,7 @@ def side(name: str, folder: Path, workers: Mapping[str, list[str]]) -> Iterator[
     """A frontend and what is behind it, the programs by their names, in the order of their start."""
     folder.mkdir()
     port = free_port()
-    environment = {
-        **os.environ,
-        "DYN_DISCOVERY_BACKEND": "file",
-        "DYN_FILE_KV": str(folder / "discovery"),
-        "DYN_REQUEST_PLANE": "tcp",
-        "DYN_EVENT_PLANE": "zmq",
-        "DYN_TCP_RPC_HOST": "127.0.0.1",
-        "DYN_LOG": "warn",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = meeting_in(folder) | {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_LOG": "warn"}
     frontend = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     with ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("wb"))

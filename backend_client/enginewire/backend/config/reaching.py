@@ -7,15 +7,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from enginewire.addresses import default_socket
 from enginewire.backend.discovery.address import InvalidTargets
 from enginewire.backend.discovery.sources import sources_of
 from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, computed, option
-
-LogLevel = Literal["debug", "info", "warning", "error"]
+from enginewire.program.log_choices import LogLevel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

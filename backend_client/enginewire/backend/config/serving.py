@@ -8,16 +8,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from enginewire.access.listener_options import ListenerOptions, check_exposure, check_listener
 from enginewire.addresses import default_socket, shown_socket, wants_tcp
-from enginewire.backend.config.reaching import BackendOptions, LogLevel
+from enginewire.backend.config.reaching import BackendOptions
 from enginewire.backend.parsing.formats import ReasoningParserName, ToolParserName
 from enginewire.options import Loaded, OptionError, computed, load, option
+from enginewire.program.log_choices import LogFormat, LogLevel
 from enginewire.tracing.options import TracingOptions, check_tracing
-
-LogFormat = Literal["auto", "pretty", "json"]
 
 DEFAULT_SERVE_PORT: Final = 50052
 DEFAULT_HTTP_PORT: Final = 8000

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from enginewire.access.listener_options import ListenerOptions, check_exposure, check_listener
 from enginewire.addresses import SHOWN_KV_FOLDER, default_kv_folder, default_socket, shown_socket
 from enginewire.options import OptionError, computed, option
+from enginewire.program.log_choices import LogFormat, LogLevel
 from enginewire.server.config.kv_events import KvEventsConfig
 from enginewire.server.config.model import ServedModelOptions
 from enginewire.server.config.rules import RULES
@@ -24,8 +25,6 @@ DEFAULT_PORT: Final = 50051
 MAX_INT32: Final = 2**31 - 1
 
 OpenAIServer = Literal["auto", "llama.cpp", "vllm"]
-LogFormat = Literal["auto", "pretty", "json"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,11 @@ from typing import ClassVar, Final, Literal
 from enginewire.addresses import default_socket, listens_on_loopback
 from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, computed, option
+from enginewire.program.log_choices import LogLevel
 
 Discovery = Literal["etcd", "file", "kubernetes"]
 RequestPlane = Literal["tcp", "nats"]
 EventPlane = Literal["zmq", "nats"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 HOST: Final = "DYN_TCP_RPC_HOST"
 GRACE: Final = "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"
