@@ -32,14 +32,20 @@ class OnTls(Reference):
         server = await super().serve(target)
         self._front = socket.create_server(("127.0.0.1", 0))
         self._front.setblocking(False)
+        self._connections: list[socket.socket] = []
+        self._waiting: asyncio.Queue[socket.socket] = asyncio.Queue()
         self._pipes: set[asyncio.Task[None]] = set()
         self._pipes.add(asyncio.ensure_future(self._accept(self.context(), target.removeprefix("unix:"))))
+        asyncio.get_running_loop().add_reader(self._front, self._arrived)
         return server
 
     async def shut_down(self, server: grpc.aio.Server) -> None:
         """The front first."""
-        await stop(self._pipes)
+        asyncio.get_running_loop().remove_reader(self._front)
         self._front.close()
+        await stop(self._pipes)
+        for connection in self._connections:
+            connection.close()
         await super().shut_down(server)
 
     def connection(self, target: str) -> Connection:
@@ -63,11 +69,17 @@ class OnTls(Reference):
             context.load_verify_locations(path)
         return context
 
+    def _arrived(self) -> None:
+        """Take a connection and note it, in one step that nothing can cancel: it is closed in the end."""
+        with contextlib.suppress(OSError):
+            connection, _ = self._front.accept()
+            connection.setblocking(False)
+            self._connections.append(connection)
+            self._waiting.put_nowait(connection)
+
     async def _accept(self, context: ssl.SSLContext, path: str) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._front)
-            await self.accepted(connection, context, path)
+            await self.accepted(await self._waiting.get(), context, path)
 
     async def accepted(self, connection: socket.socket, context: ssl.SSLContext, path: str) -> None:
         """Look after one connection, while others come."""
