@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
 
+CALL: Final = "_schedule_rpc_coro"
+"""What gRPC calls the coroutine behind a call."""
+PATIENCE_SECONDS: Final = 1.0
+
 
 def run(program: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run` on the quickest loop there is."""
+    """`asyncio.run` on the quickest loop there is; what serves calls may end before the loop does."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(program)
+        result = runner.run(program)
+        runner.run(_last_calls())
+        return result
+
+
+async def _last_calls() -> None:
+    """What served the calls of a stopped server may still clean up. gRPC prints what cancels that."""
+    calls = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == CALL]
+    if calls:
+        await asyncio.wait(calls, timeout=PATIENCE_SECONDS)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
