@@ -27,6 +27,8 @@ GET_LOAD = "/enginewire.v1.DiscoveryService/GetLoad"
 PATIENCE_SECONDS = 60.0
 # More than a call of these tests has that is sent again and again.
 ROOM_BYTES = 1024
+# More than all calls that a connection has room for.
+WRITTEN_AHEAD_BYTES = 1 << 20
 OK = str(grpc.StatusCode.OK.value[0])
 # gRPC's own answer to what breaks the rules of gRPC.
 INTERNAL, UNIMPLEMENTED = (str(grpc.StatusCode[name].value[0]) for name in ("INTERNAL", "UNIMPLEMENTED"))
@@ -50,6 +52,8 @@ class Http2:
     async def open(cls, path: Path) -> Http2:
         """Preface and settings are sent."""
         reader, writer = await asyncio.open_unix_connection(path)
+        # While gRPC cannot send frames of its own it reads none: who waits for that has to read.
+        writer.transport.set_write_buffer_limits(WRITTEN_AHEAD_BYTES)
         config = h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False)
         state = h2.connection.H2Connection(config)
         state.initiate_connection()
