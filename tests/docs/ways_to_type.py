@@ -154,6 +154,9 @@ PAGES: Mapping[str, Ways] = {
         "enginewire engine --engine vllm ./my-llama": VLLM,
         "enginewire engine --engine vllm ./my-llama --engine-args='--tensor-parallel-size 2 --enforce-eager'": GPU,
     },
+    "docs/models.md": {
+        "enginewire serve ./my-llama.Q8_0.gguf --dtype bfloat16 --http-port 8080": READER,
+    },
     "docs/flags.md": {
         "ENGINEWIRE_MAX_NUM_SEQS=8 enginewire engine --port 0 --dump-config | grep -v default": Way(),
         "enginewire serve ./my-llama --dtype bfloat16 --http-port 8080": Way(

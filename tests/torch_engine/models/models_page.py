@@ -25,7 +25,7 @@ The torch engine serves a folder with `config.json` and `.safetensors` weights i
 |---|---|---|
 | Architectures | {num_native}: {native} | {num_served} tested, listed below; others are tried at start |
 | Speed | what the engine can do | about that of a forward pass of transformers |
-| Reads | safetensors | safetensors, never code or pickle |
+| Reads | safetensors, [GGUF](#gguf-files) | safetensors, never code or pickle |
 | Scheduler, sampling, limits | the same | the same |
 
 Where every layer has a sliding window, as in Mistral, a sequence gives the blocks back that lie wholly
@@ -70,7 +70,21 @@ DeepSeek and Qwen publish them. They become plain floats when they are loaded. S
 before they were quantised, and are no quicker; `--quantization int8` makes them 8 bits again. Activations
 keep their precision, whatever the folder says of them.
 
-A GGUF file runs behind [llama.cpp's server](engines.md#completions-servers).
+## GGUF files
+
+With the package `gguf` (`pip install '.[engine,gguf]'`) the torch engine serves a file as llama.cpp has it:
+
+```console
+$ enginewire serve ./my-llama.Q8_0.gguf --dtype bfloat16 --http-port 8080
+```
+
+The file has everything: the sizes of the model, its tokenizer, its chat template, and what ends an answer.
+Served are Llama, Mistral, Qwen2 and Qwen3 without experts, with weights of every kind that the package
+reads: Q8_0, Q4_0, Q4_K, Q6_K and about twenty more. They become floats when they are loaded, as above, and
+`--quantization int8` makes them 8 bits again. A scaling of positions that is not Llama's own, and any other
+architecture, is refused by name: [llama.cpp's server](engines.md#completions-servers) may run those.
+
+Tests hold the weights of ten kinds, and what is generated, against what transformers reads in the same file.
 
 ## Embeddings
 

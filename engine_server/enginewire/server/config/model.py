@@ -29,7 +29,7 @@ class ServedModelOptions:
 
     model: str = option(
         "builtin:demo",
-        "model to serve: a folder, a hub name such as owner/model, or builtin:demo",
+        "model to serve: a folder, a GGUF file, a hub name such as owner/model, or builtin:demo",
         aliases=("--model-path", "--model-id"),
         positional=True,
         heading="model",

@@ -171,7 +171,7 @@ class _Fields:
 
 
 def _fields(folder: ModelFolder) -> _Fields:
-    return _Fields(folder.config, f"{folder.path / 'config.json'}")
+    return _Fields(folder.config, str(folder.config_file))
 
 
 def _architecture_name(fields: _Fields) -> object | None:

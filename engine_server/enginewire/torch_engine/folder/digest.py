@@ -1,7 +1,7 @@
 """What tells two models apart without reading all of their weights.
 
-Of every tensor the name, type, shape and first bytes count, and the whole config.json: a model that was
-trained on differs in practically every number. Knows nothing about torch.
+Of every tensor the name, type, shape and first bytes count, and the whole configuration: a model that was
+trained on differs in practically every number.
 """
 
 from __future__ import annotations
@@ -14,16 +14,27 @@ from pathlib import Path
 from typing import BinaryIO
 
 from enginewire.torch_engine.folder.folder import MAX_JSON_BYTES, ModelFolder, ModelLoadError
+from enginewire.torch_engine.folder.gguf import GgufModel
 
 SAMPLE_BYTES = 4096
 
 
 def model_digest(folder: ModelFolder) -> str:
     """64 hex digits; raises ModelLoadError."""
-    digest = sha256((folder.path / "config.json").read_bytes())
-    for line in sorted(line for file in folder.weight_files() for line in _tensors(file)):
+    digest = sha256(json.dumps(folder.config, sort_keys=True).encode())
+    for line in sorted(_gguf(folder) if isinstance(folder, GgufModel) else _safetensors(folder)):
         digest.update(line)
     return digest.hexdigest()
+
+
+def _gguf(folder: GgufModel) -> Iterator[bytes]:
+    for name, tensor in folder.tensors.stored():
+        sample = sha256(tensor.data.tobytes()[:SAMPLE_BYTES]).hexdigest()
+        yield json.dumps([name, tensor.tensor_type.name, tensor.shape.tolist(), sample]).encode()
+
+
+def _safetensors(folder: ModelFolder) -> Iterator[bytes]:
+    return (line for file in folder.weight_files() for line in _tensors(file))
 
 
 def _tensors(path: Path) -> Iterator[bytes]:

@@ -54,6 +54,11 @@ class ModelFolder:
         generation = path / "generation_config.json"
         return cls(path, config, read_json(generation) if generation.exists() else {})
 
+    @property
+    def config_file(self) -> Path:
+        """Where the configuration stands."""
+        return self.path / "config.json"
+
     def weight_files(self) -> list[Path]:
         """The safetensors files, from the index if there is one; raises ModelLoadError."""
         index = self.path / "model.safetensors.index.json"
@@ -64,9 +69,7 @@ class ModelFolder:
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer files that are there, or None."""
-        found = {name: self.path / name for name in TOKENIZER_FILES}
-        files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
-        return Tokenizer(files) if "tokenizer.json" in files or "tokenizer.model" in files else None
+        return tokenizer_in(self.path)
 
     def _indexed_files(self, index: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
@@ -79,6 +82,13 @@ class ModelFolder:
             if not file.is_file():
                 raise ModelLoadError(f"{file}: missing, but {index.name} names it")
         return files
+
+
+def tokenizer_in(folder: Path) -> Tokenizer | None:
+    """The tokenizer files of a folder, None when they make no tokenizer."""
+    found = {name: folder / name for name in TOKENIZER_FILES}
+    files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+    return Tokenizer(files) if "tokenizer.json" in files or "tokenizer.model" in files else None
 
 
 def read_json(path: Path) -> Json:

@@ -1,6 +1,6 @@
-"""From the name a user gives to a folder on disk: a path, `builtin:demo`, or a hub name.
+"""From the name a user gives to a model on disk: a path, `builtin:demo`, or a hub name.
 
-Touches the network only for a hub name. Knows nothing about what is inside the folder.
+Touches the network only for a hub name.
 """
 
 from __future__ import annotations
@@ -8,14 +8,25 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from enginewire.torch_engine.folder.folder import ModelLoadError
+from enginewire.torch_engine.folder.folder import ModelFolder, ModelLoadError
 
 DEMO = "builtin:demo"
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 
 
+def open_model(name: str) -> ModelFolder:
+    """A folder or a GGUF file; raises ModelLoadError."""
+    path = resolve_model(name)
+    if path.suffix == ".gguf" and path.is_file():
+        # It needs torch, which the folders of other engines do without.
+        from enginewire.torch_engine.folder.gguf import open_gguf
+
+        return open_gguf(path)
+    return ModelFolder.open(path)
+
+
 def resolve_model(name: str) -> Path:
-    """The folder behind `name`; raises ModelLoadError when there is none."""
+    """The folder or file behind `name`; raises ModelLoadError when there is none."""
     if name == DEMO:
         return demo_path()
     path = Path(name).expanduser()

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from enginewire.torch_engine.folder.folder import ModelFolder, ModelLoadError
+from enginewire.torch_engine.folder.gguf import GgufModel
 from enginewire.torch_engine.folder.quantized import Format, read_format
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -111,6 +112,9 @@ class Checkpoint:
 @contextmanager
 def open_checkpoint(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> Iterator[Checkpoint]:
     """Map the weight files while the block runs; raises ModelLoadError for a broken one."""
+    if isinstance(folder, GgufModel):
+        yield Checkpoint({folder.path: folder.tensors}, dtype, device)
+        return
     with ExitStack() as stack:
         handles: dict[Path, TensorFile] = {}
         for file in folder.weight_files():
@@ -125,7 +129,7 @@ def _format(folder: ModelFolder) -> Format | None:
     try:
         return read_format(folder.config)
     except ValueError as error:
-        raise ModelLoadError(f"{folder.path / 'config.json'}: quantization_config: {error}") from error
+        raise ModelLoadError(f"{folder.config_file}: quantization_config: {error}") from error
 
 
 def _names(handles: dict[Path, TensorFile]) -> Iterator[tuple[str, Path]]:

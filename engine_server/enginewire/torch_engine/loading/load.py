@@ -18,7 +18,7 @@ from enginewire.torch_engine.folder.config import ServedConfig, is_native, read_
 from enginewire.torch_engine.folder.digest import model_digest
 from enginewire.torch_engine.folder.folder import ModelFolder, ModelLoadError
 from enginewire.torch_engine.folder.generation_config import GenerationDefaults, read_generation_defaults
-from enginewire.torch_engine.folder.source import resolve_model
+from enginewire.torch_engine.folder.source import open_model
 from enginewire.torch_engine.folder.weights import open_checkpoint
 from enginewire.torch_engine.guided.backends import GuidedBackends, open_backends
 from enginewire.torch_engine.guided.vocabulary import read_vocabulary
@@ -64,7 +64,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     torch.set_num_threads(options.num_threads or num_cores())
     limit_kernel_caches()
     progress("load", 0.0)
-    folder = ModelFolder.open(resolve_model(options.model))
+    folder = open_model(options.model)
     device = choose_device(options)
     dtype = choose_dtype(options, read_dtype(folder), device)
     log.info("device: %s, %s", shown_device(device), str(dtype).removeprefix("torch."))
