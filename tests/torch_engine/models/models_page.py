@@ -84,7 +84,8 @@ reads: Q8_0, Q4_0, Q4_K, Q6_K and about twenty more. They become floats when the
 `--quantization int8` makes them 8 bits again. A scaling of positions that is not Llama's own, and any other
 architecture, is refused by name: [llama.cpp's server](engines.md#completions-servers) may run those.
 
-Tests hold the weights of ten kinds, and what is generated, against what transformers reads in the same file.
+Tests hold the weights of ten kinds, and what is generated, against what transformers reads in the same
+file; `make llama-test` holds what is likely next against llama.cpp itself.
 
 ## Embeddings
 
