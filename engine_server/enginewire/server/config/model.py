@@ -62,6 +62,7 @@ class ServedModelOptions:
     async_scheduling: bool = option(
         True, "give the GPU its next step before the tokens of this one are read; changes nothing on a CPU"
     )
+    enforce_eager: bool = option(False, "run every step without CUDA graphs, which is slower (GPU only)")
     seed: int | None = option(None, "makes unseeded requests repeatable", at_least=0, at_most=2**64 - 1)
     thinking_token_ids: tuple[int, ...] = option(
         (),

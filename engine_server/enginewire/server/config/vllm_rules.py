@@ -13,6 +13,7 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "compile_kernels": "vLLM brings its own; use --engine-args=--enforce-eager to compile nothing at start",
     "batch_invariant": "set VLLM_BATCH_INVARIANT=1 in the environment, where vLLM has kernels for it",
     "async_scheduling": "use --engine-args=--no-async-scheduling",
+    "enforce_eager": "use --engine-args=--enforce-eager",
     "thinking_token_ids": "vLLM limits no thinking here",
     "guided_backend": "use --engine-args='--structured-outputs-config.backend NAME'",
     "guided_disable_any_whitespace": "use --engine-args='--structured-outputs-config.backend xgrammar"

@@ -28,7 +28,7 @@ def record_decodes(
     options: TorchEngineOptions, model: Model | GenericModel, cache: KvTensors, context_length: int
 ) -> GraphedDecode | None:
     """Graphs of decode steps; None where there are none, and then steps run without."""
-    record = graph_recorder(model.embedding.device)
+    record = None if options.enforce_eager else graph_recorder(model.embedding.device)
     if record is None or not isinstance(model, Model) or model.reading != "varlen":
         return None
     try:
