@@ -227,6 +227,7 @@ PAGES: Mapping[str, Ways] = {
     },
     "docs/scaling.md": {
         "python benchmarks/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
+        "python benchmarks/idle_memory.py": MINUTES_OF_FIGURES,
         "python benchmarks/choosing.py": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 16 --callers 1000": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 8 --callers 10000": MINUTES_OF_FIGURES,

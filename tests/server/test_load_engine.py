@@ -113,6 +113,13 @@ async def test_the_mocker_gets_its_sizes_from_the_options(tmp_path: Path):
     assert config.role == pb.ENGINE_ROLE_AGGREGATED
 
 
+def test_the_sizes_of_the_mocker_are_checked_with_each_other(tmp_path: Path):
+    # The default of one of them would be too small for the other.
+    make_engine(named("mocker", max_num_seqs=20_000, max_num_batched_tokens=30_000))
+    with pytest.raises(EngineUnavailable, match="must be above max_num_seqs"):
+        make_engine(named("mocker", max_num_seqs=20_000, max_num_batched_tokens=20_000))
+
+
 @pytest.mark.parametrize("script", ["{}", "not json", '[{"prompt": "a"}]'])
 def test_a_script_that_cannot_be_read_is_refused(tmp_path: Path, script: str):
     path = tmp_path / "script.json"

@@ -10,7 +10,7 @@ import importlib
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -125,6 +125,7 @@ def _mocker(options: ServerOptions) -> StepEngine:
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "script": script_from_json(options.mocker_script.read_text()) if options.mocker_script else None,
     }
+    # All at once: what is checked with each other must not be checked beside a default.
     chosen = MockerOptions(
         max_num_seqs=options.max_num_seqs,
         ttft_ms=options.mocker_ttft_ms,
@@ -133,10 +134,9 @@ def _mocker(options: ServerOptions) -> StepEngine:
         fault=options.mocker_fault,
         role=options.role,
         transfer=_transfer(options),
+        **{name: value for name, value in given.items() if value is not None},
     )
-    return MockerEngine(
-        replace(chosen, **{name: value for name, value in given.items() if value is not None})
-    )
+    return MockerEngine(chosen)
 
 
 def _upstream(options: ServerOptions) -> StepEngine:
