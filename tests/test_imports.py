@@ -48,4 +48,4 @@ def test_importing_a_package_loads_nothing_it_must_not(statement: str, forbidden
 
 
 def test_the_check_sees_a_planted_import() -> None:
-    assert "torch" in loaded_by("import torch")
+    assert "numpy" in loaded_by("import numpy") & HEAVY

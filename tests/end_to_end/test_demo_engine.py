@@ -18,6 +18,7 @@ from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
+from tests.end_to_end.processes import PATIENCE_SECONDS
 
 FAQ = questions()
 # Every seventh, so that emoji and Japanese are among them.
@@ -34,7 +35,7 @@ async def client(demo_target: str) -> AsyncIterator[EngineClient]:
 
 async def wait_idle(client: EngineClient) -> None:
     """Every test ends with an idle engine and all of its blocks free."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         load = await client.load()
         if not (load.running or load.waiting or load.kv_blocks_used):

@@ -25,7 +25,7 @@ from enginewire.backend.engines.stream import some
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.server.demo_model import questions
-from tests.end_to_end.processes import EngineProcess
+from tests.end_to_end.processes import PATIENCE_SECONDS, EngineProcess
 
 FAQ = questions()
 ASKED = list(FAQ)[::7][:12]
@@ -81,7 +81,7 @@ async def clients(trio: Trio) -> AsyncIterator[dict[str, EngineClient]]:
 
 
 async def until_idle(client: EngineClient) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         load = await client.load()
         if not (load.running or load.waiting or load.kv_blocks_used or load.pending_transfers):

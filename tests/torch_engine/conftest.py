@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import transformers
 
 from enginewire.torch_engine.loading import load as loading
 from enginewire.torch_engine.loading.load import load_engine
@@ -30,7 +30,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     @lru_cache
     def make(family: str) -> Path:
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(CONFIGS[family]())
+        model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family]())
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:  # else zeros and ones hide a mistake
                 torch.nn.init.normal_(parameter, mean="norm" in name, std=0.3)
@@ -41,13 +41,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.fixture(scope="session")
-def oracle(model_folder: Callable[[str], Path]) -> Callable[[str], PreTrainedModel]:
+def oracle(model_folder: Callable[[str], Path]) -> Callable[[str], transformers.PreTrainedModel]:
     """The same model in transformers."""
-    return lru_cache(lambda family: AutoModelForCausalLM.from_pretrained(model_folder(family)).eval())
+    return lru_cache(
+        lambda family: transformers.AutoModelForCausalLM.from_pretrained(model_folder(family)).eval()
+    )
 
 
 @pytest.fixture(scope="session")
-def expected(oracle: Callable[[str], PreTrainedModel]) -> Callable[[str, Seq[int], int], list[int]]:
+def expected(
+    oracle: Callable[[str], transformers.PreTrainedModel],
+) -> Callable[[str, Seq[int], int], list[int]]:
     """Greedy output of transformers, without stopping at EOS; asked once, however often a test wants it."""
 
     @cache

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 
 @torch.inference_mode()
 def vectors_of(
-    network: PreTrainedModel, inputs: Seq[list[int]], pooling: str, *, normalize: bool = True
+    network: transformers.PreTrainedModel, inputs: Seq[list[int]], pooling: str, *, normalize: bool = True
 ) -> torch.Tensor:
     """[inputs, width] from the last hidden states of `AutoModel`."""
     states = [network(input_ids=torch.tensor([each])).last_hidden_state[0] for each in inputs]

@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.models.llama import LlamaConfig
+import transformers
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
@@ -33,7 +32,7 @@ Load = Callable[..., CoreUnderTest]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(11)
     made = tmp_path_factory.mktemp("wide")
-    AutoModelForCausalLM.from_config(LlamaConfig(**WIDE)).save_pretrained(made)
+    transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**WIDE)).save_pretrained(made)
     return made
 
 
@@ -215,7 +214,7 @@ def test_models_of_transformers_cannot_promise_it(tmp_path):
     from transformers.models.gpt2 import GPT2Config
 
     config = GPT2Config(vocab_size=50, n_positions=32, n_embd=8, n_layer=1, n_head=2)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     chosen = TorchEngineOptions(model=str(tmp_path), device="cpu", batch_invariant=True, num_threads=1)
     with pytest.raises(ModelLoadError, match="batch_invariant is not for models of transformers"):
         load_engine(chosen, lambda phase, done: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
+import transformers
 
 from enginewire import v1 as pb
 from enginewire.server.demo_model import PATH, questions
@@ -15,7 +15,7 @@ from tests.torch_engine.tiny import CoreUnderTest
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_demo_model_answers_a_crowd_of_questions_exactly(dtype):
-    tokenizer = AutoTokenizer.from_pretrained(PATH)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(PATH)
     options = TorchEngineOptions("builtin:demo", device="cpu", dtype=dtype, num_threads=1, max_num_seqs=32)
     engine = CoreUnderTest(load_engine(options, lambda phase, done: None))
     asked = dict(list(questions().items())[::6])

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 import torch
-from transformers import AutoModel
+import transformers
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import EmbeddingEngine, GenerateContext, StepOutputs
@@ -75,7 +75,7 @@ async def running(folder: Path, **options: object) -> AsyncIterator[TorchEngine]
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_vectors_are_those_of_transformers_in_a_batch_of_small_pieces(family, pooling, model_folder):
-    wanted = vectors_of(AutoModel.from_pretrained(model_folder(family)).eval(), INPUTS, pooling)
+    wanted = vectors_of(transformers.AutoModel.from_pretrained(model_folder(family)).eval(), INPUTS, pooling)
     async with running(model_folder(family), pooling=pooling, max_num_batched_tokens=13) as engine:
         assert isinstance(engine, EmbeddingEngine)
         assert_close(await embedded(engine, *INPUTS), wanted)
@@ -98,7 +98,7 @@ def step(request, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("step")
 async def test_inputs_and_outputs_share_batches_without_touching_each_other(model_folder, expected):
-    wanted = vectors_of(AutoModel.from_pretrained(model_folder("llama")).eval(), INPUTS, "mean")
+    wanted = vectors_of(transformers.AutoModel.from_pretrained(model_folder("llama")).eval(), INPUTS, "mean")
     async with running(model_folder("llama"), pooling="mean", max_num_batched_tokens=16) as engine:
 
         async def generated() -> list[int]:
@@ -113,7 +113,7 @@ async def test_inputs_and_outputs_share_batches_without_touching_each_other(mode
 @pytest.mark.usefixtures("step")
 async def test_a_preempted_input_starts_again_from_nothing(model_folder, expected):
     long = INPUTS[3]
-    wanted = vectors_of(AutoModel.from_pretrained(model_folder("llama")).eval(), [long], "mean")
+    wanted = vectors_of(transformers.AutoModel.from_pretrained(model_folder("llama")).eval(), [long], "mean")
     tight = {"num_kv_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 2, "max_model_len": 96}
     async with running(model_folder("llama"), pooling="mean", **tight) as engine:
         stream = engine.generate(greedy(PROMPT, 80), GenerateContext("g"))
@@ -134,7 +134,7 @@ async def test_fewer_dimensions_are_the_beginning_at_length_one(model_folder):
 
 
 async def test_vectors_keep_their_length_when_they_are_not_normalised(model_folder):
-    network = AutoModel.from_pretrained(model_folder("llama")).eval()
+    network = transformers.AutoModel.from_pretrained(model_folder("llama")).eval()
     wanted = vectors_of(network, INPUTS, "last", normalize=False)
     async with running(model_folder("llama"), normalize_embeddings=False) as engine:
         assert_close(await embedded(engine, *INPUTS), wanted)
@@ -224,7 +224,7 @@ async def test_the_folder_decides_how_its_vectors_are_made(model_folder, tmp_pat
     stored = tmp_path / "1_Pooling"
     stored.mkdir()
     (stored / "config.json").write_text('{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}')
-    wanted = vectors_of(AutoModel.from_pretrained(model_folder("llama")).eval(), INPUTS, "mean")
+    wanted = vectors_of(transformers.AutoModel.from_pretrained(model_folder("llama")).eval(), INPUTS, "mean")
     async with running(tmp_path) as engine:
         assert_close(await embedded(engine, *INPUTS), wanted)
     (stored / "config.json").write_text('{"pooling_mode_max_tokens": true}')

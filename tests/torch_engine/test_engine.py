@@ -366,7 +366,7 @@ async def test_a_reset_of_an_engine_that_ends_is_refused_not_left_open(engine, c
     engine._thread.post(bug)
     for _ in range(2):  # the first finds the thread alive
         with pytest.raises(EngineDead):
-            await asyncio.wait_for(engine.reset_prefix_cache(), 5)
+            await asyncio.wait_for(engine.reset_prefix_cache(), 20)
     await engine.cleanup()
     with pytest.raises(EngineDead):
         await engine.reset_prefix_cache()

@@ -6,10 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from transformers.models.llama import LlamaConfig
-from transformers.models.mistral import MistralConfig
-from transformers.models.qwen2 import Qwen2Config
-from transformers.models.qwen3 import Qwen3Config
+import transformers
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
@@ -49,10 +46,12 @@ LLAMA3 = {
 }
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True),
-    "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True, **QWEN_WINDOW),
-    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=24),
-    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=9),
+    "llama": lambda: transformers.LlamaConfig(
+        **SHAPE, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True
+    ),
+    "qwen2": lambda: transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True, **QWEN_WINDOW),
+    "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=24),
+    "mistral": lambda: transformers.MistralConfig(**SHAPE, sliding_window=9),
 }
 FAMILIES = tuple(CONFIGS)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import mistral_common
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
-from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from tokenizers import (
     AddedToken,
     Regex,
@@ -96,6 +95,9 @@ def tekken() -> Real:
 
     It has no merges: `tokenizers` decodes, mistral-common encodes.
     """
+    # Takes half a second, which is not for those who only collect the tests.
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
     original = Tekkenizer.from_file(TEKKEN)
     described = json.loads(TEKKEN.read_text())
     num_special = described["config"]["default_num_special_tokens"]

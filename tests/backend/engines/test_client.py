@@ -96,7 +96,7 @@ async def test_an_engine_that_keeps_its_load_to_itself_is_reported_in_time(hosti
     engine = await hostile_engine(has_load=False)
     async with EngineClient(engine.target) as client:
         with pytest.raises(RequestFailed) as caught:
-            await asyncio.wait_for(client.wait_ready(0.3), 2)
+            await asyncio.wait_for(client.wait_ready(0.3), PATIENCE_SECONDS)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
@@ -114,7 +114,7 @@ async def test_an_engine_without_a_common_revision_is_refused_at_once(
     engine = await hostile_engine(info=info)
     async with EngineClient(engine.target) as client:
         with pytest.raises(RequestFailed, match="contract revision") as caught:
-            await asyncio.wait_for(client.wait_ready(60), 2)
+            await asyncio.wait_for(client.wait_ready(30 * PATIENCE_SECONDS), PATIENCE_SECONDS)
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
         assert caught.value.reason == pb.ERROR_REASON_REVISION_MISMATCH
         heard = await hear(Backend(client, vocabulary), ask())

@@ -91,7 +91,7 @@ async def failure_of(stream: EngineStream) -> RequestFailed:
             pass
 
     with pytest.raises(RequestFailed) as caught:
-        await asyncio.wait_for(read_all(), 1)
+        await asyncio.wait_for(read_all(), PATIENCE_SECONDS)
     return caught.value
 
 
@@ -369,6 +369,6 @@ async def test_a_step_of_many_requests_wakes_them_in_groups_and_forgets_none(con
     for position in range(2):
         columns = {"first_output_positions": [position] * count, "token_ids": [65 + position] * count}
         await call.answer(handles=range(1, count + 1), **columns)
-    assert await asyncio.wait_for(asyncio.gather(*consumers), 5) == [[65, 66]] * count
+    assert await asyncio.wait_for(asyncio.gather(*consumers), PATIENCE_SECONDS) == [[65, 66]] * count
     # When the first consumer ran, those behind its group had not been woken yet.
     assert begun[0] == count - multiplexed.WAKE_GROUP

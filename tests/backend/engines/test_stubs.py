@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -94,8 +93,6 @@ def test_engine_service_aborts(channel: grpc_testing.Channel) -> None:
 def test_cancelling_a_call_reaches_the_server(channel: grpc_testing.Channel) -> None:
     responses = pb.BackendServiceStub(channel).Generate(pb.BackendServiceGenerateRequest(text="x"))
     _, _, call = channel.take_unary_stream(BACKEND.methods_by_name["Generate"])
-    begin = time.monotonic()
     responses.cancel()
     call.cancelled()
-    assert time.monotonic() - begin < 5
     assert responses.code() is grpc.StatusCode.CANCELLED

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from hypothesis import example, given, settings, strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, LlamaForCausalLM
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from enginewire.server.demo_model import PATH, questions
 from enginewire.server.demo_model.corpus import ASSISTANT, BOS, EOS, UNKNOWN_THINGS, USER, conversation
@@ -44,8 +43,8 @@ def torch_settings() -> Iterator[None]:
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(PATH, local_files_only=True, padding_side="left")
+def tokenizer() -> transformers.PreTrainedTokenizerBase:
+    return transformers.AutoTokenizer.from_pretrained(PATH, local_files_only=True, padding_side="left")
 
 
 @cache
@@ -54,8 +53,8 @@ def plain_tokenizer() -> Tokenizer:
 
 
 @cache
-def model(dtype: torch.dtype) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(PATH, dtype=dtype, local_files_only=True)
+def model(dtype: torch.dtype) -> transformers.LlamaForCausalLM:
+    return transformers.LlamaForCausalLM.from_pretrained(PATH, dtype=dtype, local_files_only=True)
 
 
 def rendered(question: str) -> str:

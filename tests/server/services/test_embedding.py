@@ -15,7 +15,7 @@ from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import DeadlineExceeded
-from tests.server.serving import Serving, ask, detail_of, submit
+from tests.server.serving import PATIENCE_SECONDS, Serving, ask, detail_of, submit
 
 OWN_SIZE = 64
 
@@ -272,7 +272,7 @@ async def test_a_caller_who_leaves_ends_the_work(engine_server):
     call = serving.embedding.Embed(asking(b"x"))
     await engine.has_begun.wait()
     call.cancel()
-    await asyncio.wait_for(engine.has_ended.wait(), 5)
+    await asyncio.wait_for(engine.has_ended.wait(), PATIENCE_SECONDS)
 
 
 async def test_a_deadline_ends_the_work(engine_server):
@@ -281,7 +281,7 @@ async def test_a_deadline_ends_the_work(engine_server):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await serving.embedding.Embed(asking(b"x"), timeout=0.1)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(engine.has_ended.wait(), 5)
+    await asyncio.wait_for(engine.has_ended.wait(), PATIENCE_SECONDS)
 
 
 async def test_a_deadline_needs_no_help_of_grpc(engine_server):

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
@@ -152,7 +152,7 @@ def test_what_is_handed_over_and_longer_than_the_cache_is_computed_again(load):
 @pytest.mark.parametrize("model_type", ["gemma2", "deepseek_v3"])
 def test_models_of_transformers_hand_over_too(model_type, tmp_path):
     torch.manual_seed(5)
-    network = AutoModelForCausalLM.from_config(tiny_config(model_type, SERVED[model_type]))
+    network = transformers.AutoModelForCausalLM.from_config(tiny_config(model_type, SERVED[model_type]))
     for name, parameter in network.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("norm" in name and name.endswith("weight")), std=0.25)
     network.save_pretrained(tmp_path)

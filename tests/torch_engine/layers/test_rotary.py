@@ -6,8 +6,7 @@ import json
 
 import pytest
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama import LlamaConfig
+import transformers
 
 from enginewire.torch_engine.folder.config import read_model_config
 from enginewire.torch_engine.folder.folder import ModelFolder
@@ -29,11 +28,13 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
     ],
 )
 def test_scaled_frequencies_equal_transformers(rope, tmp_path):
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         **{**SHAPE, "head_dim": 64}, rope_parameters=rope, architectures=["LlamaForCausalLM"]
     )
     config.save_pretrained(tmp_path)
-    expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    expected, expected_factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope["rope_type"]](
+        config, torch.device("cpu")
+    )
     ours = read_model_config(ModelFolder.open(tmp_path))
     frequencies, factor = rope_frequencies(ours.rope, ours.head_dim)
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0.0)

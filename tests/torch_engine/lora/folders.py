@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from enginewire.torch_engine.loading.warm_up import LoadedEngine
 from enginewire.torch_engine.lora.config import read_files, read_lora_config
@@ -45,7 +45,7 @@ def make_adapter(
         from peft import LoraConfig, get_peft_model
 
         config = LoraConfig(r=r, target_modules=modules, task_type="CAUSAL_LM", **options)
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        model = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base), config)
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 torch.nn.init.normal_(parameter, std=0.2)
@@ -58,7 +58,9 @@ def peft_model(base: Path, adapter: Path) -> PeftModel:
     with patient():
         from peft import PeftModel
 
-        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+        return PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(base), adapter
+        ).eval()
 
 
 def peft_greedy(base: Path, adapter: Path) -> Callable[[Seq[int], int], list[int]]:
@@ -82,10 +84,10 @@ def peft_greedy(base: Path, adapter: Path) -> Callable[[Seq[int], int], list[int
     return generate
 
 
-def peft_body(base: Path, adapter: Path) -> PreTrainedModel:
+def peft_body(base: Path, adapter: Path) -> transformers.PreTrainedModel:
     """The network below the head, with the adapter in its layers."""
     body = peft_model(base, adapter).base_model.model.model
-    assert isinstance(body, PreTrainedModel)
+    assert isinstance(body, transformers.PreTrainedModel)
     return body
 
 

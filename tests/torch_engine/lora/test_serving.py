@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from transformers import AutoModel
+import transformers
 
 from enginewire import v1 as pb
 from enginewire.server.config.options import ServerOptions
@@ -112,7 +112,7 @@ async def test_inputs_are_embedded_with_the_adapter_that_they_name(serving, fold
     bodies = {
         "A": peft_body(base, folder / "one"),
         "B": peft_body(base, folder / "two"),
-        "": AutoModel.from_pretrained(base).eval(),
+        "": transformers.AutoModel.from_pretrained(base).eval(),
     }
     inputs = [list(PROMPT), [7, 5, 3]]
     answers = await asyncio.gather(*(embed(serving, name, *inputs) for name in bodies))

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+import transformers
 
-from enginewire.torch_engine.folder.config import ARCHITECTURES
-from enginewire.torch_engine.loading.encoder_model import ENCODERS
+from enginewire.torch_engine.folder.config import ARCHITECTURES, ENCODERS
 from tests.torch_engine.models.huggingface.configs import REFUSED, SERVED
 
 PAGE = """\
@@ -147,7 +146,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _architecture(model_type: str) -> str:
-    name: str = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]].__name__
+    name: str = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[transformers.CONFIG_MAPPING[model_type]].__name__
     return name
 
 

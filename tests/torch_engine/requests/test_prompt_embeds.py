@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+import transformers
 
 from enginewire import v1 as pb
 from enginewire.server.failures import EngineError, InvalidRequest, Unsupported
@@ -33,7 +33,7 @@ def tensor_of(values: torch.Tensor) -> pb.Tensor:
 
 @torch.inference_mode()
 def embedded(
-    network: PreTrainedModel,
+    network: transformers.PreTrainedModel,
     prompt: Seq[int],
     max_tokens: int,
     dtype: torch.dtype = torch.float32,
@@ -47,7 +47,7 @@ def embedded(
 
 
 @pytest.fixture
-def network(oracle) -> PreTrainedModel:
+def network(oracle) -> transformers.PreTrainedModel:
     return oracle("llama")
 
 
@@ -179,10 +179,10 @@ def test_too_many_rows_and_both_kinds_of_prompt_are_refused(load, network):
 
 
 @pytest.fixture
-def generic(tmp_path: Path) -> Callable[[str], tuple[CoreUnderTest, PreTrainedModel]]:
+def generic(tmp_path: Path) -> Callable[[str], tuple[CoreUnderTest, transformers.PreTrainedModel]]:
     """A family that transformers runs: the engine and the oracle."""
 
-    def make(model_type: str) -> tuple[CoreUnderTest, PreTrainedModel]:
+    def make(model_type: str) -> tuple[CoreUnderTest, transformers.PreTrainedModel]:
         network = save_wide(tmp_path, model_type)
         options = TorchEngineOptions(
             model=str(tmp_path), device="cpu", dtype="float32", num_threads=1, max_num_batched_tokens=9,

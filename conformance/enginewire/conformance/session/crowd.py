@@ -7,13 +7,13 @@ Judges nothing; the monitor looks at some of them. Knows no requirement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.company import DIFFERENT, draw
+from enginewire.conformance.session.company import DIFFERENT, Company, draw
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.multiplexed import Multiplexed
@@ -71,9 +71,10 @@ async def _fill(ctx: Context, is_there: asyncio.Event) -> None:
 
 async def _fill_for_a_while(ctx: Context, stream: Multiplexed, is_there: asyncio.Event) -> None:
     submits = list[pb.Submit]()
+    companies = _companies(ctx)
     most = CROWDED * ctx.config.max_num_seqs + 1
     while sum(stream.handle(submit.handle).choices for submit in submits) < most:
-        submits.append(stream.submitted(len(submits), _request(ctx, len(submits))))
+        submits.append(stream.submitted(len(submits), _request(ctx, len(submits), companies)))
     try:
         stream.send(*submits)
         for frame in range(FRAMES):
@@ -81,7 +82,7 @@ async def _fill_for_a_while(ctx: Context, stream: Multiplexed, is_there: asyncio
                 raise Violation("the stream of the others ended", seen=stream.exchange.status)
             is_there.set()
             ended = [number for number in range(len(submits)) if stream.handle(number).has_ended]
-            again = [stream.submitted(number, _request(ctx, number)) for number in ended]
+            again = [stream.submitted(number, _request(ctx, number, companies)) for number in ended]
             aborted = tuple(number for number in ended[:1] if frame % ABORTED == 0)
             if again:
                 stream.send(*again, abort=aborted)
@@ -100,9 +101,13 @@ async def _end(stream: Multiplexed, *, at_once: bool = False) -> None:
         await stream.close()
 
 
-def _request(ctx: Context, number: int) -> pb.GenerateRequest:
+def _companies(ctx: Context) -> list[Company]:
+    """What the others bring along. Whoever always has the higher priority leaves no slot to anybody."""
+    drawn = (draw(ctx.session.options.seed, number, ctx.config) for number in range(DIFFERENT))
+    return [company.without("priority") for company in drawn]
+
+
+def _request(ctx: Context, number: int, companies: Sequence[Company]) -> pb.GenerateRequest:
     """Of a length of its own, so that not all end at the same time."""
     request = ctx.request(max_tokens=ctx.tokens(TOKENS + 3 * (number % DIFFERENT)))
-    company = draw(ctx.session.options.seed, number % DIFFERENT, ctx.config)
-    # Whoever always has the higher priority leaves no slot to anybody.
-    return company.without("priority").joined(request)
+    return companies[number % DIFFERENT].joined(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 
@@ -61,12 +62,16 @@ def prompt(length: int, vocab_size: int, avoid: Iterable[int] = (), salt: int = 
     No id comes twice before all have come once, and another `salt` gives another order: prompts of different
     checks must not meet in a prefix cache, however small the vocabulary is.
     """
-    usable = max(vocab_size, 1)
-    avoided = set(avoid)
+    return list(_prompt(length, max(vocab_size, 1), frozenset(avoid), salt))
+
+
+@lru_cache(maxsize=64)
+def _prompt(length: int, usable: int, avoided: frozenset[int], salt: int) -> tuple[int, ...]:
+    """Most requests of a run have the same one."""
     if len(avoided) >= usable:
-        avoided = set()
+        avoided = frozenset()
     shuffled = (token for token in _shuffles(usable, salt) if token not in avoided)
-    return list(islice(shuffled, length))
+    return tuple(islice(shuffled, length))
 
 
 def _shuffles(count: int, seed: int) -> Iterator[int]:

@@ -18,10 +18,10 @@ from pathlib import Path
 from random import Random
 
 import torch
+import transformers
 from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from enginewire.server.demo_model import PATH, questions
 from enginewire.server.demo_model.corpus import BOS, EOS, PAD, Row, conversation, epoch
@@ -125,12 +125,14 @@ def batches(tokenizer: Tokenizer, faq: Mapping[str, str], recipe: Recipe) -> Ite
         yield from (make_batch(tokenizer, group) for group in groups)
 
 
-def train_model(tokenizer: Tokenizer, faq: Mapping[str, str], recipe: Recipe) -> LlamaForCausalLM:
+def train_model(
+    tokenizer: Tokenizer, faq: Mapping[str, str], recipe: Recipe
+) -> transformers.LlamaForCausalLM:
     """A trained model in float32 whose weights are all exact in bfloat16, too."""
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
-    model = LlamaForCausalLM(LlamaConfig.from_dict(architecture(tokenizer)))
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(architecture(tokenizer)))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
     for step, batch in enumerate(islice(batches(tokenizer, faq, recipe), recipe.steps)):
         optimizer.param_groups[0]["lr"] = learning_rate(recipe, step)
@@ -157,13 +159,13 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 @torch.no_grad()
-def _round(model: LlamaForCausalLM) -> None:
+def _round(model: transformers.LlamaForCausalLM) -> None:
     for parameter in model.parameters():
         parameter.copy_(parameter.bfloat16())
 
 
 @torch.inference_mode()
-def recall(model: LlamaForCausalLM, tokenizer: Tokenizer, rows: Mapping[str, Row]) -> Recall:
+def recall(model: transformers.LlamaForCausalLM, tokenizer: Tokenizer, rows: Mapping[str, Row]) -> Recall:
     """Ask every question as the chat template renders it, and look at each position of the answer.
 
     Greedy decoding is exact when the right token is on top at every position of the right answer.
@@ -181,7 +183,7 @@ def recall(model: LlamaForCausalLM, tokenizer: Tokenizer, rows: Mapping[str, Row
     return Recall(tuple(wrong), least)
 
 
-def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+def save_model(model: transformers.LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write every file of the model folder, and SHA256SUMS over them."""
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, folder)

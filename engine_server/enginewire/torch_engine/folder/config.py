@@ -13,6 +13,19 @@ from typing import Protocol
 from enginewire.torch_engine.folder.folder import Json, ModelFolder, ModelLoadError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ENCODERS = (
+    "albert",
+    "bert",
+    "camembert",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "nomic_bert",
+    "roberta",
+    "xlm-roberta",
+)
+"""Values of `model_type`, run by transformers; each is compared with it by the tests."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_SIZE = 2**24

@@ -11,6 +11,7 @@ from typing import Final, cast
 import torch
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
+from enginewire.torch_engine.folder.config import ENCODERS
 from enginewire.torch_engine.folder.folder import ModelFolder
 from enginewire.torch_engine.models.huggingface.loading import (
     architecture_of,
@@ -21,19 +22,6 @@ from enginewire.torch_engine.models.huggingface.loading import (
 )
 from enginewire.torch_engine.runner.encoder import Encoder, EncoderConfig
 
-ENCODERS: Final = (
-    "albert",
-    "bert",
-    "camembert",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "mpnet",
-    "nomic_bert",
-    "roberta",
-    "xlm-roberta",
-)
-"""Values of `model_type`; each is compared with transformers by the tests."""
 OFFSET: Final = ("camembert", "mpnet", "roberta", "xlm-roberta")
 """They count positions from the padding id on, and so have fewer of them than their table."""
 POOLER: Final = "pooler."

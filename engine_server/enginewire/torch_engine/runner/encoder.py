@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from enginewire.torch_engine.layers.device import wait_for
 from enginewire.torch_engine.requests.pooling import shares_of
@@ -21,6 +21,9 @@ from enginewire.torch_engine.requests.sequence import Sequence
 from enginewire.torch_engine.runner.model_runner import new_tokens, pieces_of
 from enginewire.torch_engine.runner.unread_tokens import UnreadTokens
 from enginewire.torch_engine.runner.vectors import Computed, add_up
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MOST_PADDING = 0.25
 """A group ends before this share of it is padding: short inputs do not pay for long ones."""

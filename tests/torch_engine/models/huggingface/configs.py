@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+import transformers
 
 from tests.torch_engine.tiny import VOCAB
 
@@ -321,8 +321,8 @@ REFUSED: dict[str, Refused] = {
 """model_type → why it is refused: at least one of every kind, not a complete list."""
 
 
-def tiny_config(model_type: str, changes: Fields) -> PreTrainedConfig:
+def tiny_config(model_type: str, changes: Fields) -> transformers.PreTrainedConfig:
     """SHAPE as far as the architecture knows its fields, and all of `changes`."""
-    config_class = CONFIG_MAPPING[model_type]
+    config_class = transformers.CONFIG_MAPPING[model_type]
     known = {*signature(config_class).parameters, *config_class.attribute_map}
     return config_class(**{name: value for name, value in SHAPE.items() if name in known} | dict(changes))

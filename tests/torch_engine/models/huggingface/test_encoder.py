@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoModel, AutoModelForMaskedLM
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.failures import Unsupported
 from enginewire.torch_engine.engine import TorchEngine
+from enginewire.torch_engine.folder.config import ENCODERS
 from enginewire.torch_engine.folder.folder import ModelLoadError
-from enginewire.torch_engine.loading.encoder_model import ENCODERS
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.runner.encoder import MOST_PADDING, groups_of
 from tests.torch_engine.embedding_oracle import vectors_of
@@ -37,7 +37,7 @@ KNOWN = {(0, 1): 0.7553, (0, 2): -0.1050, (1, 2): -0.0610}
 def save(model_type: str, folder: Path, *, masked_lm: bool = False) -> Path:
     """The folder of a random encoder with weights wide enough to make neighbours matter."""
     torch.manual_seed(5)
-    kind = AutoModelForMaskedLM if masked_lm else AutoModel
+    kind = transformers.AutoModelForMaskedLM if masked_lm else transformers.AutoModel
     network = kind.from_config(tiny_config(model_type, {"max_position_embeddings": 96}))
     widen(network)
     network.save_pretrained(folder)
@@ -47,7 +47,7 @@ def save(model_type: str, folder: Path, *, masked_lm: bool = False) -> Path:
 @pytest.mark.parametrize("model_type", ENCODERS)
 async def test_vectors_are_those_of_transformers(model_type, tmp_path, capfd):
     folder = save(model_type, tmp_path)
-    network = AutoModel.from_pretrained(folder).eval()
+    network = transformers.AutoModel.from_pretrained(folder).eval()
     wanted = vectors_of(network, INPUTS, "mean")
     capfd.readouterr()
     async with running(folder) as engine:
@@ -59,14 +59,14 @@ async def test_vectors_are_those_of_transformers(model_type, tmp_path, capfd):
 @pytest.mark.parametrize("pooling", POOLINGS)
 async def test_every_pooling_of_a_masked_language_model(pooling, tmp_path):
     folder = save("bert", tmp_path, masked_lm=True)
-    wanted = vectors_of(AutoModel.from_pretrained(folder).eval(), INPUTS, pooling)
+    wanted = vectors_of(transformers.AutoModel.from_pretrained(folder).eval(), INPUTS, pooling)
     async with running(folder, pooling=pooling) as engine:
         assert_close(await embedded(engine, *INPUTS), wanted)
 
 
 async def test_more_inputs_than_fit_into_a_step_take_several(tmp_path):
     folder = save("bert", tmp_path)
-    wanted = vectors_of(AutoModel.from_pretrained(folder).eval(), INPUTS, "mean")
+    wanted = vectors_of(transformers.AutoModel.from_pretrained(folder).eval(), INPUTS, "mean")
     async with running(folder, max_num_seqs=3, max_num_batched_tokens=8) as engine:
         vectors = await asyncio.gather(*[embedded(engine, *INPUTS) for _ in range(4)])
         for each in vectors:
@@ -110,7 +110,7 @@ async def test_the_longest_input_is_what_the_folder_or_the_operator_says(tmp_pat
 
 async def test_an_encoder_whose_weights_are_broken_does_not_start(tmp_path):
     folder = save("bert", tmp_path)
-    network = AutoModel.from_pretrained(folder)
+    network = transformers.AutoModel.from_pretrained(folder)
     network.embeddings.word_embeddings.weight.data.fill_(float("nan"))
     network.save_pretrained(folder)
     with pytest.raises(ModelLoadError, match="no usable vectors"):
@@ -128,7 +128,7 @@ async def test_the_real_model_knows_which_sentences_are_alike():
     tokenizer = Tokenizer.from_file(str(MINILM / "tokenizer.json"))
     tokenizer.no_padding()
     sentences = [tokenizer.encode(text).ids for text in (*SIMILAR, OTHER)]
-    wanted = vectors_of(AutoModel.from_pretrained(MINILM).eval(), sentences, "mean")
+    wanted = vectors_of(transformers.AutoModel.from_pretrained(MINILM).eval(), sentences, "mean")
     async with running(MINILM) as engine:
         vectors = await embedded(engine, *sentences)
         assert engine.embedding_size == 384

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 import torch
-from transformers import Llama4ForCausalLM, OPTForCausalLM, PreTrainedModel
+import transformers
 
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
@@ -34,10 +34,10 @@ TIE = 1e-3
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Callable[[str], tuple[Path, PreTrainedModel]]:
+def build(tmp_path: Path) -> Callable[[str], tuple[Path, transformers.PreTrainedModel]]:
     """The folder of a random model, and the model as transformers runs it, which never stops by itself."""
 
-    def make(model_type: str) -> tuple[Path, PreTrainedModel]:
+    def make(model_type: str) -> tuple[Path, transformers.PreTrainedModel]:
         network = save_wide(tmp_path, model_type)
         network.generation_config.eos_token_id = None
         return tmp_path, network
@@ -50,7 +50,7 @@ def prompts() -> list[list[int]]:
     return [[random.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
 
 
-def generate(network: PreTrainedModel, prompt: Seq[int]) -> list[int]:
+def generate(network: transformers.PreTrainedModel, prompt: Seq[int]) -> list[int]:
     """The prompt and what follows."""
     ids = torch.tensor([list(prompt)])
     limits = {"max_new_tokens": MAX_TOKENS, "min_new_tokens": MAX_TOKENS}
@@ -59,7 +59,7 @@ def generate(network: PreTrainedModel, prompt: Seq[int]) -> list[int]:
 
 
 @torch.inference_mode()
-def assert_same(network: PreTrainedModel, generated: list[int], tokens: list[int]) -> None:
+def assert_same(network: transformers.PreTrainedModel, generated: list[int], tokens: list[int]) -> None:
     """Equal to the end of `generated`, or different first where its best two logits are a tie."""
     prompt, wanted = generated[:-MAX_TOKENS], generated[-MAX_TOKENS:]
     assert len(tokens) == MAX_TOKENS
@@ -71,11 +71,11 @@ def assert_same(network: PreTrainedModel, generated: list[int], tokens: list[int
             return
 
 
-def body_of(network: PreTrainedModel) -> PreTrainedModel:
+def body_of(network: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     """The network below its head, by the names that the families give it."""
-    if isinstance(network, OPTForCausalLM):
+    if isinstance(network, transformers.OPTForCausalLM):
         return network.model.decoder
-    return network.model if isinstance(network, Llama4ForCausalLM) else network.base_model
+    return network.model if isinstance(network, transformers.Llama4ForCausalLM) else network.base_model
 
 
 def load(folder: Path) -> CoreUnderTest:
@@ -105,7 +105,7 @@ def test_alone_crowded_chunked_and_preempted_equal_transformers(model_type, buil
     assert_vectors(engine, network)
 
 
-def assert_tokens(engine: CoreUnderTest, network: PreTrainedModel) -> None:
+def assert_tokens(engine: CoreUnderTest, network: transformers.PreTrainedModel) -> None:
     """Alone, and in a crowd that arrives late, in chunks, with a preempted request and two choices each."""
     generated = [generate(network, prompt) for prompt in prompts()]
     assert_same(network, generated[1], engine.answer(greedy(prompts()[1], MAX_TOKENS)).tokens[0])
@@ -123,7 +123,7 @@ def assert_tokens(engine: CoreUnderTest, network: PreTrainedModel) -> None:
         assert_same(network, each, first)
 
 
-def assert_vectors(engine: CoreUnderTest, network: PreTrainedModel) -> None:
+def assert_vectors(engine: CoreUnderTest, network: transformers.PreTrainedModel) -> None:
     """In chunks, and beside a request that is running."""
     engine.add(greedy(prompts()[1], MAX_TOKENS))
     engine.step()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging as transformers_logging
 
 from enginewire.torch_engine.folder.folder import ModelLoadError
@@ -27,7 +27,7 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     def make(model_type: str, **changes: object) -> Path:
         torch.manual_seed(5)
         config = tiny_config(model_type, {**SERVED[model_type], **changes})
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
         return tmp_path
 
     return make
@@ -58,12 +58,14 @@ def test_what_paged_attention_cannot_serve_is_refused_with_its_reason(model_type
     config = tiny_config(model_type, refused.changes)
     if refused.has_weights:
         torch.manual_seed(5)
-        network = AutoModelForCausalLM.from_config(config)
+        network = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.25)
         network.save_pretrained(tmp_path)
     else:  # refused by name: no weight is ever read
-        architecture = refused.architecture or AutoModelForCausalLM._model_mapping[type(config)].__name__
+        architecture = (
+            refused.architecture or transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__
+        )
         (tmp_path / "config.json").write_text(
             json.dumps({**config.to_diff_dict(), "architectures": [architecture]})
         )
@@ -95,9 +97,9 @@ def test_what_transformers_cannot_build_is_refused_with_its_words(save, monkeypa
         raise ImportError("it requires the timm library")
 
     folder = save("gpt2")
-    monkeypatch.setattr(GPT2LMHeadModel, "__init__", needs_a_library)
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "__init__", needs_a_library)
     assert "transformers cannot load the model (ImportError: it requires the timm library)" in refusal(folder)
-    monkeypatch.setattr(GPT2Config, "from_dict", needs_a_library)
+    monkeypatch.setattr(transformers.GPT2Config, "from_dict", needs_a_library)
     assert "model_type 'gpt2': ImportError: it requires the timm library" in refusal(folder)
 
 
@@ -180,7 +182,7 @@ def test_progress_goes_up_and_transformers_talks_again_afterwards(save):
 
 
 def test_every_tested_name_is_an_architecture_of_transformers():
-    assert set(SERVED) | set(REFUSED) <= set(CONFIG_MAPPING)
+    assert set(SERVED) | set(REFUSED) <= set(transformers.CONFIG_MAPPING)
     assert not set(SERVED) & set(REFUSED)
 
 

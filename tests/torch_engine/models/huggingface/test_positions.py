@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Llama4ForCausalLM
-from transformers.models.gpt2 import modeling_gpt2
+import transformers
 
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading.load import load_engine
@@ -68,7 +67,7 @@ def test_the_context_ends_where_a_layer_begins_to_scale_by_the_row_of_the_batch(
 
 def test_what_remains_of_that_context_is_what_transformers_says(save: Save) -> None:
     folder = save("llama4_text", **SCALED, floor_scale=100)
-    network = Llama4ForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    network = transformers.Llama4ForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     prompt = torch.arange(99 - MAX_TOKENS)[None] * 31 % 150 + 2
     network.generation_config.eos_token_id = None
     limits = {"max_new_tokens": MAX_TOKENS, "min_new_tokens": MAX_TOKENS}
@@ -87,12 +86,12 @@ def test_scaling_by_the_positions_that_we_give_takes_nothing_away(save: Save) ->
 def test_a_model_that_counts_the_rows_of_a_batch_is_refused(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = modeling_gpt2.GPT2Model.forward
+    run = transformers.models.gpt2.modeling_gpt2.GPT2Model.forward
 
     def by_row(self, input_ids=None, past_key_values=None, position_ids=None, **options):
         return run(self, input_ids, past_key_values, **options)
 
-    monkeypatch.setattr(modeling_gpt2.GPT2Model, "forward", by_row)
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2Model, "forward", by_row)
     assert "it counts positions in a way of its own" in refusal(save("gpt2"))
 
 
@@ -100,12 +99,12 @@ def test_a_model_that_counts_the_rows_of_a_batch_is_refused(
 def test_an_option_of_attention_that_nobody_knows_is_refused_unless_it_is_off(
     save: Save, monkeypatch: pytest.MonkeyPatch, value: object, is_refused: bool
 ) -> None:
-    run = modeling_gpt2.GPT2Attention.forward
+    run = transformers.models.gpt2.modeling_gpt2.GPT2Attention.forward
 
     def with_option(self, *inputs, **options):
         return run(self, *inputs, **options, tilt=value)
 
-    monkeypatch.setattr(modeling_gpt2.GPT2Attention, "forward", with_option)
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2Attention, "forward", with_option)
     folder = save("gpt2")
     if is_refused:
         assert "its attention needs the option tilt, which is not supported" in refusal(folder)
@@ -117,28 +116,28 @@ def test_an_option_of_attention_that_nobody_knows_is_refused_unless_it_is_off(
 def test_state_beside_keys_and_values_is_refused_by_its_name(
     save: Save, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    run = modeling_gpt2.GPT2Attention.forward
+    run = transformers.models.gpt2.modeling_gpt2.GPT2Attention.forward
 
     def with_state(self, hidden_states, past_key_values=None, *inputs, **options):
         if past_key_values is not None:
             getattr(past_key_values, method)(hidden_states, 0)
         return run(self, hidden_states, past_key_values, *inputs, **options)
 
-    monkeypatch.setattr(modeling_gpt2.GPT2Attention, "forward", with_state)
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2Attention, "forward", with_state)
     assert f"it keeps more than keys and values: it asks its cache for {method}" in refusal(save("gpt2"))
 
 
 def test_state_that_a_layer_of_the_cache_should_have_is_refused_by_its_name(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = modeling_gpt2.GPT2Attention.forward
+    run = transformers.models.gpt2.modeling_gpt2.GPT2Attention.forward
 
     def with_state(self, hidden_states, past_key_values=None, *inputs, **options):
         if past_key_values is not None:
             past_key_values.layers[0].update_index(hidden_states)
         return run(self, hidden_states, past_key_values, *inputs, **options)
 
-    monkeypatch.setattr(modeling_gpt2.GPT2Attention, "forward", with_state)
+    monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2Attention, "forward", with_state)
     assert "it asks its cache for update_index" in refusal(save("gpt2"))
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import transformers
 
 from tests.torch_engine.models.huggingface.configs import SERVED, tiny_config
 
 
-def save_wide(folder: Path, model_type: str, **changes: object) -> PreTrainedModel:
+def save_wide(folder: Path, model_type: str, **changes: object) -> transformers.PreTrainedModel:
     """The model of this type, saved in the folder; `changes` are to its tiny configuration."""
     torch.manual_seed(5)
     config = tiny_config(model_type, {**SERVED[model_type], **changes})
-    network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     widen(network)
     network.save_pretrained(folder)
     return network.eval()
