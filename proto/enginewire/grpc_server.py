@@ -13,6 +13,8 @@ from typing import Final
 import grpc
 
 MIN_KEEPALIVE_MS: Final = 1_000
+MOST_PENDING: Final = 16_384
+"""Calls that have come and that the event loop has not taken up yet, of all connections together."""
 
 
 # Of gRPC's own, which names none of its modules.
@@ -30,6 +32,9 @@ def new_server(
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.max_concurrent_streams", max_concurrent_streams),
+        # From 1,000 on gRPC would turn away calls by chance, whosesoever they are, and not say why.
+        ("grpc.server.max_pending_requests", MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
         # A client that vanished is noticed within 15 s; without ping_timeout it would take a minute.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,27 +18,25 @@ from openai import AsyncOpenAI
 from enginewire import v1 as pb
 from tests.backend.our_processes import PATIENCE_SECONDS, load_of
 from tests.end_to_end.chaos import EngineSlot, engines
+from tests.long import long
 
 NUM_CALLERS, NUM_TOKENS = 16, 20
 MOCKER = ("--engine", "mocker", "--mocker-itl-ms", "20")
+# As long as callers take to hear that a backend goes: theirs is a list in this process.
+PRE_STOP_SECONDS = 0.2
 
 
 @asynccontextmanager
-async def backend(folder: Path, targets: list[str], *more: str) -> AsyncIterator[str]:
-    """Where a backend process serves HTTP."""
-    arguments = [
-        *(f"--target={each}" for each in targets),
-        f"--uds={folder}/backend.sock",
-        "--http-port=0",
-        *more,
-    ]
+async def backend(folder: Path, targets: list[str], name: str = "backend") -> AsyncIterator[str]:
+    """Where a backend process serves HTTP. It ends as a kubelet ends it, and has to exit with 0."""
+    arguments = [*(f"--target={each}" for each in targets), f"--uds={folder}/{name}.sock", "--http-port=0"]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "enginewire.backend", "serve", *arguments, *more, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "enginewire.backend", "serve", *arguments, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     try:
-        while not (found := re.search(r"http://\S+", (await process.stderr.readline()).decode())):
-            assert process.returncode is None
+        while not (found := re.search(r"http://\S+", line := (await process.stderr.readline()).decode())):
+            assert line, "it has ended"
         yield found[0]
     finally:
         process.terminate()
@@ -45,25 +44,30 @@ async def backend(folder: Path, targets: list[str], *more: str) -> AsyncIterator
 
 
 @asynccontextmanager
-async def callers(address: str) -> AsyncIterator[Counter[str]]:
-    """How many answers callers got whole who ask again and again until the end of the context.
+async def callers(addresses: Sequence[str]) -> AsyncIterator[Counter[str]]:
+    """How many answers callers got whole from each address; they ask again and again until the end.
 
-    An answer that fails, or is short, ends it with an error.
+    `addresses` may change meanwhile. An answer that fails, or is short, ends it with an error.
     """
     seen, leaving = Counter[str](), asyncio.Event()
-    async with (
-        AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60) as client,
-        asyncio.TaskGroup() as group,
-    ):
-        for _ in range(NUM_CALLERS):
-            group.create_task(_ask_again_and_again(client, seen, leaving))
+    async with AsyncOpenAI(api_key="none", max_retries=0, timeout=60) as client, asyncio.TaskGroup() as group:
+        for number in range(NUM_CALLERS):
+            dice = random.Random(number)
+            group.create_task(_ask_again_and_again(client, addresses, dice, seen, leaving))
         yield seen
         leaving.set()
 
 
-async def _ask_again_and_again(client: AsyncOpenAI, seen: Counter[str], leaving: asyncio.Event) -> None:
+async def _ask_again_and_again(
+    client: AsyncOpenAI,
+    addresses: Sequence[str],
+    dice: random.Random,
+    seen: Counter[str],
+    leaving: asyncio.Event,
+) -> None:
     while not leaving.is_set():
-        stream = await client.chat.completions.create(
+        address = dice.choice(addresses)
+        stream = await client.with_options(base_url=f"{address}/v1").chat.completions.create(
             model="mocker",
             messages=[{"role": "user", "content": "again and again"}],
             max_completion_tokens=NUM_TOKENS,
@@ -73,7 +77,7 @@ async def _ask_again_and_again(client: AsyncOpenAI, seen: Counter[str], leaving:
         )
         told = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage]
         assert told == [NUM_TOKENS]
-        seen["whole"] += 1
+        seen[address] += 1
 
 
 async def load_when(slot: EngineSlot, is_due: Callable[[pb.Load], bool]) -> pb.Load:
@@ -96,11 +100,39 @@ async def test_an_upgrade_of_all_engines_costs_no_caller_a_request(folder: Path,
     async with (
         engines(folder, 2, (*MOCKER, "--shutdown-timeout", drain_timeout)) as slots,
         backend(folder, [slot.target for slot in slots]) as address,
-        callers(address) as seen,
+        callers([address]) as seen,
     ):
-        for slot in slots:
-            await load_when(slot, has_answered)
-            assert await slot.end(signal.SIGTERM) == 0
-            await slot.start()
-            await load_when(slot, has_answered)
-    assert seen["whole"] > NUM_CALLERS
+        await replace_all(slots)
+    assert seen[address] > NUM_CALLERS
+
+
+@long
+async def test_an_upgrade_of_engines_and_backends_costs_no_caller_a_request(folder: Path) -> None:
+    async with engines(folder, 3, (*MOCKER, "--shutdown-timeout", "30")) as slots, AsyncExitStack() as stack:
+        targets = [slot.target for slot in slots]
+        lives = [await stack.enter_async_context(AsyncExitStack()) for _ in range(4)]
+        ready: list[str] = []
+        for number in range(2):
+            ready.append(await lives[number].enter_async_context(backend(folder, targets, f"b{number}")))
+        old = [*ready]
+        async with callers(ready) as seen:
+            await replace_all(slots)
+            for number, address in enumerate(old):
+                # The new one is there before the old one goes, and callers hear of that before it ends.
+                new = await lives[number + 2].enter_async_context(backend(folder, targets, f"n{number}"))
+                ready.append(new)
+                ready.remove(address)
+                await asyncio.sleep(PRE_STOP_SECONDS)
+                await lives[number].aclose()
+            while not all(seen[address] for address in ready):  # noqa: ASYNC110  # there is no event to await
+                await asyncio.sleep(0.02)
+    assert all(seen[address] for address in old)
+
+
+async def replace_all(slots: Sequence[EngineSlot]) -> None:
+    """One engine after the other ends, and another one comes in its place."""
+    for slot in slots:
+        await load_when(slot, has_answered)
+        assert await slot.end(signal.SIGTERM) == 0
+        await slot.start()
+        await load_when(slot, has_answered)

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.end_to_end.processes import Client, EngineProcess
@@ -51,12 +52,12 @@ def demo_target() -> Iterator[str]:
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[Callable[[str], Client]]:
+async def connect() -> AsyncIterator[Callable[..., Client]]:
     """`connect(target)` is a client that is closed with the test."""
     clients: list[Client] = []
 
-    def open_client(target: str) -> Client:
-        clients.append(Client(target))
+    def open_client(target: str, credentials: grpc.ChannelCredentials | None = None) -> Client:
+        clients.append(Client(target, credentials))
         return clients[-1]
 
     yield open_client

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -23,12 +24,19 @@ PATIENCE_SECONDS = 20.0
 class EngineProcess:
     """`python -m enginewire.server --engine mocker` with its output in a file."""
 
-    def __init__(self, folder: Path, *arguments: str, umask: int = -1, engine: str = "mocker") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        umask: int = -1,
+        engine: str = "mocker",
+        program: Sequence[str] = ("-m", "enginewire.server"),
+    ) -> None:
+        """`program` is what Python is told to run."""
         self.log_path = folder / f"log-{time.monotonic_ns()}"
         command = [
             sys.executable,
-            "-m",
-            "enginewire.server",
+            *program,
             "--engine",
             engine,
             "--log-format",
@@ -80,8 +88,13 @@ class EngineProcess:
 class Client:
     """A channel to an engine process."""
 
-    def __init__(self, target: str) -> None:
-        self.channel = grpc.aio.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
+    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        alone = [("grpc.use_local_subchannel_pool", 1)]
+        self.channel = (
+            grpc.aio.secure_channel(target, credentials, options=alone)
+            if credentials
+            else grpc.aio.insecure_channel(target, options=alone)
+        )
         self.engine = pb.EngineServiceStub(self.channel)
         self.discovery = pb.DiscoveryServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)

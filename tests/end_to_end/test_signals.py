@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import grpc
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2
 
 from enginewire import v1 as pb
+from tests.certificates import Authority
 from tests.end_to_end.processes import start_client_process
+from tests.long import long
+from tests.repository import ROOT
 from tests.server.serving import ask, detail_of, until_true
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -151,6 +158,88 @@ async def test_a_killed_client_frees_everything_it_held(launch, connect):
         await client.until_running(8)
         os.kill(other.pid, signal.SIGKILL)
         await client.until_running(0)
+
+
+HIT_WHEN_IT_READS_A_NEW_KEY = """
+import os, signal, sys
+from enginewire.tls import certificate
+from {program} import main
+
+read_pem, keys = certificate.read_pem, set()
+
+def reads_and_is_hit(option, path, kind):
+    content = read_pem(option, path, kind)
+    if kind == "PRIVATE KEY" and content not in keys:
+        keys.add(content)
+        if len(keys) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+    return content
+
+certificate.read_pem = reads_and_is_hit
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_a_signal_in_the_middle_of_new_certificates_costs_no_answer(
+    launch, connect, folder: Path
+) -> None:
+    authority = Authority(folder)
+    mine, new = authority.signed("mine"), authority.signed("new")
+    shown = ("--ssl-certfile", str(mine.certificate), "--ssl-keyfile", str(mine.key))
+    script = HIT_WHEN_IT_READS_A_NEW_KEY.format(program="enginewire.server.__main__")
+    server = launch("--port", "0", "--mocker-itl-ms", "10", *shown, program=("-c", script))
+    trusting = grpc.ssl_channel_credentials(authority.file.read_bytes())
+    client = connect(server.target(), trusting)
+    answer = asyncio.create_task(client.finish_of("r", 60))
+    await client.until_running(1)
+    mine.replace_by(new)
+    # Whose handshake it is gets in, with the one pair or the other.
+    await connect(server.target(), trusting).load()
+    assert await answer == (pb.FINISH_REASON_LENGTH, 60)
+    assert await asyncio.to_thread(server.exit_code) == 0
+    assert "draining" in server.events()
+
+
+@long
+async def test_a_signal_in_the_middle_of_new_certificates_costs_no_answer_over_http(
+    launch, folder: Path
+) -> None:
+    authority = Authority(folder)
+    mine, new = authority.signed("mine"), authority.signed("new")
+    serve = ["serve", "--target", launch("--mocker-itl-ms", "10").target(), "--uds", f"{folder}/b"]
+    shown = ["--http-port", "0", f"--ssl-certfile={mine.certificate}", f"--ssl-keyfile={mine.key}"]
+    script = HIT_WHEN_IT_READS_A_NEW_KEY.format(program="enginewire.backend.__main__")
+    backend = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, *serve, *shown, stderr=asyncio.subprocess.PIPE
+    )
+    assert backend.stderr is not None
+    while not (found := re.search(r"https://\S+", line := (await backend.stderr.readline()).decode())):
+        assert line, "it has ended"
+    trusting = ssl.create_default_context(cafile=authority.file)
+    body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    async with (
+        httpx2.AsyncClient(base_url=found[0], verify=trusting) as first,
+        first.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        await anext(lines)
+        mine.replace_by(new)
+        async with httpx2.AsyncClient(base_url=found[0], verify=trusting) as second:
+            assert (await second.get("/version")).status_code == 200
+        assert [line async for line in lines if line][-1] == "data: [DONE]"
+    assert await backend.wait() == 0
+
+
+@long
+def test_a_signal_at_any_instant_leaves_nothing() -> None:
+    argv = [sys.executable, str(ROOT / "benchmarks/rude_callers.py"), "instants", "--count", "12"]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=240, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("instants") == 12
+    # Before Python listens for signals their own action is all there is.
+    ends = {f"exit {code}" for code in (0, -signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT)}
+    assert found.keys() <= ends
+    assert sum(found.values()) == 12
 
 
 HIT_WHEN_IT_LISTENS = """

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import grpc
+import h2.connection
+import h2.events
 import pytest
 
 from enginewire.grpc_server import LOGGER, bare_server, new_server
-from enginewire.listening.binding import bind_tcp
+from enginewire.listening.binding import bind_tcp, listen
 from tests.repository import ROOT
 
 PLACES = ("engine_server", "backend_client", "conformance", "proto")
 # Large enough that some are on their way at any time.
 FRAME = b"x" * 500_000
 NUM_CONNECTIONS, NUM_CALLS = 10, 20
+GRPC = "application/grpc"
+# More than the 3,000 of which gRPC by itself takes no other.
+NUM_FLOODS, CALLS_OF_A_FLOOD = 7, 450
 
 
 def test_servers_are_made_in_one_place() -> None:
@@ -76,6 +83,76 @@ async def test_a_mistake_in_a_servicer_is_still_an_error(
             async for _ in channel.unary_stream("/S/broken")(b""):
                 pass
     assert "ValueError: a mistake of ours" in caplog.text
+
+
+class Connection:
+    """One whose frames are made by hand, on a socket that blocks: the event loop stands still meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(60)
+        self.socket.connect(str(path))
+        self.state = h2.connection.H2Connection()
+        self.state.initiate_connection()
+        self.end = ""
+
+    def begin_call(self, *, is_reset: bool = False) -> None:
+        """A call of `echo` without a message that says more."""
+        fields = {":method": "POST", ":scheme": "http", ":path": "/S/echo", ":authority": "x"}
+        stream = self.state.get_next_available_stream_id()
+        self.state.send_headers(stream, [*fields.items(), ("te", "trailers"), ("content-type", GRPC)])
+        self.state.send_data(stream, bytes(5), end_stream=True)
+        if is_reset:
+            self.state.reset_stream(stream)
+
+    def wait_read(self) -> None:
+        """Return when the server has read all of it: gRPC answers a ping behind that by itself."""
+        self.state.ping(b"have you")
+        self.socket.sendall(self.state.data_to_send())
+        while not any(isinstance(event, h2.events.PingAckReceived) for event in self.heard()):
+            pass
+
+    def heard(self) -> list[h2.events.Event]:
+        """What has come. The end of its call is kept, whoever waited for what."""
+        data = self.socket.recv(1 << 16)
+        assert data, "the server has hung up"
+        events = self.state.receive_data(data)
+        for event in events:
+            status = dict(getattr(event, "headers", None) or ()).get(b"grpc-status", b"").decode()
+            self.end = self.end or status or "reset" * isinstance(event, h2.events.StreamReset)
+        return events
+
+    def status(self) -> str:
+        """The gRPC status of its call, or how it ended without one."""
+        while not self.end:
+            self.heard()
+        return self.end
+
+
+async def echo(message: bytes, call: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    return message
+
+
+async def test_calls_that_nobody_has_taken_up_yet_cost_others_none_of_theirs(socket_folder: Path) -> None:
+    server = new_server(1 << 20, 1024)
+    methods = {"echo": grpc.unary_unary_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", methods),))
+    async with AsyncExitStack() as stack:
+        stack.enter_context(listen(server, socket_folder / "s", "", None))
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        for _ in range(NUM_FLOODS):
+            flood = Connection(socket_folder / "s")
+            stack.enter_context(flood.socket)
+            for _ in range(CALLS_OF_A_FLOOD):
+                flood.begin_call(is_reset=True)
+            flood.wait_read()
+        neighbour = Connection(socket_folder / "s")
+        stack.enter_context(neighbour.socket)
+        neighbour.begin_call()
+        neighbour.wait_read()
+        # Nothing above has waited for the loop; from here on it takes up what has come.
+        assert await asyncio.to_thread(neighbour.status) == "0"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from enginewire.program import event_loop
 from enginewire.server import __main__ as program
 from enginewire.server.__main__ import EXIT_USAGE, main
 
@@ -56,3 +57,17 @@ async def test_what_takes_no_notice_of_the_end_cannot_hold_it_up(monkeypatch):
     await task
     await program._leave_what_stays(0)
     assert exits == [70]
+
+
+async def test_what_served_a_call_is_not_cut_off_in_its_last_steps(monkeypatch):
+    """gRPC would print a traceback."""
+    monkeypatch.setattr("threading.enumerate", lambda: [threading.main_thread()])
+
+    async def last_steps() -> None:
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+    last_steps.__name__ = event_loop.CALL
+    call = asyncio.create_task(last_steps())
+    await program._leave_what_stays(0)
+    assert not call.cancelled()

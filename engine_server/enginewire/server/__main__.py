@@ -56,6 +56,7 @@ async def _leave_what_stays(exit_code: int) -> None:
 
     Such as a thread that still loads a model, or a call of an engine that takes no notice of being cancelled.
     """
+    await event_loop.last_calls()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

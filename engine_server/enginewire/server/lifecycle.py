@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from enginewire import v1 as pb
 from enginewire.server.admission.table import RequestTable
@@ -40,6 +41,14 @@ class DrainPlan:
     admission_grace: float
 
 
+class CleanupState(StrEnum):
+    """How far the release of the engine is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
 class Lifecycle:
     """State of one server and its engine."""
 
@@ -63,7 +72,7 @@ class Lifecycle:
         self._drain_deadline = float("inf")
         self._deadline_moved = asyncio.Event()
         self._release: asyncio.Task[None] | None = None
-        self.is_released = False
+        self.cleanup_state: CleanupState | None = None
         self._load_has_failed = False
         self._no_start_runs = asyncio.Event()
         self._no_start_runs.set()
@@ -92,6 +101,11 @@ class Lifecycle:
             self.requests.open(self.engine, self.config)
             await self._become(pb.ENGINE_STATE_READY)
         return self.config
+
+    @property
+    def is_released(self) -> bool:
+        """The engine's own clean-up went well."""
+        return self.cleanup_state is CleanupState.DONE
 
     def engine_config(self) -> pb.EngineConfig:
         """What the engine said at start. Raises NotStarted before that."""
@@ -157,7 +171,9 @@ class Lifecycle:
         return had_begun
 
     async def _release_engine(self) -> None:
-        self.is_released = await returned_within(CLEANUP_SECONDS, "cleanup", self.engine.cleanup)
+        self.cleanup_state = CleanupState.RUNNING
+        went_well = await returned_within(CLEANUP_SECONDS, "cleanup", self.engine.cleanup)
+        self.cleanup_state = CleanupState.DONE if went_well else CleanupState.FAILED
         # A drain that began meanwhile has changed the reason.
         self.requests.close(_cleaned_up)
         await self._become(pb.ENGINE_STATE_STOPPED)

@@ -27,6 +27,7 @@ from enginewire.grpc_server import MIN_KEEPALIVE_MS, new_server
 from enginewire.listening.binding import add_reflection, listen
 from enginewire.listening.health_port import health_port
 from enginewire.listening.sockets import AddressError, check_port_is_free
+from enginewire.program import systemd
 from enginewire.server.admission.delivery import BufferLimits
 from enginewire.server.admission.new_table import new_table
 from enginewire.server.config.options import ServerOptions
@@ -215,6 +216,7 @@ class EngineServer:
         # All of this stays: looking through it for garbage would only hold up a step.
         gc.freeze()
         log.info("ready: %s, %d KV blocks, %s", config.model, config.total_kv_blocks, self.target)
+        systemd.tell(systemd.READY)
         return True
 
     async def _give_up(self, starting: asyncio.Task[pb.EngineConfig]) -> None:
@@ -236,6 +238,7 @@ class EngineServer:
     async def _drain_until(self, stop: asyncio.Queue[signal.Signals]) -> int:
         """Drain; a second signal ends it at once with 128 + its number."""
         log.info("draining")
+        systemd.tell(systemd.STOPPING)
         drained = self.lifecycle.begin_drain(self.lifecycle.default_plan)
         again = asyncio.create_task(stop.get())
         await asyncio.wait([drained, again], return_when=asyncio.FIRST_COMPLETED)

@@ -15,6 +15,7 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import DEADLINE_SLACK_SECONDS, EngineClient
 from enginewire.backend.engines.failure import KNOWN_REASONS, RequestFailed, failed
+from enginewire.backend.engines.stream import Patience
 from enginewire.v1.status_codes import STATUS_CODES
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import END, engine_info, terminal, tokens
@@ -308,6 +309,23 @@ async def test_a_deadline_that_the_engine_ignores_is_kept_here(hostile_engine, v
         assert heard.failure.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
         assert heard.text().startswith("a")
         await until_true(lambda: engine.aborted == ["bad"])
+
+
+@BOTH
+async def test_an_engine_that_forgets_a_request_is_left(hostile_engine, vocabulary, multiplexed):
+    """And the whole stream, when it does not answer the abort either."""
+    engine = await hostile_engine(scripts={"bad": IGNORANT["silent"], "other": [60.0]})
+    patience = Patience(first_token=0.0, token=0.2)
+    async with EngineClient(engine.target, multiplexed=multiplexed, patience=patience) as client:
+        backend = Backend(client, vocabulary)
+        other = asyncio.create_task(hear(backend, ask(), request_id="other"))
+        heard = await asyncio.wait_for(hear(backend, ask(), request_id="bad"), PATIENCE_SECONDS)
+        assert heard.text() == "a"
+        assert heard.failure.message == "the engine has sent nothing about the request for 0.2 s"
+        if multiplexed:
+            failure = (await asyncio.wait_for(other, PATIENCE_SECONDS)).failure
+            assert failure.message == "the engine has not answered an abort for 0.2 s"
+        other.cancel()
 
 
 async def test_a_caller_that_reads_too_late_is_told_so_whatever_waits(hostile_engine, vocabulary):

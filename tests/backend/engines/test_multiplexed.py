@@ -259,13 +259,17 @@ async def test_any_frame_answers_an_abort(call, monkeypatch):
     loop, timers = asyncio.get_running_loop(), []
     call_later = loop.call_later
     monkeypatch.setattr(loop, "call_later", lambda *due: timers.append(call_later(*due)) or timers[-1])
-    left, _ = submit(connection), submit(connection, "r2")
+    left, other, third = (submit(connection, name) for name in ("r1", "r2", "r3"))
     left.abort("left")
+    third.abort("left, too")
     (due,) = timers
     assert not due.cancelled()
     await call.answer(handles=[2], first_output_positions=[0], token_ids=[7])
     assert due.cancelled()
+    other.abort("left at last")
     await connection.close()
+    assert all(timer.cancelled() for timer in timers)
+    assert len(timers) == 2
 
 
 async def test_submits_of_one_moment_share_a_frame_and_aborts_follow_them(connection, call):

@@ -326,14 +326,18 @@ async def test_a_stream_that_ended_in_time_does_not_expire():
     assert aborts == []
 
 
-async def test_an_engine_that_goes_on_now_and_then_is_not_given_up() -> None:
+@pytest.mark.parametrize("with_more", [False, True])
+async def test_an_engine_that_goes_on_now_and_then_is_not_given_up(with_more: bool) -> None:
     found, aborts = stream()
     found.listen(Patience(first_token=1.0, token=1.0))
     for position in range(8):
         await asyncio.sleep(0.15)
-        found.tokens(0, position, [position])
+        if with_more:
+            found.output(pb.LLMEngineOutput(first_output_position=position, token_ids=[position]))
+        else:
+            found.tokens(0, position, [position])
     assert (aborts, found.ended) == ([], False)
-    assert [chunk.token_ids for chunk in await found.read()] == [list(range(8))]
+    assert [token for chunk in await found.read() for token in chunk.token_ids] == list(range(8))
     with pytest.raises(RequestFailed, match=r"nothing about the request for 1 s"):
         await found.read()
     assert len(aborts) == 1
@@ -350,9 +354,12 @@ async def test_before_the_first_token_patience_is_another() -> None:
         await found.read()
 
 
-async def test_what_has_ended_is_not_listened_to() -> None:
+async def test_what_has_ended_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), []
+    call_later = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda *due: timers.append(call_later(*due)) or timers[-1])
     found, aborts = stream()
     found.listen(Patience(first_token=0.05, token=0.05))
     found.end()
-    await asyncio.sleep(0.1)
+    assert [timer.cancelled() for timer in timers] == [True]
     assert (aborts, await found.read()) == ([], [])

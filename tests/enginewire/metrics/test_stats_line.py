@@ -34,7 +34,11 @@ def test_rates_are_those_since_the_last_line() -> None:
     assert stats.after(20, prompt_tokens=200, cached_tokens=50, generated_tokens=90, running=1, failed=3) == (
         "prompts 0.0 tokens/s, answers 2.0 tokens/s, 1 running, 0 waiting, prefix cache hits 0.0%, 3 failed"
     )
-    assert stats.after(10, prompt_tokens=200, generated_tokens=90, failed=5).endswith("2 failed")
+    assert stats.after(
+        10, prompt_tokens=200, cached_tokens=50, generated_tokens=90, running=1, failed=5
+    ).endswith("2 failed")
+    line = stats.after(10, prompt_tokens=300, cached_tokens=70, generated_tokens=90, failed=5)
+    assert line.endswith("prefix cache hits 20.0%, 0 failed")
 
 
 def test_it_says_nothing_while_nothing_happens() -> None:

@@ -76,6 +76,15 @@ def test_slots_that_are_free_at_once_are_filled_step_by_step_where_callers_share
     assert party("mine") in {place.party for place in queue.started[16:18]}, "in the first of these steps"
 
 
+def test_one_caller_alone_has_all_slots_that_are_free_at_once() -> None:
+    queue = Queue(16)
+    flood = [queue.come(party("flood")) for _ in range(100)]
+    for place in flood[:14]:
+        queue.queue.leave(place, place.tokens)
+    queue.queue.start_next()
+    assert len(queue.started) == 30
+
+
 def test_what_the_engine_refuses_keeps_nobody_waiting_for_a_step_that_never_comes() -> None:
     queue = Queue(2)
     first, _ = queue.come(party("a")), queue.come(party("a"))

@@ -18,10 +18,10 @@ from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
-from enginewire.server.lifecycle import DrainPlan, Lifecycle
+from enginewire.server.lifecycle import CleanupState, DrainPlan, Lifecycle
 from enginewire.server.metrics.exporter import MetricsExporter
 from tests.server.metrics.scraping import Scrape, documented
-from tests.server.serving import ask
+from tests.server.serving import ask, until_true
 
 LIMITS = QueueLimits(requests=100, tokens=10_000)
 
@@ -151,6 +151,7 @@ async def test_before_the_start_there_is_only_the_state():
         "enginewire:engine_up",
         "enginewire:engine_state",
         "enginewire:drain_state",
+        "enginewire:cleanup_state",
     }
     assert scrape("enginewire:engine_up") == 0
     assert scrape("enginewire:engine_state", state="starting") == 1
@@ -191,6 +192,37 @@ async def test_a_drain_is_seen_to_its_end():
     assert scrape("enginewire:drain_state", state="drained") == 1
     assert scrape("enginewire:drain_state", state="draining") == 0
     assert scrape("enginewire:engine_state", state="draining") == 1
+
+
+class Stubborn(MockerEngine):
+    """Its clean-up waits for a word, and then fails if it is the wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__(MockerOptions())
+        self.goes_well: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def cleanup(self) -> None:
+        await super().cleanup()
+        if not await self.goes_well:
+            raise RuntimeError("the device does not answer")
+
+
+@pytest.mark.parametrize(("goes_well", "end"), [(True, "done"), (False, "failed")])
+async def test_a_clean_up_is_seen_to_its_end(goes_well, end):
+    engine = Stubborn()
+    shown = Shown(engine)
+    await shown.start()
+
+    def states() -> list[str]:
+        scrape = shown.scrape()
+        return [state for state in CleanupState if scrape("enginewire:cleanup_state", state=state)]
+
+    assert states() == []
+    cleaning = asyncio.create_task(shown.lifecycle.cleanup(abort_in_flight=True))
+    await until_true(lambda: states() == ["running"])
+    engine.goes_well.set_result(goes_well)
+    await cleaning
+    assert states() == [end]
 
 
 actions = st.one_of(

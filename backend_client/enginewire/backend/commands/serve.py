@@ -20,6 +20,7 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.processes.stop_signals import StopSignals
 from enginewire.listening.health_port import health_port
 from enginewire.metrics.stats_line import StatsLine
+from enginewire.program import systemd
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +79,12 @@ async def serve(
             faces.append(await stack.enter_async_context(smg_face(backend, options, access, audit)))
         await stack.enter_async_context(stats_logged(backend, options))
         announce([face.address for face in faces])
+        systemd.tell(systemd.READY)
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()
         await signals.first()
         print("draining", file=sys.stderr, flush=True)
+        systemd.tell(systemd.STOPPING)
         await _drain_all(faces, options.shutdown_timeout)
         return 0
 

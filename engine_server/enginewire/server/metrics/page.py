@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from enginewire import v1 as pb
 from enginewire.metrics.histogram import Histogram
 from enginewire.metrics.labels import reason_name
-from enginewire.server.lifecycle import Lifecycle
+from enginewire.server.lifecycle import CleanupState, Lifecycle
 from enginewire.server.metrics.totals import Totals
 
 LABELS: Final = ("model_name", "engine")
@@ -59,23 +59,15 @@ class EnginePage(Collector):
             yield from self._of_requests((model, str(ranks[0].dp_rank)), load)
 
     def _states(self) -> Iterator[Metric]:
-        is_up = self._lifecycle.state == pb.ENGINE_STATE_READY
+        now = self._lifecycle
+        is_up = now.state == pb.ENGINE_STATE_READY
         yield GaugeMetricFamily("enginewire:engine_up", "1 while the engine accepts requests.", float(is_up))
         for name, meaning, states, state in (
-            (
-                "enginewire:engine_state",
-                "1 for the state of the server.",
-                ENGINE_STATES,
-                self._lifecycle.state,
-            ),
-            (
-                "enginewire:drain_state",
-                "1 for how far the drain is.",
-                DRAIN_STATES,
-                self._lifecycle.drain_state,
-            ),
+            ("engine_state", "1 for the state of the server.", ENGINE_STATES, now.state),
+            ("drain_state", "1 for how far the drain is.", DRAIN_STATES, now.drain_state),
+            ("cleanup_state", "1 for how far the clean-up is.", CLEANUP_STATES, now.cleanup_state),
         ):
-            family = GaugeMetricFamily(name, meaning, labels=("state",))
+            family = GaugeMetricFamily(f"enginewire:{name}", meaning, labels=("state",))
             for value, label in states.items():
                 family.add_metric((label,), float(value == state))
             yield family
@@ -181,19 +173,20 @@ def _kv_use(rank: pb.RankLoad) -> float:
     return rank.kv_blocks_used / rank.kv_blocks_total if rank.kv_blocks_total else 0.0
 
 
-ENGINE_STATES: Final[Mapping[int, str]] = {
+ENGINE_STATES: Final[Mapping[object, str]] = {
     pb.ENGINE_STATE_STARTING: "starting",
     pb.ENGINE_STATE_READY: "ready",
     pb.ENGINE_STATE_DRAINING: "draining",
     pb.ENGINE_STATE_STOPPED: "stopped",
     pb.ENGINE_STATE_DEAD: "dead",
 }
-DRAIN_STATES: Final[Mapping[int, str]] = {
+DRAIN_STATES: Final[Mapping[object, str]] = {
     pb.DRAIN_STATE_GRACE: "grace",
     pb.DRAIN_STATE_DRAINING: "draining",
     pb.DRAIN_STATE_DRAINED: "drained",
     pb.DRAIN_STATE_TIMED_OUT: "timed_out",
 }
+CLEANUP_STATES: Final[Mapping[object, str]] = {state: state.value for state in CleanupState}
 RANK_GAUGES: Final[Sequence[tuple[str, str, Callable[[pb.RankLoad], float]]]] = (
     ("num_requests_running", "Sequences being computed.", lambda rank: rank.running),
     ("num_requests_waiting", "Requests that wait for their turn.", lambda rank: rank.waiting),
