@@ -170,7 +170,8 @@ PAGES: Mapping[str, Ways] = {
         "python 1": Way(3, shows="Enginewire is the wire"),
         "python 2": Way(3, shows=r"\w+"),
         "curl": Way(3, shows='"param":"chat_template_kwargs'),
-        "python 3": Way(3, shows="Enginewire is the wire"),
+        "python 3": READER,
+        "python 4": Way(3, shows="Enginewire is the wire"),
         "enginewire-backend serve --launch ./my-llama --http-port 8000": AT_HOME,
         'curl http://127.0.0.1:8000/v1/embeddings -H \'content-type: application/json\' -d \'{"input": ["one", "two"]}\'': Way(
             3, shows='"embedding":'
