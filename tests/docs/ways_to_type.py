@@ -235,6 +235,7 @@ PAGES: Mapping[str, Ways] = {
         "python benchmarks/fleet.py --engines 64 --callers 10000": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 256 --callers 10000": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 16 --callers 1000 --turns 1 --policy ours --fault die": MINUTES_OF_FIGURES,
+        "vllm": VLLM,
     },
     "docs/security.md": {
         "enginewire": READER,
