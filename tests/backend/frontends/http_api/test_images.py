@@ -179,6 +179,11 @@ async def test_images_of_many_messages_and_choices_are_one_list(seeing: Seeing) 
     assert [item.data for item in seeing.engine.seen] == [ONE, OTHER]
 
 
+async def test_an_answer_goes_on_with_the_text_behind_an_image(seeing: Seeing) -> None:
+    body = chat(image_part(data_url(ONE)), text("I see"), continue_final_message=True)
+    assert await seeing.said("/v1/chat/completions", body) == f"user:{PLACE}I see"
+
+
 async def test_tokens_are_counted_with_a_place_for_each_image(seeing: Seeing) -> None:
     body = BOTH["/v1/chat/completions"]
     tokens = (await seeing.client.post("/tokenize", json={"messages": body["messages"]})).json()
