@@ -228,7 +228,9 @@ def _holds(subscription: Subscription, observed: Observed) -> bool:
 async def _watching(ctx: Context) -> Subscription:
     """A subscription whose snapshot has been read, whatever number of messages it is."""
     cached = (await ctx.idle()).kv_blocks_cached
-    ranks = [await _begun(ctx, place) for place in range(len(await sources(ctx)))]
+    # Each rank once, whatever the sources are.
+    places = {source.dp_rank: place for place, source in reversed([*enumerate(await sources(ctx))])}
+    ranks = [await _begun(ctx, place) for place in sorted(places.values())]
     subscription, *others = ranks
 
     def has_all() -> bool:
