@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.reference.settings import CAPABILITIES, Settings
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.registry import SHAPE
 from enginewire.conformance.running.selection import Selection
@@ -90,9 +91,40 @@ class EndsSlowReaders(Reference):
         return await super().get_load()
 
 
+class TwoRanks(Reference):
+    """The second one has blocks in its cache, too, of requests that were for nobody in particular."""
+
+    settings = replace(Settings(), capabilities=(*CAPABILITIES, "data_parallel"), ranks=2)
+    elsewhere = 40
+
+    async def kv_event_sources(self) -> pb.GetKvEventSourcesResponse:
+        """One for each rank."""
+        return pb.GetKvEventSourcesResponse(sources=[pb.KvEventSource(dp_rank=rank) for rank in range(2)])
+
+    async def subscribe(
+        self, request: pb.SubscribeKvEventsRequest
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        """What the second rank has, a block in each message; of the first one as ever."""
+        if request.dp_rank:
+            yield pb.SubscribeKvEventsResponse(events=[pb.KvEvent(sequence=9, cleared=pb.KvCacheCleared())])
+            for block in range(self.elsewhere):
+                stored = pb.KvBlocksStored(block_hashes=[block], block_size=self.settings.block_size)
+                yield pb.SubscribeKvEventsResponse(events=[pb.KvEvent(sequence=9, stored=stored)])
+            await asyncio.Event().wait()
+        async for message in super().subscribe(request):
+            yield message
+
+    def load(self) -> pb.Load:
+        """With what the second rank has."""
+        load = super().load()
+        load.kv_blocks_cached += self.elsewhere
+        return load
+
+
 @pytest.mark.parametrize(
     ("server", "passes", "says_nothing"),
     [
+        (TwoRanks, ("KVE-02", "KVE-03", "KVE-05", "KVE-06", "KVE-08"), ()),
         (SmallWindow, ("PRB-04", "USE-06", "MUX-11", "SAM-05", "KVE-03", "KVE-04", "KVE-08", "WLD-02"), ()),
         (
             TinyWindow,

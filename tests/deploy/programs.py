@@ -38,7 +38,7 @@ def programs() -> Iterator[Program]:
     for file in sorted(DEPLOY.glob("docker/*.Dockerfile")):
         yield of_dockerfile(file)
     yield from of_compose(DEPLOY / "compose.yaml")
-    for file in sorted(DEPLOY.glob("kubernetes/**/*.yaml")):
+    for file in (*sorted(DEPLOY.glob("kubernetes/**/*.yaml")), DEPLOY / "ray" / "engine.yaml"):
         yield from of_manifests(file)
     for file in sorted(DEPLOY.glob("systemd/*.service")):
         yield of_unit(file)

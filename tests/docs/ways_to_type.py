@@ -170,7 +170,8 @@ PAGES: Mapping[str, Ways] = {
         "python 1": Way(3, shows="Enginewire is the wire"),
         "python 2": Way(3, shows=r"\w+"),
         "curl": Way(3, shows='"param":"chat_template_kwargs'),
-        "python 3": Way(3, shows="Enginewire is the wire"),
+        "python 3": READER,
+        "python 4": Way(3, shows="Enginewire is the wire"),
         "enginewire-backend serve --launch ./my-llama --http-port 8000": AT_HOME,
         'curl http://127.0.0.1:8000/v1/embeddings -H \'content-type: application/json\' -d \'{"input": ["one", "two"]}\'': Way(
             3, shows='"embedding":'
@@ -234,6 +235,7 @@ PAGES: Mapping[str, Ways] = {
         "python benchmarks/fleet.py --engines 64 --callers 10000": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 256 --callers 10000": MINUTES_OF_FIGURES,
         "python benchmarks/fleet.py --engines 16 --callers 1000 --turns 1 --policy ours --fault die": MINUTES_OF_FIGURES,
+        "vllm": VLLM,
     },
     "docs/security.md": {
         "enginewire": READER,

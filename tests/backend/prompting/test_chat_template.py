@@ -83,3 +83,36 @@ def test_output_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_templates_are_limited() -> None:
     with pytest.raises(ChatTemplateError, match="at most"):
         ChatTemplate(" " * (chat_template.MAX_TEMPLATE_CHARS + 1), {})
+
+
+BOTH = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part['type'] == 'image' or 'image_url' in part %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+PARTS = (
+    "{% for m in messages %}{% for part in m['content'] %}{% if part['type'] == 'image' %}[IMG]{% endif %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+TEXTS_OF_PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "needs_parts", "shows_images"),
+    [
+        (CHATML, False, False),
+        (BOTH, False, True),
+        (PARTS, True, True),
+        (TEXTS_OF_PARTS, True, False),
+        # A list is printed, or made JSON, as it is.
+        ("{{ messages[0].content }}", False, False),
+        ("{{ messages[0] | tojson }}", False, False),
+        ("{{ raise_exception('never') }}", False, False),
+        ("always the same", False, False),
+    ],
+)
+def test_what_a_template_does_with_lists_is_tried_out(
+    source: str, needs_parts: bool, shows_images: bool
+) -> None:
+    template = ChatTemplate(source, {})
+    assert (template.needs_parts, template.shows_images) == (needs_parts, shows_images)

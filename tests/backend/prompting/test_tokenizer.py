@@ -50,6 +50,13 @@ def test_the_template_file_wins_over_the_configuration() -> None:
     assert tokenizer.apply_chat_template([]) == "from the file"
 
 
+def test_the_older_file_of_a_processor_wins_over_the_configuration() -> None:
+    older = {"chat_template.json": json.dumps({"chat_template": "older"}).encode()}
+    assert BackendTokenizer.from_files(files() | older).apply_chat_template([]) == "older"
+    both = files() | older | {"chat_template.jinja": b"from the file"}
+    assert BackendTokenizer.from_files(both).apply_chat_template([]) == "from the file"
+
+
 def test_of_several_templates_the_default_is_used() -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     assert BackendTokenizer.from_files(files(chat_template=named)).apply_chat_template([]) == "plain"

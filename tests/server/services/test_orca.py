@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from types import SimpleNamespace
 
 import grpc
 import h2.connection
@@ -11,10 +12,11 @@ import h2.events
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.server.services.orca import LEAST_SECONDS, TRAILER, report_of
+from enginewire.server.services.orca import LEAST_SECONDS, OrcaServicer, report_of
 from enginewire.server.services.orca_messages import OrcaLoadReport, OrcaLoadReportRequest
 from tests.server.serving import Serving, ask, seconds
 
+TRAILER = b"endpoint-load-metrics-bin"
 METHOD = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
 REPORT = bytes.fromhex(
     "421e0a136b765f63616368655f75736167655f7065726311000000000000c03f"
@@ -75,11 +77,17 @@ def test_a_report_has_how_full_the_fuller_one_is_and_the_names_that_vllm_uses():
     assert report_of(pb.Load(), 0).application_utilization == 0
 
 
+def test_slots_are_those_of_all_ranks():
+    config = pb.EngineConfig(max_num_seqs=4, data_parallel_size=2)
+    lifecycle = SimpleNamespace(config=config, load=lambda: pb.Load(running=4))
+    assert OrcaServicer(lifecycle).report().application_utilization == 0.5
+
+
 async def test_an_answer_ends_with_a_report(engine_server):
     serving = await engine_server(orca_load_reports=True)
     trailers = await trailers_of(serving, ask(max_tokens=3))
     assert trailers[b"grpc-status"] == b"0"
-    data = trailers[TRAILER.encode()]
+    data = trailers[TRAILER]
     report = OrcaLoadReport.FromString(base64.b64decode(data + b"=" * (-len(data) % 4)))
     assert "num_requests_running" in metrics(report)
 
@@ -100,7 +108,7 @@ async def test_reports_come_without_a_request_too_and_follow_the_load(engine_ser
 
 async def test_nothing_is_reported_unless_it_was_asked_for(engine_server):
     serving = await engine_server()
-    assert TRAILER.encode() not in await trailers_of(serving, ask(max_tokens=3))
+    assert TRAILER not in await trailers_of(serving, ask(max_tokens=3))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream(serving, 1).read()
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

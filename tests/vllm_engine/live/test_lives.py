@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 
 from enginewire import v1 as pb
 from tests.backend.our_processes import load_of, until
@@ -64,3 +66,16 @@ def test_the_death_of_vllm_fails_what_runs_and_ends_the_server(start: Start) -> 
     assert server.process.wait(PATIENCE_SECONDS) == 70, server.log()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert alive == []
+
+
+def test_a_vllm_that_takes_itself_for_a_build_for_gpus_is_told_of(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a package `vllm`, which `ray[llm]` brings. vLLM itself speaks of an empty device string."""
+    facts = tmp_path / "vllm-0.32.0.dist-info" / "METADATA"
+    facts.parent.mkdir()
+    facts.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = start(*VLLM)
+    assert server.process.wait(PATIENCE_SECONDS) == 1, server.log()
+    assert "vLLM finds nothing to compute on" in server.log()

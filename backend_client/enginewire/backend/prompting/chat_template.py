@@ -11,7 +11,7 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,6 +25,12 @@ MAX_RENDERED_CHARS = 8 * 1024 * 1024
 MAX_REPEATED_CHARS = 64 * 1024
 # Base and exponent of a power; templates compute with small numbers only.
 MAX_POWER = 1024
+
+PROBE: Final = "a text that no template has"
+# No template looks for this, so it shows only where a part is printed as it is.
+UNREAD: Final = "a key that no template reads"
+IMAGE: Final = {"type": "image"}
+"""What stands in a message's list of parts where it has an image, as in transformers and vLLM."""
 
 
 class ChatTemplateError(ValueError):
@@ -48,6 +54,29 @@ class ChatTemplate:
         from jinja2.meta import find_undeclared_variables
 
         return frozenset(find_undeclared_variables(environment().parse(self.source)))
+
+    @cached_property
+    def needs_parts(self) -> bool:
+        """Content has to be a list of parts, also where it is nothing but text."""
+        return PROBE not in self._shown(PROBE) and self._reads([text_part(PROBE)])
+
+    @cached_property
+    def shows_images(self) -> bool:
+        """A message's parts may be images."""
+        texts = [text_part(PROBE)]
+        both = [IMAGE, *texts]
+        return self._reads(texts) and self._reads(both) and len(self._shown(both)) > len(self._shown(texts))
+
+    def _reads(self, parts: Sequence[Mapping[str, object]]) -> bool:
+        shown = self._shown([{**part, UNREAD: UNREAD} for part in parts])
+        return PROBE in shown and UNREAD not in shown
+
+    def _shown(self, content: object) -> str:
+        """What becomes of a user's message; "" where the template refuses it."""
+        try:
+            return self.render([{"role": "user", "content": content}], add_generation_prompt=False)
+        except ChatTemplateError:
+            return ""
 
     def render(
         self,
@@ -82,6 +111,11 @@ class ChatTemplate:
         except (TemplateError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
             raise ChatTemplateError(f"the chat template failed: {error}") from error
         return "".join(pieces)
+
+
+def text_part(text: str) -> Mapping[str, object]:
+    """A text in a message's list of parts."""
+    return {"type": "text", "text": text}
 
 
 def compile_template(source: str) -> Template:

@@ -1,6 +1,7 @@
 """A conversation with everything that a chat template can be given.
 
-Holds how an answer goes on with the last message. Knows nothing about tokenizers.
+Holds how an answer goes on with the last message, and what a template gets of images. Knows nothing about
+tokenizers.
 """
 
 from __future__ import annotations
@@ -8,16 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from enginewire.backend.prompting.chat_template import ChatTemplate, ChatTemplateError
+from enginewire import v1 as pb
+from enginewire.backend.prompting.chat_template import ChatTemplate, ChatTemplateError, text_part
 
 Message = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One of a conversation; `field` is what its caller calls it."""
+
+    item: pb.MultiModalItem
+    field: str
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, oldest first, as templates read them: `role`, `content`, `tool_calls`, …
 
-    `tools` are functions as OpenAI describes them, `variables` what else the template may read. With
+    `content` is a text, or a list of parts where some are `images`, which come in the same order. `tools` are
+    functions as OpenAI describes them, `variables` what else the template may read. With
     `continue_final_message` the prompt ends where the last message does.
     """
 
@@ -26,6 +37,7 @@ class Conversation:
     variables: Mapping[str, object] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    images: Sequence[Image] = ()
 
     @property
     def num_characters(self) -> int:
@@ -37,7 +49,7 @@ class Conversation:
     def render(self, template: ChatTemplate) -> str:
         """The prompt. Raises ChatTemplateError."""
         text = template.render(
-            self.messages,
+            [in_parts(each) for each in self.messages] if template.needs_parts else self.messages,
             add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
             tools=self.tools,
             variables=self.variables,
@@ -46,10 +58,23 @@ class Conversation:
 
     def _up_to_final_message(self, text: str) -> str:
         """Without what the template writes behind the last message. Templates may strip messages."""
-        content = str(self.messages[-1].get("content") or "")
+        content = last_text(self.messages[-1])
         place = text.rfind(content.strip())
         if not content.strip() or place < 0:
             raise ChatTemplateError("the chat template does not show the last message, which is to go on")
         whole = content.lstrip()
         kept = whole if text.startswith(whole, place) else content.strip()
         return text[: place + len(kept)]
+
+
+def in_parts(message: Message) -> Message:
+    """The same with a list for its content."""
+    content = message.get("content")
+    return {**message, "content": [text_part(content)]} if isinstance(content, str) else message
+
+
+def last_text(message: Message) -> str:
+    """What a message ends with; "" when that is no text."""
+    content = message.get("content")
+    part = content[-1] if isinstance(content, list) and content else {"text": content}
+    return str(part.get("text") or "")

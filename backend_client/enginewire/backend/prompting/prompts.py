@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from enginewire import v1 as pb
-from enginewire.backend.prompting.conversation import Conversation
+from enginewire.backend.prompting.conversation import Conversation, Image
 
 # No conversation is near this, and a template is slow.
 MAX_MESSAGES: Final = 4096
 MAX_INPUTS: Final = 2048
+IMAGES: Final = "image_url"
+"""What the contract calls the parts that are images."""
 
 
 class PromptTokenizer(Protocol):
@@ -80,9 +82,16 @@ def preprocess(
         whole = read_prompt(asked, tokenizer, add_special_tokens=fit.add_special_tokens)
     else:
         whole = _rendered(conversation, tokenizer)
+        show_images(request, conversation.images)
     prompt = Prompt(whole.text, fit.cut(whole.token_ids))
     request.token_ids[:] = prompt.token_ids
     return request, prompt
+
+
+def show_images(request: pb.PreprocessedRequest, images: Sequence[Image]) -> None:
+    """Add the images that the prompt has places for."""
+    if images:
+        request.multi_modal_data.add(part_type=IMAGES).items.extend(image.item for image in images)
 
 
 def read_prompt(

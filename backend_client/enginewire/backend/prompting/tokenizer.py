@@ -25,6 +25,7 @@ FILE_NAMES = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "chat_template.json",
 )
 # The largest published tokenizer.json has about 35 MB.
 MAX_FILE_BYTES = 128 * 1024 * 1024
@@ -168,8 +169,11 @@ def read_template(
     names: Mapping[str, object],
     name: str = "default",
 ) -> ChatTemplate | None:
-    """The chat template, from its own file or from the configuration, which may have several by name."""
-    template = config.get("chat_template")
+    """The chat template, from a file of its own or from the configuration, which may have several by name.
+
+    `chat_template.json` is where models that take images had it first.
+    """
+    template = {**config, **read_json(files, "chat_template.json")}.get("chat_template")
     if "chat_template.jinja" in files:
         template = decode_text("chat_template.jinja", files["chat_template.jinja"])
     if isinstance(template, list):

@@ -191,9 +191,10 @@ async def _observe(ctx: Context) -> Observed:
         await ctx.generate(await _asking(ctx, token_ids=tokens))
     await ctx.idle()
     cached = (await ctx.client.load()).kv_blocks_cached
-    await subscription.until(lambda: len(subscription.picture().blocks) == cached, ctx.bounds.reaction)
+    await subscription.until(lambda: subscription.has_all(cached), ctx.bounds.reaction)
     subscription.close()
-    return Observed(subscription.snapshot, subscription.changes, subscription.picture(), cached)
+    at_rank = cached - subscription.elsewhere
+    return Observed(subscription.snapshot, subscription.changes, subscription.picture(), at_rank)
 
 
 def _pressure(ctx: Context) -> list[list[int]]:
@@ -227,10 +228,27 @@ def _holds(subscription: Subscription, observed: Observed) -> bool:
 async def _watching(ctx: Context) -> Subscription:
     """A subscription whose snapshot has been read, whatever number of messages it is."""
     cached = (await ctx.idle()).kv_blocks_cached
-    subscription = await subscribe(ctx)
+    # Each rank once, whatever the sources are.
+    places = {source.dp_rank: place for place, source in reversed([*enumerate(await sources(ctx))])}
+    ranks = [await _begun(ctx, place) for place in sorted(places.values())]
+    subscription, *others = ranks
+
+    def has_all() -> bool:
+        subscription.elsewhere = sum(len(other.picture().blocks) for other in others)
+        return subscription.has_all(cached)
+
+    for rank in ranks:
+        await rank.until(has_all, ctx.bounds.reaction)
+    for other in others:
+        other.close()
+    return subscription
+
+
+async def _begun(ctx: Context, place: int) -> Subscription:
+    """A subscription to a rank, by its place among the sources, with its first message."""
+    subscription = await subscribe(ctx, place=place)
     has_begun = await subscription.until(lambda: bool(subscription.events), ctx.bounds.answer)
     expect(has_begun, "a subscription does not begin", expected="a snapshot", seen="nothing")
-    await subscription.until(lambda: len(subscription.picture().blocks) == cached, ctx.bounds.reaction)
     return subscription
 
 
@@ -253,7 +271,7 @@ async def _stored_for(
     await ctx.idle()
     cached = (await ctx.client.load()).kv_blocks_cached
     await subscription.until(
-        lambda: len(subscription.events) > before and len(subscription.picture().blocks) == cached,
+        lambda: len(subscription.events) > before and subscription.has_all(cached),
         ctx.bounds.reaction,
     )
     new = [event for event in subscription.events[before:] if event.HasField("stored")]

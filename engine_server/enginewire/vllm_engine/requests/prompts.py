@@ -104,7 +104,7 @@ class Prompts:
         for number, (path, item) in enumerate(_items(message), 1):
             if number > self.most_pictures:
                 field = path.rpartition("[")[0]
-                raise InvalidRequest(f"{field}: too many, allowed {self.most_pictures}", field=field)
+                raise InvalidRequest(f"{field}: too many images, at most {self.most_pictures}", field=field)
             try:
                 picture = reader.load_bytes(item.data)
             except ValueError as error:

@@ -208,7 +208,7 @@ IMAGE = [{"type": "image", "source": {"type": "url", "url": "a"}}]
         ({"max_tokens": 0}, "max_tokens:"),
         ({"messages": []}, "messages:"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role:"),
-        ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].type:"),
+        ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].source.url:"),
         ({"messages": [{"role": "assistant", "content": IMAGE}]}, "messages[0].content[0].type:"),
         ({"system": IMAGE}, "system[0].type:"),
         ({"stop_sequences": [3]}, "stop_sequences[0]:"),

@@ -45,9 +45,10 @@ class Picture:
 
 @dataclass
 class Subscription:
-    """A SubscribeKvEvents under way."""
+    """A SubscribeKvEvents under way. `elsewhere` counts the blocks of other ranks."""
 
     call: Call
+    elsewhere: int = 0
 
     @property
     def messages(self) -> list[pb.SubscribeKvEventsResponse]:
@@ -79,6 +80,10 @@ class Subscription:
             picture.apply(event)
         return picture
 
+    def has_all(self, cached: int) -> bool:
+        """With those of other ranks there are as many blocks as `kv_blocks_cached` says."""
+        return len(self.picture().blocks) + self.elsewhere == cached
+
     async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
         """Read until something holds; False when it does not in that time. An end is a Violation."""
         deadline = time.monotonic() + seconds
@@ -108,9 +113,11 @@ async def _read(call: Call) -> object:
     return await anext(call, None)
 
 
-async def subscribe(ctx: Context, after: int | None = None, client: Client | None = None) -> Subscription:
-    """Subscribe to the first rank and read the first message; NotApplicable where others publish."""
-    source = (await sources(ctx))[0]
+async def subscribe(
+    ctx: Context, after: int | None = None, client: Client | None = None, place: int = 0
+) -> Subscription:
+    """Subscribe to a rank, by its place among the sources; NotApplicable where others publish."""
+    source = (await sources(ctx))[place]
     if source.endpoint:
         raise NotApplicable("the events are published elsewhere")
     request = pb.SubscribeKvEventsRequest(dp_rank=source.dp_rank, after_sequence=after)

@@ -122,7 +122,7 @@ async def test_a_stop_string_is_cut_and_named(text_backend: TextBackend) -> None
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "a"}}]}, "messages[0].function_call"),
         ({"top_logprobs": 2}, "top_logprobs"),

@@ -239,7 +239,7 @@ async def test_a_caller_who_leaves_frees_the_engine(start_backend: StartBackend)
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
-            "input[0].content[0].type",
+            "input[0].content[0].image_url",
         ),
         ({"instructions": 7}, "instructions"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -8,6 +8,14 @@ from typing import Final
 import orjson
 
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
+from enginewire.backend.frontends.http_api.openai.conversation.images import (
+    Part,
+    is_image,
+    joined,
+    read_base64,
+    read_url,
+)
+from enginewire.backend.prompting.conversation import Image
 from enginewire.backend.prompting.prompts import MAX_MESSAGES
 
 ROLES: Final = ("user", "assistant")
@@ -33,25 +41,41 @@ def chat_messages(body: Body) -> list[Message]:
 
 
 def said(field: str, content: object) -> Iterator[Message]:
-    """What a user says: what came of calls, then the text around it. Raises InvalidBody."""
+    """What a user says: what came of calls, then the text and the images around it. Raises InvalidBody."""
     if isinstance(content, str):
         yield {"role": "user", "content": content}
         return
-    texts = []
+    parts: list[Part] = []
     has_results = False
     for name, block in blocks(field, content):
         match block.get("type"):
             case "text":
-                texts.append(checked(f"{name}.text", block.get("text"), str))
+                parts.append(checked(f"{name}.text", block.get("text"), str))
+            case "image":
+                parts.append(read_image(f"{name}.source", block.get("source")))
             case "tool_result":
                 has_results = True
                 call_id = checked(f"{name}.tool_use_id", block.get("tool_use_id"), str)
                 result = text_of(f"{name}.content", block.get("content"))
                 yield {"role": "tool", "tool_call_id": call_id, "content": result}
             case _:
-                raise InvalidBody(f"{name}.type", "not supported; only text and tool_result are")
-    if texts or not has_results:
-        yield {"role": "user", "content": "".join(texts)}
+                raise InvalidBody(f"{name}.type", "not supported; only text, image and tool_result are")
+    if parts or not has_results:
+        yield {"role": "user", "content": joined(parts)}
+
+
+def read_image(field: str, value: object) -> Image:
+    """In base64, or by its URL. Raises InvalidBody."""
+    source = Body(checked(field, value, dict), field)
+    match source.get("type"):
+        case "base64":
+            media_type = checked(f"{field}.media_type", source.get("media_type"), str)
+            if not is_image(media_type):
+                raise InvalidBody(f"{field}.media_type", "must begin with image/")
+            return read_base64(f"{field}.data", checked(f"{field}.data", source.get("data"), str), media_type)
+        case "url":
+            return read_url(f"{field}.url", source.get("url"))
+    raise InvalidBody(f"{field}.type", "must be base64 or url")
 
 
 def answered(field: str, content: object) -> Iterator[Message]:

@@ -30,6 +30,10 @@ NOTHING_TO_TOKENIZE: Final = TokenizerFields()
 # The contract has a list where the body has an object.
 LOGIT_BIAS: Final = re.compile(r"sampling_options\.logit_bias\[(\d{1,9})\]")
 
+# The images of a conversation, and one of them.
+IMAGES: Final = "multi_modal_data"
+IMAGE: Final = re.compile(r"multi_modal_data\[0\]\.items\[(\d{1,9})\]")
+
 REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 # Path of the contract → key in the body, for what callers spell differently.
@@ -113,6 +117,8 @@ class GenerationRequest:
         """The body's key for a path of the contract; None when no field is at fault."""
         if (bias := LOGIT_BIAS.match(field)) is not None:
             return self._bias_of(int(bias[1]))
+        if field.startswith(IMAGES):
+            return self._image_of(field)
         params = {**PARAMS, **({} if self.conversation is None else CHAT_PARAMS), **self.params}
         for path in sorted(params, key=len, reverse=True):
             if field.startswith(path):
@@ -125,6 +131,12 @@ class GenerationRequest:
         if len(self.prompts) == 1 or param is None or not param.startswith("prompt"):
             return param
         return param.replace("prompt", f"prompt[{place}]", 1)
+
+    def _image_of(self, field: str) -> str | None:
+        """What is wrong with all of them is said of the first one."""
+        images = () if self.conversation is None else self.conversation.images
+        place = 0 if (found := IMAGE.match(field)) is None else int(found[1])
+        return images[place].field if place < len(images) else None
 
     def _bias_of(self, place: int) -> str:
         biases = self.prompts[0].request.sampling_options.logit_bias

@@ -48,7 +48,7 @@ def page_routes(served: ServedBackend) -> list[Route | Mount]:
                 Route("/status", page.status),
                 Route("/events", page.events),
                 Route("/abort", page.abort, methods=["POST"]),
-                Route("/generate", GenerateRoute(TokenEndpoint(), served), methods=["POST"]),
+                Route("/generate", GenerateRoute(TokenEndpoint(served.formats), served), methods=["POST"]),
             ],
         ),
     ]

@@ -13,8 +13,10 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
+from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
 from enginewire.backend.frontends.http_api.openai.chat import WRITTEN_BY_TEMPLATE, refuse_echo
 from enginewire.backend.frontends.http_api.openai.choice import Choice
+from enginewire.backend.frontends.http_api.openai.conversation.images import take_images
 from enginewire.backend.frontends.http_api.openai.conversation.messages import read_messages
 from enginewire.backend.frontends.http_api.openai.fields.generation import (
     assign,
@@ -34,6 +36,10 @@ class TokenEndpoint:
     chunk_object = "enginewire.tokens"
     tells_prompts_in_choices = False
 
+    def __init__(self, formats: ModelFormats | None = None) -> None:
+        """`formats` say what the chat template can be given."""
+        self._formats = formats or ModelFormats()
+
     def read(self, body: Body) -> GenerationRequest:
         """Raises InvalidBody."""
         refuse_echo(body)
@@ -45,7 +51,8 @@ class TokenEndpoint:
             asked.text = text
         else:
             refuse_unsupported(body, WRITTEN_BY_TEMPLATE)
-            conversation = Conversation(read_messages(body))
+            messages, images = take_images(read_messages(body), are_shown=self._formats.shows_images)
+            conversation = Conversation(messages, images=images)
         fill_request(asked.request, body)
         if (logprobs := body.integer("logprobs")) is not None:
             assign(asked.request.output_options, "logprobs", logprobs, "logprobs")

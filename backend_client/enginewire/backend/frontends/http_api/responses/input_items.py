@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
+from enginewire.backend.frontends.http_api.openai.conversation.images import (
+    Part,
+    check_detail,
+    joined,
+    read_url,
+)
 from enginewire.backend.prompting.prompts import MAX_MESSAGES
 
 # As chat templates know them, which have the older name of those who make the rules.
 ROLES: Final = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
+IMAGE_PART: Final = "input_image"
 THINKING_PARTS: Final = ("reasoning_text",)
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
@@ -83,8 +90,28 @@ def read_message(field: str, item: Body) -> Message:
     role = checked(f"{field}.role", item.get("role"), str)
     if role not in ROLES:
         raise InvalidBody(f"{field}.role", f"must be one of {', '.join(ROLES)}")
-    content = read_content(f"{field}.content", item.get("content"), TEXT_PARTS)
-    return {"role": ROLES[role], "content": content}
+    return {"role": ROLES[role], "content": read_said(f"{field}.content", item.get("content"))}
+
+
+def read_said(field: str, content: object) -> str | Sequence[object]:
+    """A text, or parts as chat has them if one of them is an image. Raises InvalidBody."""
+    if isinstance(content, str):
+        return content
+    given = checked(field, content, list, "a string or a list of parts")
+    return joined([read_part(f"{field}[{place}]", value) for place, value in enumerate(given)])
+
+
+def read_part(field: str, value: object) -> Part:
+    """A text or an image. Raises InvalidBody."""
+    part = Body(checked(field, value, dict))
+    if part.get("type") in TEXT_PARTS:
+        return checked(f"{field}.text", part.get("text"), str)
+    if part.get("type") != IMAGE_PART:
+        raise InvalidBody(f"{field}.type", f"must be {', '.join(TEXT_PARTS)} or {IMAGE_PART}")
+    if part.get("file_id") is not None:
+        raise InvalidBody(f"{field}.file_id", "not supported; nothing is stored")
+    check_detail(field, part)
+    return read_url(f"{field}.image_url", part.get("image_url"))
 
 
 def read_call(field: str, item: Body) -> Message:

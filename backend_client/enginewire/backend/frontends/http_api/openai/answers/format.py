@@ -27,7 +27,8 @@ class ModelFormats:
     """What the model's files and the server's options say; the defaults are those of a model without any.
 
     `variables` are what the chat template reads, `template` is its text, and `special_texts` are the tokens
-    that are left out of the text unless somebody asks for them.
+    that are left out of the text unless somebody asks for them. `shows_images` is about the template, and
+    not about the engine.
     """
 
     tools: ToolFormat | None = None
@@ -35,6 +36,7 @@ class ModelFormats:
     variables: frozenset[str] = frozenset()
     template: str = ""
     special_texts: frozenset[str] = frozenset()
+    shows_images: bool = False
 
 
 def model_formats(
@@ -49,6 +51,7 @@ def model_formats(
         frozenset().union(*(each.variables for each in templates)),
         text,
         frozenset(tokenizer.vocabulary.special_ids),
+        bool(templates) and all(each.shows_images for each in templates),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody
 from enginewire.backend.frontends.http_api.openai.answers.format import ModelFormats
+from enginewire.backend.frontends.http_api.openai.conversation.images import take_images
 from enginewire.backend.frontends.http_api.openai.conversation.messages import read_messages
 from enginewire.backend.frontends.http_api.openai.tools.fields import TOOLS, AskedTools
 from enginewire.backend.prompting.conversation import Conversation, Message
@@ -32,7 +33,8 @@ CONVERSATION: Final = (ADD_PROMPT, CONTINUE, EFFORT, VARIABLES)
 
 def read_conversation(body: Body, formats: ModelFormats, tools: AskedTools | None) -> Conversation:
     """Everything that becomes the prompt. Raises InvalidBody."""
-    messages = with_known_roles(read_messages(body), formats)
+    messages, images = take_images(read_messages(body), are_shown=formats.shows_images)
+    messages = with_known_roles(messages, formats)
     check_tools(messages, tools, formats)
     goes_on = body.flag(CONTINUE)
     if goes_on and body.flag(ADD_PROMPT):
@@ -43,6 +45,7 @@ def read_conversation(body: Body, formats: ModelFormats, tools: AskedTools | Non
         {**read_effort(body, formats), **read_variables(body, formats)},
         add_generation_prompt=not goes_on and (body.get(ADD_PROMPT) is None or body.flag(ADD_PROMPT)),
         continue_final_message=goes_on,
+        images=images,
     )
 
 

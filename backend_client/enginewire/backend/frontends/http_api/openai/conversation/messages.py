@@ -6,10 +6,17 @@ Sans-IO. Knows nothing about other fields.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Final
 
 from enginewire.backend.frontends.http_api.body import Body, InvalidBody, checked
-from enginewire.backend.prompting.conversation import Message
+from enginewire.backend.frontends.http_api.openai.conversation.images import (
+    Part,
+    check_detail,
+    joined,
+    read_url,
+)
+from enginewire.backend.prompting.conversation import Image, Message
 from enginewire.backend.prompting.prompts import MAX_MESSAGES
 
 # Passed on as they are.
@@ -33,7 +40,7 @@ def read_messages(body: Body) -> list[Message]:
 
 
 def read_message(field: str, value: object) -> Message:
-    """One message; its content is a string or a list of text parts. Raises InvalidBody."""
+    """One message; its content is a string, or parts if one of them is an image. Raises InvalidBody."""
     message = Body(checked(field, value, dict))
     role = checked(f"{field}.role", message.get("role"), str)
     if not role:
@@ -91,15 +98,25 @@ def read_arguments(text: str) -> object:
         return text
 
 
-def read_content(field: str, content: object) -> str:
-    """The text of a message. Raises InvalidBody."""
+def read_content(field: str, content: object) -> str | Sequence[object]:
+    """The text of a message, or its parts if one of them is an image. Raises InvalidBody."""
     if content is None or isinstance(content, str):
         return content or ""
     given = checked(field, content, list, "a string or a list of parts")
-    parts = [Body(checked(f"{field}[{place}]", part, dict)) for place, part in enumerate(given)]
-    for place, part in enumerate(parts):
-        if part.get("type") != "text":
-            raise InvalidBody(f"{field}[{place}].type", "only text is supported")
-    return "".join(
-        checked(f"{field}[{place}].text", part.get("text"), str) for place, part in enumerate(parts)
-    )
+    return joined([read_part(f"{field}[{place}]", part) for place, part in enumerate(given)])
+
+
+def read_part(field: str, value: object) -> Part:
+    """A text or an image, which another API may have read already. Raises InvalidBody."""
+    if isinstance(value, Image):
+        return value
+    part = Body(checked(field, value, dict))
+    match part.get("type"):
+        case "text":
+            return checked(f"{field}.text", part.get("text"), str)
+        case "image_url":
+            name = f"{field}.image_url"
+            image = Body(checked(name, part.get("image_url"), dict))
+            check_detail(name, image)
+            return read_url(f"{name}.url", image.get("url"))
+    raise InvalidBody(f"{field}.type", "must be text or image_url")

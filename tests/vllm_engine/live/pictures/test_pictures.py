@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import random
@@ -17,32 +18,12 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
-from tests.repository import ROOT
-from tests.vllm_engine.live.conftest import START_SECONDS, VLLM, Server, Start
+from tests.vllm_engine.live.conftest import START_SECONDS, Server
+from tests.vllm_engine.live.pictures.conftest import MOST
 from tests.vllm_engine.live.test_answers import connection, outputs, request, tokens_of
 
-MOST = 2
-"""Pictures in a prompt."""
 TOKENS = 12
-LIMITED = f"--engine-args=--enforce-eager --limit-mm-per-prompt.image {MOST}"
-MAKING = f"{ROOT}/.ci/make_vision_model.py"
 OWN = str(Path(__file__).with_name("own_answers.py"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with random weights that takes pictures."""
-    made = tmp_path_factory.mktemp("vision")
-    subprocess.run([sys.executable, MAKING, str(made)], check=True)
-    return made
-
-
-@pytest.fixture(scope="module")
-def seeing(start: Start, folder: Path) -> Server:
-    """It, behind our server."""
-    server = start(*VLLM[:-1], str(folder), LIMITED)
-    server.wait_ready()
-    return server
 
 
 def picture(seed: int, size: tuple[int, int] = (40, 28), kind: str = "PNG") -> bytes:
@@ -158,7 +139,7 @@ def test_it_says_that_it_takes_pictures(seeing, vllm):
             "<image>" * (MOST + 1),
             [picture(1)] * (MOST + 1),
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"multi_modal_data[0].items: too many, allowed {MOST}",
+            f"multi_modal_data[0].items: too many images, at most {MOST}",
         ),
         ("none", [picture(1)], grpc.StatusCode.INVALID_ARGUMENT, "multi_modal_data"),
         (
@@ -214,3 +195,11 @@ def test_an_engine_without_pictures_refuses_them_by_the_field(vllm, folder):
     code, message = refusal(vllm, made)
     assert code is grpc.StatusCode.UNIMPLEMENTED
     assert "multi_modal_data: needs the capability multi_modal_part_types" in message
+
+
+def test_the_place_of_a_picture_without_one_does_not_end_the_engine(seeing, folder):
+    made = asked(folder, "<image>", [])
+    del made.multi_modal_data[:]
+    with contextlib.suppress(grpc.RpcError):
+        outputs(seeing, made)
+    assert outputs(seeing, asked(folder, "Who is <image> here?", [picture(1)]))
