@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from enginewire.v1 import discovery_service_pb2, request_pb2, rules_pb2
 
-UNBOUNDED = 2**32
+UNBOUNDED = 2**64
 """Beyond every number and every count that a message can have."""
 
 

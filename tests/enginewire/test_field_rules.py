@@ -78,3 +78,7 @@ def test_an_engine_may_name_another_bound_and_only_with_its_limit() -> None:
     assert rule.most(pb.Limits(max_logprobs=3)) == rule.bound
     assert rule.most(pb.Limits(max_n=3)) == 3
     assert FIELD_RULES["annotations"].most(pb.Limits(max_n=3)) == FIELD_RULES["annotations"].bound
+
+
+def test_a_number_without_a_bound_may_be_the_largest_there_is() -> None:
+    assert FIELD_RULES["sampling_options.seed"].most(pb.Limits()) >= 2**64 - 1

@@ -254,7 +254,7 @@ async def _aborted(ctx: Context, count: int) -> list[Stream]:
     """Of so many prefills at once those that were aborted under way: many take longer than few."""
     client, length = ctx.prefill(), min(LONG, (ctx.config.context_length or LONG) // 2)
     # Prompts that nobody has cached.
-    prompts = [ctx.prompt(length, salt=ctx.session.next_number()) for _ in range(count)]
+    prompts = [ctx.prompt(length, salt=ctx.fresh_salt()) for _ in range(count)]
     requests = [ctx.request(token_ids=prompt) for prompt in prompts]
     streams = [ctx.start(request, client=client, timeout=2 * ctx.bounds.answer) for request in requests]
     await asyncio.gather(*(stream.call.accepted() for stream in streams))

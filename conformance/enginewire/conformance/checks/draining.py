@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from enginewire import v1 as pb
 from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.watching import still_running
@@ -115,8 +115,10 @@ async def is_visible_at_once(ctx: Context) -> None:
 
 @check("DRN-05", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-01"))
 async def drained_means_empty(ctx: Context) -> None:
-    """At the final state nothing runs any more."""
+    """At the final state nothing runs any more; the last to end has several choices."""
     streams = await _in_flight(ctx, 2)
+    several = ctx.lasting_request(2 * LASTING_SECONDS, n=ctx.choices(2))
+    streams.append(await ctx.start(several).first_token())
     drain = await _begun(ctx)
     reading = asyncio.gather(*(stream.end() for stream in streams))
     final = await _final(drain)
@@ -224,9 +226,13 @@ async def the_earliest_deadline_wins(ctx: Context) -> None:
     (stream,) = await _in_flight(ctx, 1, is_long=True)
     patient = await _begun(ctx)
     await still_running(ctx, stream)
-    finals = [await _final(drain, within=ctx.bounds.reaction) for drain in (await _begun(ctx, 0.0), patient)]
+    impatient = await _begun(ctx, 0.0)
+    tokens = stream.request.request.stop_conditions.max_tokens
+    left = stream.exchange.started_at + tokens * ctx.bounds.least_itl - time.monotonic()
+    finals = [await _final(drain, within=ctx.bounds.reaction) for drain in (impatient, patient)]
     await stream.end()
-    if stream.choice.reason_name == "LENGTH":
+    # Whoever ignores the second deadline lets the request end by itself.
+    if stream.choice.reason_name == "LENGTH" and left < ctx.bounds.reaction / 8:
         raise NotApplicable("the longest request ends before the shortest drain")
     seen = [_state(final) for final in finals]
     expect_equal(seen, ["DRAIN_STATE_TIMED_OUT"] * 2, "two drains with two deadlines have another end")

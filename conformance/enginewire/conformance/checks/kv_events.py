@@ -208,7 +208,7 @@ def _pressure(ctx: Context) -> list[list[int]]:
 
 def _long_prompt(ctx: Context) -> list[int]:
     length = min(ctx.config.context_length or LONGEST, ctx.limits.max_prompt_tokens or LONGEST, LONGEST)
-    return ctx.prompt(max(length - 8, 1), salt=ctx.session.next_number())
+    return ctx.prompt(max(length - 8, 1), salt=ctx.fresh_salt())
 
 
 def _is_whole(ctx: Context, stored: pb.KvBlocksStored, picture: Picture) -> None:

@@ -8,6 +8,7 @@ import grpc
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, check, negative
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.company import FULL
@@ -94,6 +95,30 @@ async def reserved_keys_are_read(ctx: Context) -> None:
         await _with_metadata(ctx, ctx.request(), (PRIORITY, wrong), is_good=False)
     await _with_metadata(ctx, ctx.request(priority=1), (PRIORITY, "1"), is_good=True)
     await _with_metadata(ctx, ctx.request(priority=1), (PRIORITY, "2"), is_good=False)
+
+
+@check(
+    "MDT-05",
+    variant="multiplexed",
+    gate="multiplexed",
+    needs=(*SHAPE, "MDT-05", "MUX-04"),
+    alone=True,
+    not_beside=(FULL,),
+)
+async def reserved_keys_of_submits_are_read(ctx: Context) -> None:
+    """A number, none, and another one than the field's, in the metadata of requests of one stream."""
+    async with open_stream(ctx) as stream:
+        for number, (priority, said) in enumerate(((1, "1"), (1, "2"), (1, "abc"))):
+            submit = stream.submitted(number, ctx.request(priority=priority))
+            submit.metadata[PRIORITY] = said
+            stream.send(submit)
+        await stream.until_ended(0, 1, 2)
+        expect(
+            not stream.handle(0).status, f"{PRIORITY} of a Submit is refused", seen=stream.handle(0).status
+        )
+        for number in (1, 2):
+            code = (stream.handle(number).status or pb.Status()).code
+            expect_equal(code, INVALID[0].value[0], f"a wrong {PRIORITY} of a Submit was not refused")
 
 
 @check("MDT-06", needs=SHAPE)

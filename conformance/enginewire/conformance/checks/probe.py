@@ -56,10 +56,11 @@ async def a_failed_probe_says_so(ctx: Context) -> None:
 
 @check("PRB-04", alone=True, needs=("PRB-01", "PRB-02"), counts_prompt=True)
 async def nothing_is_left(ctx: Context) -> None:
-    """No block of a prompt that was never seen before, neither held nor cached."""
+    """No block of a prompt that was never seen before, neither held nor cached, nor of a longer answer."""
     before = await ctx.idle()
     prompt = ctx.fresh_prompt(BLOCKS)
-    await ctx.generate(_probe(ctx, token_ids=prompt))
+    for max_tokens in (1, 2):
+        await ctx.generate(_probe(ctx, token_ids=prompt, max_tokens=max_tokens))
     cached = (await ctx.idle()).kv_blocks_cached
     expected = f"at most {before.kv_blocks_cached}"
     expect(cached <= before.kv_blocks_cached, "a probe left cached blocks", expected=expected, seen=cached)

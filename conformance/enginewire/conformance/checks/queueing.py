@@ -1,4 +1,4 @@
-"""CON-08, INF-13, and what else is different for a request that waits: ABO-06, MUX-12."""
+"""CON-08, INF-13, and what else is different for a request that waits: ABO-06, MUX-07, MUX-12."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import detail_of
 from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.stream import reason_name
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 TAKEN: Final = (grpc.StatusCode.ALREADY_EXISTS,)
@@ -84,17 +86,23 @@ async def counters_count(ctx: Context) -> None:
 
 @check("INF-13", variant="waiting", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL))
 async def waiting_requests_are_counted(ctx: Context) -> None:
-    """One of several choices is one request, and its prompt is waiting once."""
+    """One of several choices is one request, and its prompt waits once; cancelled, it has ended."""
+    idle = await ctx.idle()
     async with saturated(ctx) as running:
         before = await ctx.client.load()
         several = {"n": 2} if ctx.choices(2) > 1 else {}
-        ctx.start(ctx.long_request(token_ids=ctx.prompt(PROMPT), **several))
+        waiting = ctx.start(ctx.long_request(token_ids=ctx.prompt(PROMPT), **several))
         load = await _waits(ctx, len(running), before.waiting + 1)
         # An engine may count the tokens with its next step.
         deadline = time.monotonic() + ctx.bounds.reaction
         while 0 < load.waiting_tokens <= before.waiting_tokens and time.monotonic() < deadline:
             await pause()
             load = await _waits(ctx, len(running), before.waiting + 1)
+        waiting.cancel()
+        await until(ctx, lambda load: load.waiting <= before.waiting, "a cancelled request goes on waiting")
+    if finished := (await ctx.idle()).requests_finished:
+        ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
+        expect_equal(ended, len(running) + 1, message)
     expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
     if load.waiting_tokens:
         tokens = load.waiting_tokens - before.waiting_tokens
@@ -146,6 +154,19 @@ async def ids_are_taken_on_all_ways(ctx: Context) -> None:
     message = "a request cannot be aborted after its id was refused to another one"
     lost = pb.ABORT_OUTCOME_UNKNOWN in outcomes
     expect(not lost, message, expected="ABORT_OUTCOME_ABORTED", seen="ABORT_OUTCOME_UNKNOWN")
+
+
+@check("MUX-07", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-07"))
+async def waiting_handles_are_aborted(ctx: Context) -> None:
+    """A handle whose request waits for a slot, by its stream."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request())
+        await _waits(ctx, len(running), 1)
+        stream.send(abort=(1,))
+        await stream.until_ended(1, within=ctx.bounds.reaction)
+        ends = [reason_name(output.finish_reason) for output in stream.handle(1).terminals]
+        message = "a handle that was aborted in the queue has another end"
+        expect_equal(ends, ["CANCELLED"] * stream.handle(1).choices, message)
 
 
 @check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))

@@ -1,4 +1,4 @@
-"""ERR-11 to ERR-14, ERR-16, ERR-18, ERR-19, ERR-24 to ERR-26: what all refusals have in common."""
+"""ERR-11 to ERR-14, ERR-16, ERR-18, ERR-19, ERR-24 to ERR-26, ABO-06: what all refusals have in common."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import re
 import time
 from contextlib import suppress
-from typing import Final
+from typing import Final, cast
 
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import SHAPE, Phase, check
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
-from enginewire.conformance.session.company import FULL
+from enginewire.conformance.session.company import FULL, USED_ID
 from enginewire.conformance.session.context import Context, describe_load
 from enginewire.conformance.session.fields import without_indexes
 from enginewire.conformance.session.invalid_requests import Refused, invalid_requests, refusals, send
@@ -93,6 +93,24 @@ async def overload_is_refused(ctx: Context) -> None:
     """More requests at once than there are slots and places in the queue: they fill the engine themselves."""
     for exchange in await _overload(ctx):
         _require_overload(exchange)
+
+
+@check(
+    "ABO-06",
+    variant="refused",
+    needs=(*WHOLE, "ERR-16"),
+    phase=Phase.LOAD,
+    alone=True,
+    not_beside=(FULL, USED_ID),
+)
+async def ids_without_room_are_free(ctx: Context) -> None:
+    """One of those that were refused comes again, with the same id, when there is room."""
+    *_, exchange = await _overload(ctx)
+    refused = cast(pb.GenerateRequest, exchange.request)
+    await ctx.idle()
+    again = await ctx.start(ctx.request(request_id=refused.request_id)).end()
+    message = "the id of a request that found no room is not free"
+    expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
 
 
 @check("ERR-24", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True, not_beside=(FULL,))

@@ -105,15 +105,17 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
 
 @check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)
 async def salts_part_the_cache(ctx: Context) -> None:
-    """A prompt under one salt, under another one, and under none; then under the first again."""
-    block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
-    await _cached(ctx, prompt, salt="tenant-a")
-    for other in ("tenant-b", ""):
-        cached = await _cached(ctx, prompt, salt=other)
-        expect_equal(cached, 0, f"a request with cache_salt {other!r} shares what another salt has cached")
-    again = await _cached(ctx, prompt, salt="tenant-a")
-    message = "a repeated prompt of equal cache_salt has no cached block"
-    expect(again >= block, message, expected=f"at least {block}", seen=again)
+    """A prompt under one salt, under another one, and under none; then the first again. And none first."""
+    for first, others in (("tenant-a", ("tenant-b", "")), ("", ("tenant-a",))):
+        block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
+        await _cached(ctx, prompt, salt=first)
+        for other in others:
+            cached = await _cached(ctx, prompt, salt=other)
+            message = f"a request with cache_salt {other!r} shares what another one has cached"
+            expect_equal(cached, 0, message)
+        again = await _cached(ctx, prompt, salt=first)
+        message = "a repeated prompt of equal cache_salt has no cached block"
+        expect(again >= block, message, expected=f"at least {block}", seen=again)
 
 
 async def _cached(

@@ -164,6 +164,17 @@ class AnIdIsAbortedOnce(_KnowsWhatWasAborted):
         return super().abort_id(request_id)
 
 
+@mutant("late_aborts_wait_for_the_next", kills="ABO-06/aborted")
+class LateAbortsWaitForTheNext(Reference):
+    """An abort that finds its request ended is kept, like one that comes before it."""
+
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        outcome = super().abort_id(request_id)
+        if outcome == pb.ABORT_OUTCOME_FINISHED:
+            self.aborted_early.append(request_id)
+        return outcome
+
+
 @mutant("tokens_after_cancel", kills="ABO-07", also="STR-03/seen")
 class TokensAfterCancel(Reference):
     async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:

@@ -108,6 +108,12 @@ class DrainReturnsEarly(Reference):
         self._drained = True
 
 
+@mutant("drains_wait_for_single_choices", kills="DRN-05")
+class DrainsWaitForSingleChoices(Reference):
+    def is_busy(self) -> bool:
+        return bool(self.waiting) or any(len(job.choices) == 1 for job in self.live.values())
+
+
 @mutant("drain_hangs", kills="DRN-05/timed-out")
 class DrainHangs(Reference):
     def begin_drain(self, request: pb.DrainRequest) -> None:

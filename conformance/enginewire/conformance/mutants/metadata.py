@@ -10,6 +10,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
@@ -99,6 +100,15 @@ class PriorityOfTheKeyWins(Reference):
         if _key(call, "enginewire-priority").isdigit():
             request.request.routing.ClearField("priority")
         super().fold(request, call)
+
+
+@mutant("priority_of_submits_ignored", kills="MDT-05/multiplexed")
+class PriorityOfSubmitsIgnored(Reference):
+    """Only calls have metadata."""
+
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        submit.metadata.clear()
+        return super().submitted(submit, call)
 
 
 RANKS = replace(Settings(), capabilities=(*set(CAPABILITIES) - {"kv_events"}, "data_parallel"), ranks=2)

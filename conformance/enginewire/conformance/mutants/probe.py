@@ -74,6 +74,17 @@ class ProbePollutesCache(Reference):
         return self.config.capabilities.prefix_cache and not job.request.bypass_prefix_cache
 
 
+@mutant("long_probes_are_cached", kills="PRB-04")
+class LongProbesAreCached(Reference):
+    """A probe is known by its single token."""
+
+    def is_cacheable(self, job: Job) -> bool:
+        request = job.request
+        if not request.is_probe or request.stop_conditions.max_tokens < 2:
+            return super().is_cacheable(job)
+        return self.config.capabilities.prefix_cache and not request.bypass_prefix_cache
+
+
 class TwoRanks(Reference):
     """Correct: two data-parallel ranks that share one scheduler."""
 

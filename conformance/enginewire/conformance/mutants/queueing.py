@@ -5,9 +5,11 @@ from __future__ import annotations
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.mutants.mixed_endings import KnowsItsStreams
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 
 
 @mutant("first_come_first_served", kills="CON-08")
@@ -54,6 +56,14 @@ class PromptsOfAllChoicesWait(Reference):
         return load
 
 
+@mutant("who_ends_in_the_queue_is_not_counted", kills="INF-13/waiting")
+class WhoEndsInTheQueueIsNotCounted(Reference):
+    def release(self, job: Job) -> None:
+        is_live = self.live.get(job.request_id) is job
+        super().release(job)
+        self.counters.requests_finished -= is_live and not job.is_running
+
+
 @mutant("ids_that_wait_are_free", kills="ABO-06/queued")
 class IdsThatWaitAreFree(Reference):
     """The table of ids is that of the requests that run."""
@@ -74,6 +84,16 @@ class TakenIdsOfStreamsFillTheQueue(KnowsItsStreams):
         if job.request_id in self.live and self.is_multiplexed(job):
             raise Refusal(pb.ERROR_REASON_QUEUE_FULL, "the queue is full", retry_after=0.1)
         super().admit(job)
+
+
+@mutant("handles_that_wait_are_not_aborted", kills="MUX-07/queued")
+class HandlesThatWaitAreNotAborted(Reference):
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        waiting = {handle for handle, job in stream.live.items() if not job.is_running}
+        named = [handle for handle in frame.abort.handles if handle not in waiting]
+        del frame.abort.handles[:]
+        frame.abort.handles.extend(named)
+        super().take(frame, stream, call)
 
 
 @mutant("timeouts_are_for_what_runs", kills="MUX-12/queued")

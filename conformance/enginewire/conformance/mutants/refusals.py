@@ -190,6 +190,25 @@ class OverloadInternal(Reference):
             raise
 
 
+@mutant("overload_keeps_the_id", kills="ABO-06/refused")
+class OverloadKeepsTheId(Reference):
+    """The id is written down before there is room, and nobody takes it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: set[str] = set()
+
+    def admit(self, job: Job) -> None:
+        if job.request_id in self._kept:
+            raise Refusal(pb.ERROR_REASON_DUPLICATE_ID, "request_id: is in use", field="request_id")
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            if refusal.detail.reason == pb.ERROR_REASON_QUEUE_FULL:
+                self._kept.add(job.request_id)
+            raise
+
+
 @mutant("overload_not_retryable", kills="ERR-16", also="ERR-12/seen")
 class OverloadNotRetryable(Reference):
     def admit(self, job: Job) -> None:

@@ -98,6 +98,18 @@ class NoSaltSeesEverything(Reference):
         return found
 
 
+@mutant("salts_see_what_has_none", kills="USE-07")
+class SaltsSeeWhatHasNone(Reference):
+    """What has no salt is taken for everybody's."""
+
+    def look_up(self, job: Job) -> int:
+        found, salt = super().look_up(job), job.request.cache_salt
+        job.request.cache_salt = ""
+        shared = super().look_up(job)
+        job.request.cache_salt = salt
+        return max(found, shared)
+
+
 @mutant("bypass_writes", kills="USE-06")
 class BypassWrites(Reference):
     """Past the cache when it reads, and not when it writes."""

@@ -16,6 +16,9 @@ USUAL_WINDOW = 8192
 """Tokens, where the target does not say."""
 USUAL_BLOCK = 16
 
+FRESH = 1_000_000
+"""Salts of fresh prompts begin here: those that checks choose are smaller."""
+
 
 def most_choices(config: pb.EngineConfig) -> int:
     """As many choices as a request may have at this engine; the contract's number where it does not say."""
@@ -115,7 +118,11 @@ class Sizes:
             raise NotApplicable(
                 f"the context window has no room for {least} blocks of {self.block_size} tokens"
             )
-        return self.prompt(blocks * self.block_size + 1, salt=self.session.next_number())
+        return self.prompt(blocks * self.block_size + 1, salt=self.fresh_salt())
+
+    def fresh_salt(self) -> int:
+        """That of a prompt which begins like no other."""
+        return FRESH + self.session.next_number()
 
     def choices(self, most: int) -> int:
         """As many choices as a request may have here, at most so many."""
