@@ -27,12 +27,13 @@ PRE_STOP_SECONDS = 0.2
 
 
 @asynccontextmanager
-async def backend(folder: Path, targets: list[str], name: str = "backend") -> AsyncIterator[str]:
+async def backend(
+    folder: Path, targets: list[str], *options: str, name: str = "backend"
+) -> AsyncIterator[str]:
     """Where a backend process serves HTTP. It ends as a kubelet ends it, and has to exit with 0."""
     arguments = [*(f"--target={each}" for each in targets), f"--uds={folder}/{name}.sock", "--http-port=0"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "enginewire.backend", "serve", *arguments, stderr=asyncio.subprocess.PIPE
-    )
+    argv = [sys.executable, "-m", "enginewire.backend", "serve", *arguments, *options]
+    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     try:
         while not (found := re.search(r"http://\S+", line := (await process.stderr.readline()).decode())):
@@ -113,13 +114,13 @@ async def test_an_upgrade_of_engines_and_backends_costs_no_caller_a_request(fold
         lives = [await stack.enter_async_context(AsyncExitStack()) for _ in range(4)]
         ready: list[str] = []
         for number in range(2):
-            ready.append(await lives[number].enter_async_context(backend(folder, targets, f"b{number}")))
+            ready.append(await lives[number].enter_async_context(backend(folder, targets, name=f"b{number}")))
         old = [*ready]
         async with callers(ready) as seen:
             await replace_all(slots)
             for number, address in enumerate(old):
                 # The new one is there before the old one goes, and callers hear of that before it ends.
-                new = await lives[number + 2].enter_async_context(backend(folder, targets, f"n{number}"))
+                new = await lives[number + 2].enter_async_context(backend(folder, targets, name=f"n{number}"))
                 ready.append(new)
                 ready.remove(address)
                 await asyncio.sleep(PRE_STOP_SECONDS)
