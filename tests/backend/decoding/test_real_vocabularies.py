@@ -91,10 +91,17 @@ def follow(name: str, ids: list[int], skip: bool, num_prompt: int = 0) -> None:
     before = prompt_text(tokenizer, prompt, skip)
     # The library shows all of a prompt again that seems to end in no character.
     again = before if tokenizer.decode(prompt, skip_special_tokens=skip).endswith("\ufffd") else ""
-    told, ahead = "", ""
+    told, ahead, has_given_up = "", "", False
     for token_id in ids[num_prompt:]:
         ahead += stream.step(token_id)
-        piece = theirs.step(tokenizer, token_id)
+        try:
+            piece = None if has_given_up else theirs.step(tokenizer, token_id)
+        except Exception as error:  # the library raises nothing less general
+            if "Invalid prefix" not in str(error):
+                raise
+            # A hidden token lies within the bytes of a character. `decode` has the whole text.
+            has_given_up = True
+            continue
         if piece is None:
             continue
         piece, again = piece.removeprefix(again), ""
