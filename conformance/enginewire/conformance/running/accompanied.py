@@ -29,7 +29,7 @@ WRONG: Final = frozenset({Status.FAIL, Status.WARN})
 
 BUSY: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-EFFORTS: Final = 1.2
+EFFORTS: Final = 0.6
 """For all of it; what is begun is judged to its end."""
 
 Judge = Callable[[Check, Company], Awaitable[Outcome]]
