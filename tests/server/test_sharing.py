@@ -118,6 +118,7 @@ async def test_what_waits_counts_in_the_load_and_is_aborted_and_late_like_any_ot
     assert answers[2].failure.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
     await serving.engine.Abort(pb.AbortRequest(all=True), metadata=bearing(ADMIN))
     await running
+    assert (await serving.until_idle()).requests_finished == 3 + 3, "the engine never heard of three"
 
 
 async def test_a_drain_hands_back_what_waits(start) -> None:

@@ -197,6 +197,7 @@ async def test_what_waits_is_aborted_without_the_engine(odd: Odd, front: Front):
     assert len(odd.seen) == SLOTS
     await serving.engine.Abort(pb.AbortRequest(all=True))
     await asyncio.gather(*running)
+    assert (await serving.until_idle()).requests_finished == SLOTS + 1
 
 
 async def test_what_is_aborted_in_its_own_frame_ends(odd: Odd, front: Front):
