@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import tempfile
@@ -22,6 +23,15 @@ os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
 # A busy machine is no failure: how long things take is tested where it matters, with a clock.
 settings.register_profile("enginewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("enginewire")
+
+
+def _is_of_this_test(record: logging.LogRecord) -> bool:
+    """False for what gRPC brings to the closed loop of a test before, which asyncio logs in the next one."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, RuntimeError) and "PollerCompletionQueue" in record.getMessage())
+
+
+logging.getLogger("asyncio").addFilter(_is_of_this_test)
 
 
 @pytest.hookimpl(wrapper=True)
