@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx2
 from openai import AsyncOpenAI
 
 from enginewire.access.listener_options import access_of
@@ -27,5 +28,15 @@ async def sdk(backend: TextBackend, **given: object) -> AsyncIterator[AsyncOpenA
     async with (
         serving_http(backend, **given) as face,
         AsyncOpenAI(base_url=f"{face.address}/v1", api_key="none", max_retries=0, timeout=20) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def client_of(backend: TextBackend, **given: object) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of plain HTTP, for what the SDK hides."""
+    async with (
+        serving_http(backend, **given) as face,
+        httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
     ):
         yield client

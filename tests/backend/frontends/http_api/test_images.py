@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx2
@@ -18,7 +17,7 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.failures import InvalidRequest
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.openai.echoing import with_template
-from tests.backend.frontends.http_api.serving import serving_http
+from tests.backend.frontends.http_api.serving import client_of
 
 PLACE = "<image>"
 TEMPLATE = (
@@ -92,15 +91,6 @@ class Seeing:
         assert answer.status_code == 400, answer.text
         assert self.engine.seen == []
         return answer.json()["error"]
-
-
-@asynccontextmanager
-async def client_of(backend: TextBackend, **given: object) -> AsyncIterator[httpx2.AsyncClient]:
-    async with (
-        serving_http(backend, **given) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
-    ):
-        yield client
 
 
 @pytest.fixture

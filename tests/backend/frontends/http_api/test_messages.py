@@ -6,8 +6,6 @@ What the SDK makes of them is in test_messages_sdk.py.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
@@ -17,7 +15,7 @@ from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.openai.echoing import HERMES, LAST_MESSAGE, with_template
 from tests.backend.frontends.http_api.openai.test_chat_tools import TWO_CALLS
 from tests.backend.frontends.http_api.responses.test_response_tools import ALL_MESSAGES
-from tests.backend.frontends.http_api.serving import serving_http
+from tests.backend.frontends.http_api.serving import client_of
 
 WEATHER = {
     "name": "get_weather",
@@ -25,15 +23,6 @@ WEATHER = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 TIME = {"type": "custom", "name": "get_time", "input_schema": {"type": "object"}}
-
-
-@asynccontextmanager
-async def client_of(backend: TextBackend, **given: object) -> AsyncIterator[httpx2.AsyncClient]:
-    async with (
-        serving_http(backend, **given) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
-    ):
-        yield client
 
 
 @pytest.fixture
