@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import transformers
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import EmbeddingEngine, GenerateContext, StepOutputs
 from enginewire.server.failures import Draining, EngineDead, KvExhausted, NotStarted, StepFailed
+from enginewire.torch_engine.core import EngineCore
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading import load as loading
@@ -42,6 +44,30 @@ async def embedded(
     output = await engine.embed(asking(*inputs, **fields), context)
     assert output.prompt_tokens == output.total_tokens == sum(map(len, inputs))
     return torch.tensor([list(each.values) for each in output.embeddings])
+
+
+async def generated(engine: TorchEngine, max_tokens: int) -> list[int]:
+    stream = engine.generate(greedy(PROMPT, max_tokens), GenerateContext("g"))
+    return [token async for output in stream for token in output.token_ids]
+
+
+@asynccontextmanager
+async def stopped(engine: TorchEngine) -> AsyncIterator[Callable[[], int]]:
+    """An engine that takes no step meanwhile; yields how many commands wait for the next one."""
+    reached, opened = threading.Event(), threading.Event()
+    thread = engine._thread
+    assert thread
+
+    def stop(core: EngineCore) -> None:
+        reached.set()
+        assert opened.wait(20)
+
+    thread.post(stop)
+    await until(reached.is_set)
+    try:
+        yield thread._commands.qsize
+    finally:
+        opened.set()
 
 
 def assert_close(vectors: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -100,12 +126,9 @@ def step(request, monkeypatch) -> None:
 async def test_inputs_and_outputs_share_batches_without_touching_each_other(model_folder, expected):
     wanted = vectors_of(transformers.AutoModel.from_pretrained(model_folder("llama")).eval(), INPUTS, "mean")
     async with running(model_folder("llama"), pooling="mean", max_num_batched_tokens=16) as engine:
-
-        async def generated() -> list[int]:
-            stream = engine.generate(greedy(PROMPT, 40), GenerateContext("g"))
-            return [token async for output in stream for token in output.token_ids]
-
-        tokens, vectors, *_ = await asyncio.gather(generated(), embedded(engine, *INPUTS), generated())
+        tokens, vectors, *_ = await asyncio.gather(
+            generated(engine, 40), embedded(engine, *INPUTS), generated(engine, 40)
+        )
         assert tokens == expected("llama", PROMPT, 40)
         assert_close(vectors, wanted)
 
@@ -116,10 +139,12 @@ async def test_a_preempted_input_starts_again_from_nothing(model_folder, expecte
     wanted = vectors_of(transformers.AutoModel.from_pretrained(model_folder("llama")).eval(), [long], "mean")
     tight = {"num_kv_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 2, "max_model_len": 96}
     async with running(model_folder("llama"), pooling="mean", **tight) as engine:
-        stream = engine.generate(greedy(PROMPT, 80), GenerateContext("g"))
-        first = await anext(stream)
-        vectors = asyncio.create_task(embedded(engine, long))
-        tokens = [*first.token_ids, *[token async for output in stream for token in output.token_ids]]
+        async with stopped(engine) as num_commands:
+            answer = asyncio.create_task(generated(engine, 80))
+            await until(lambda: num_commands() == 1)
+            vectors = asyncio.create_task(embedded(engine, long))
+            await until(lambda: num_commands() == 2)
+        tokens = await answer
         assert tokens == expected("llama", PROMPT, 80)
         assert_close(await vectors, wanted)
         assert engine.load().preemptions > 0
