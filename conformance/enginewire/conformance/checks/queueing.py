@@ -105,8 +105,8 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
         expect_equal(ended, len(running) + 1, message)
     expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
     if load.waiting_tokens:
-        tokens = load.waiting_tokens - before.waiting_tokens
-        expect_equal(tokens, PROMPT, "Load.waiting_tokens does not count the prompts that wait")
+        tokens, prompt = load.waiting_tokens - before.waiting_tokens, len(waiting.request.request.token_ids)
+        expect_equal(tokens, prompt, "Load.waiting_tokens does not count the prompts that wait")
 
 
 @check("ABO-06", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "ABO-06"))
