@@ -117,6 +117,8 @@ class Connection:
         data = self.socket.recv(1 << 16)
         assert data, "the server has hung up"
         events = self.state.receive_data(data)
+        # A server that is slow asks whether this side is still there.
+        self.socket.sendall(self.state.data_to_send())
         for event in events:
             status = dict(getattr(event, "headers", None) or ()).get(b"grpc-status", b"").decode()
             self.end = self.end or status or "reset" * isinstance(event, h2.events.StreamReset)

@@ -78,12 +78,12 @@ async def refused(
 
 
 async def test_a_newcomer_overtakes_a_flood_that_then_finishes_whole(start) -> None:
-    serving = await start()
+    serving = await start(mocker_itl_ms=4)
     flood = flood_of(serving, 60, max_tokens=20)
-    await serving.until(lambda load: load.running == 3 and load.waiting >= 50)
+    await serving.until(lambda load: load.running == 3 and load.waiting >= 20)
     answer = await serving.generate(ask("mine", max_tokens=2), metadata=bearing(MINE))
     assert len(answer.tokens()) == 2
-    assert (await serving.load()).waiting >= 40, "it would have been the last one"
+    assert (await serving.load()).waiting > 0, "it was the last one"
     answers = await flood
     assert {len(answer.tokens()) for answer in answers.values()} == {20}
 
