@@ -76,7 +76,10 @@ def choices_of(outputs: Iterable[pb.LLMEngineOutput]) -> dict[int, Choice]:
     """The outputs of each choice."""
     choices: dict[int, Choice] = {}
     for output in outputs:
-        choices.setdefault(output.index, Choice(output.index)).add(output)
+        index = output.index
+        if (choice := choices.get(index)) is None:
+            choice = choices[index] = Choice(index)
+        choice.add(output)
     return choices
 
 

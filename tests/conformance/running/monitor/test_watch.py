@@ -11,7 +11,8 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.monitor.facts import Seen
-from enginewire.conformance.running.monitor.invariant import ANSWERS, CALLS, FAILURES, Invariant
+from enginewire.conformance.running.monitor.handles import handles_of, is_multiplexed
+from enginewire.conformance.running.monitor.invariant import ANSWERS, CALLS, FAILURES, STREAMS, Invariant
 from enginewire.conformance.running.monitor.watch import Monitor, _taken_apart
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation
@@ -33,15 +34,21 @@ from tests.conformance.running.monitor.cases.register import CASES
 from tests.conformance.running.monitor.cases.right import RIGHT
 from tests.conformance.running.monitor.made import INFO, generated, outputs, request, seen
 
-EVERY: tuple[Invariant[Any], ...] = (*ANSWERS, *FAILURES, *CALLS)
+EVERY: tuple[Invariant[Any], ...] = (*ANSWERS, *FAILURES, *CALLS, *STREAMS)
 NAMED = {invariant.name: invariant for invariant in EVERY}
 BROKEN = [(name, wrong, make) for name, cases in CASES.items() for wrong, make in cases]
 
 
 def fires(invariant: Invariant[Any], exchange: Exchange, info: pb.GetEngineInfoResponse) -> bool:
-    answers, failed = _taken_apart(Seen(exchange, info))
-    things = {id(ANSWERS): answers, id(FAILURES): failed, id(CALLS): [Seen(exchange, info)]}
-    (kind,) = (kind for kind in (ANSWERS, FAILURES, CALLS) if invariant in kind)
+    handles = handles_of(exchange, info.config) if is_multiplexed(exchange) else None
+    answers, failed = _taken_apart(Seen(exchange, info), handles)
+    things: dict[int, list[Any]] = {
+        id(ANSWERS): answers,
+        id(FAILURES): failed,
+        id(CALLS): [Seen(exchange, info)],
+        id(STREAMS): [handles] if handles else [],
+    }
+    (kind,) = (kind for kind in (ANSWERS, FAILURES, CALLS, STREAMS) if invariant in kind)
     for thing in things[id(kind)]:
         try:
             invariant.function(thing)
@@ -60,7 +67,7 @@ def test_every_invariant_is_a_sentence_of_the_contract_and_stands_on_others() ->
         assert {invariant.id, *invariant.needs} <= set(requirements())
 
 
-@pytest.mark.parametrize("kind", [ANSWERS, FAILURES, CALLS])
+@pytest.mark.parametrize("kind", [ANSWERS, FAILURES, CALLS, STREAMS])
 def test_what_an_invariant_stands_on_is_looked_at_before(kind: list[Invariant[Any]]) -> None:
     ids = [invariant.id for invariant in kind]
     for place, invariant in enumerate(kind):

@@ -184,7 +184,7 @@ def _is_among(choice: Choice, last: list[int], stops: frozenset[int]) -> None:
 def a_stop_names_its_match(answer: Answer) -> None:
     """The last token or a stop string that was asked for; and nothing but a stop does."""
     for output in (output for choice in answer.choices.values() for output in choice.outputs):
-        has_match = output.stop_match.WhichOneof("match") is not None
+        has_match = output.HasField("stop_match") and output.stop_match.WhichOneof("match") is not None
         is_stop = output.finish_reason == STOP
         expect(not has_match or is_stop, "a stop_match is on an output that does not end with STOP")
         expect(has_match or not is_stop, f"choice {output.index} ended with STOP without a stop_match")

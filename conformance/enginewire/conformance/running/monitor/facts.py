@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Final, TypeVar, cast
 
 import grpc
@@ -95,6 +96,11 @@ class Answer:
     def scored(self) -> list[pb.LLMEngineOutput]:
         """Outputs with log-probabilities of their tokens."""
         return [output for output in self.outputs if output.HasField("logprobs")]
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """Those of all outputs, whatever their choices."""
+        return list(chain.from_iterable(output.token_ids[:] for output in self.outputs))
 
     @cached_property
     def rows(self) -> list[list[Row]]:
@@ -220,10 +226,11 @@ def loads_of(exchange: Exchange) -> Iterator[pb.Load]:
 def rows_of(output: pb.LLMEngineOutput) -> list[Row]:
     """The rows of its table; LOG-01 and LOG-04 say that there are as many of everything."""
     table = output.logprobs
-    if len(table.token_logprobs) != len(output.token_ids):
+    tokens, chosen = output.token_ids[:], table.token_logprobs[:]
+    if len(chosen) != len(tokens):
         return []
-    ids, values, top = list(table.top_token_ids), list(table.top_logprobs), table.top_n
+    ids, values, top = table.top_token_ids[:], table.top_logprobs[:], table.top_n
     return [
         (token, value, ids[number * top : (number + 1) * top], values[number * top : (number + 1) * top])
-        for number, (token, value) in enumerate(zip(output.token_ids, table.token_logprobs, strict=True))
+        for number, (token, value) in enumerate(zip(tokens, chosen, strict=True))
     ]

@@ -6,17 +6,14 @@ from itertools import pairwise
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Answer, Seen, messages_of
-from enginewire.conformance.running.monitor.handles import handles_of, is_multiplexed
-from enginewire.conformance.running.monitor.invariant import of_answers, of_calls
+from enginewire.conformance.running.monitor.handles import Handles
+from enginewire.conformance.running.monitor.invariant import of_answers, of_calls, of_streams
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 
-@of_calls("MUX-10")
-def frames_can_be_read(seen: Seen) -> None:
+@of_streams("MUX-10")
+def frames_can_be_read(handles: Handles) -> None:
     """Columns agree, and each handle was used."""
-    if not is_multiplexed(seen.exchange):
-        return
-    handles = handles_of(seen.exchange, seen.info.config)
     if handles.unreadable:
         raise handles.unreadable
     expect(not handles.unknown, "a frame names a handle that was never used", seen=handles.unknown[:1])
@@ -30,11 +27,10 @@ def steps_do_not_go_back(seen: Seen) -> None:
         expect(later >= earlier, "the step of a frame went back", expected=f"at least {earlier}", seen=later)
 
 
-@of_calls("MUX-08")
-def a_stream_ends_after_its_requests(seen: Seen) -> None:
+@of_streams("MUX-08")
+def a_stream_ends_after_its_requests(handles: Handles) -> None:
     """With OK, when all of them have ended."""
-    if is_multiplexed(seen.exchange) and seen.exchange.is_ok:
-        handles = handles_of(seen.exchange, seen.info.config)
+    if handles.exchange.is_ok:
         left = [use.answer.request.request_id for use in handles.all() if not use.has_ended]
         expect(not left, "a multiplexed stream ended with OK before its requests", seen=left[:1])
 

@@ -48,6 +48,7 @@ class Use:
 class Handles:
     """All uses of all handles of one stream, in the order of their requests."""
 
+    exchange: Exchange
     uses: dict[int, list[Use]] = field(default_factory=dict)
     unknown: list[int] = field(default_factory=list)
     """Handles that a frame names and no request used."""
@@ -73,7 +74,7 @@ class Handles:
 
 def handles_of(exchange: Exchange, config: pb.EngineConfig) -> Handles:
     """Everything that came over one stream, by handle; nothing where a request is no message."""
-    handles = Handles()
+    handles = Handles(exchange)
     for sent in exchange.sent:
         if isinstance(sent.message, pb.GenerateMultiplexedRequest):
             for submit in sent.message.submits:
@@ -98,12 +99,12 @@ def answers_of(handles: Handles) -> Iterator[Answer]:
         yield use.answer
 
 
-def failures_of(exchange: Exchange, handles: Handles) -> Iterator[Failure]:
+def failures_of(handles: Handles) -> Iterator[Failure]:
     """The status of each handle that failed."""
     for use in handles.all():
         if use.status is not None:
             code = CODES.get(use.status.code, grpc.StatusCode.UNKNOWN)
-            yield Failure(exchange, code, use.status.message, use.status, is_event=True)
+            yield Failure(handles.exchange, code, use.status.message, use.status, is_event=True)
 
 
 def is_multiplexed(exchange: Exchange) -> bool:

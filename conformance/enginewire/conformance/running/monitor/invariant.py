@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from enginewire.conformance.running.monitor.facts import Answer, Failure, Seen
+    from enginewire.conformance.running.monitor.handles import Handles
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ class Invariant(Generic[T]):
 ANSWERS: Final[list[Invariant[Answer]]] = []
 FAILURES: Final[list[Invariant[Failure]]] = []
 CALLS: Final[list[Invariant[Seen]]] = []
+STREAMS: Final[list[Invariant[Handles]]] = []
 
 Register = Callable[[Callable[[T], None]], Callable[[T], None]]
 
@@ -52,6 +54,11 @@ def of_failures(identifier: str, *, needs: tuple[str, ...] = ()) -> Register[Fai
 def of_calls(identifier: str, *, needs: tuple[str, ...] = ()) -> Register[Seen]:
     """Register what holds for each RPC."""
     return _register(CALLS, identifier, needs)
+
+
+def of_streams(identifier: str, *, needs: tuple[str, ...] = ()) -> Register[Handles]:
+    """Register what holds for each multiplexed stream, taken apart."""
+    return _register(STREAMS, identifier, needs)
 
 
 def _register(kind: list[Invariant[T]], identifier: str, needs: tuple[str, ...]) -> Register[T]:

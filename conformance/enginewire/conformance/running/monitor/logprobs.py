@@ -50,9 +50,8 @@ def nobody_gets_rows_unasked(answer: Answer) -> None:
 def values_are_logarithms(answer: Answer) -> None:
     """Every value of every table."""
     for table in _tables(answer):
-        _are_logarithms(table.token_logprobs)
-        _are_logarithms(table.top_logprobs)
-        _are_logarithms(table.selected_logprobs)
+        for values in (table.token_logprobs, table.top_logprobs, table.selected_logprobs):
+            _are_logarithms(values[:])
 
 
 def _are_logarithms(values: Sequence[float]) -> None:
@@ -60,7 +59,7 @@ def _are_logarithms(values: Sequence[float]) -> None:
     if values:
         possible = min(values) >= IMPOSSIBLE * 1.001 and max(values) <= ABOVE_ZERO
         possible = possible and not math.isnan(math.fsum(values))
-        expect(possible, "no log-probability", expected="at most 0, at least -1e30", seen=list(values)[:16])
+        expect(possible, "no log-probability", expected="at most 0, at least -1e30", seen=values[:16])
 
 
 @of_answers("LOG-04", needs=("LOG-01", "LOG-03"))

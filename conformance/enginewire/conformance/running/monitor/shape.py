@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, pairwise
 from typing import cast
 
 from enginewire import v1 as pb
@@ -63,13 +64,12 @@ def outputs_bring_something(answer: Answer) -> None:
 def tokens_are_deltas(answer: Answer) -> None:
     """No output begins with the one before it and says so by its position."""
     for index, choice in answer.choices.items():
-        before: list[int] = []
-        for output in choice.outputs:
-            ids = list(output.token_ids)
-            goes_on = 0 < len(before) < len(ids) and ids[: len(before)] == before
-            is_repeated = goes_on and output.first_output_position == answer.handed_in(index)
-            expect(not is_repeated, f"token_ids of choice {index} are cumulative", seen=ids)
-            before = ids
+        begin = answer.handed_in(index)
+        for earlier, output in pairwise(choice.outputs):
+            if output.first_output_position == begin:
+                before, ids = earlier.token_ids[:], output.token_ids[:]
+                is_repeated = 0 < len(before) < len(ids) and ids[: len(before)] == before
+                expect(not is_repeated, f"token_ids of choice {index} are cumulative", seen=ids)
 
 
 @of_answers("RES-06")
@@ -99,10 +99,10 @@ def ids_are_of_the_vocabulary(answer: Answer) -> None:
     if not answer.is_known:
         return
     size = answer.config.vocab_size
-    for output in answer.outputs:
-        for name, ids in (("token_ids", output.token_ids), ("top_token_ids", output.logprobs.top_token_ids)):
-            if (largest := max(ids, default=0)) >= size:
-                raise Violation(f"{name} has no such id", expected=f"below {size}", seen=largest)
+    alternatives = chain.from_iterable(output.logprobs.top_token_ids[:] for output in answer.scored)
+    for name, ids in (("token_ids", answer.token_ids), ("top_token_ids", alternatives)):
+        if (largest := max(ids, default=0)) >= size:
+            raise Violation(f"{name} has no such id", expected=f"below {size}", seen=largest)
 
 
 @of_answers("STR-09", needs=("STR-02", "STR-03"))

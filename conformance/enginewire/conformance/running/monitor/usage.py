@@ -106,7 +106,7 @@ def _counts_completion(answer: Answer) -> None:
 
 def _sent(answer: Answer) -> int:
     handed_in = sum(len(choice.generated_token_ids) for choice in answer.resumed.values())
-    return handed_in + sum(len(output.token_ids) for output in answer.outputs)
+    return handed_in + len(answer.token_ids)
 
 
 def _usage(answer: Answer) -> pb.CompletionUsage | None:

@@ -26,8 +26,14 @@ from enginewire.conformance.running.monitor import (
     usage,
 )
 from enginewire.conformance.running.monitor.facts import Answer, Failure, Seen, failure_of, of_generate
-from enginewire.conformance.running.monitor.handles import answers_of, failures_of, handles_of, is_multiplexed
-from enginewire.conformance.running.monitor.invariant import ANSWERS, CALLS, FAILURES, Invariant
+from enginewire.conformance.running.monitor.handles import (
+    Handles,
+    answers_of,
+    failures_of,
+    handles_of,
+    is_multiplexed,
+)
+from enginewire.conformance.running.monitor.invariant import ANSWERS, CALLS, FAILURES, STREAMS, Invariant
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation
 
@@ -49,7 +55,7 @@ MODULES: Final[Sequence[ModuleType]] = (
 """Importing one of them adds its invariants. They are applied in this order: what others need comes first."""
 
 _PLACES: Final = {module.__name__: place for place, module in enumerate(MODULES)}
-for _kind in (ANSWERS, FAILURES, CALLS):
+for _kind in (ANSWERS, FAILURES, CALLS, STREAMS):
     _kind.sort(key=lambda invariant: _PLACES[invariant.function.__module__])
 
 SHARED: Final = "what the checks share"
@@ -58,7 +64,7 @@ SHARED: Final = "what the checks share"
 
 def watched_ids() -> frozenset[str]:
     """The ids of which the monitor may say something."""
-    return frozenset(invariant.id for kind in (ANSWERS, FAILURES, CALLS) for invariant in kind)
+    return frozenset(invariant.id for kind in (ANSWERS, FAILURES, CALLS, STREAMS) for invariant in kind)
 
 
 @dataclass(slots=True)
@@ -105,23 +111,25 @@ def violations(exchange: Exchange, info: pb.GetEngineInfoResponse) -> Iterator[t
     """Everything that is wrong with one exchange, as id and violation."""
     seen = Seen(exchange, info)
     yield from _broken(CALLS, seen)
-    answers, failed = _taken_apart(seen)
+    # Once: whoever looks at a stream looks at the same uses.
+    handles = handles_of(exchange, info.config) if is_multiplexed(exchange) else None
+    yield from _broken(STREAMS, handles) if handles else ()
+    answers, failed = _taken_apart(seen, handles)
     for answer in answers:
         yield from _broken(ANSWERS, answer)
     for failure in failed:
         yield from _broken(FAILURES, failure)
 
 
-def _taken_apart(seen: Seen) -> tuple[list[Answer], list[Failure]]:
-    exchange, config = seen.exchange, seen.info.config
+def _taken_apart(seen: Seen, handles: Handles | None) -> tuple[list[Answer], list[Failure]]:
+    exchange = seen.exchange
     whole = failure_of(exchange, is_known=bool(seen.info.ByteSize()))
     failed = [whole] if whole else []
-    if is_multiplexed(exchange):
-        handles = handles_of(exchange, config)
+    if handles:
         if handles.unreadable:
             return [], failed
-        return list(answers_of(handles)), [*failed, *failures_of(exchange, handles)]
-    answer = of_generate(exchange, config)
+        return list(answers_of(handles)), [*failed, *failures_of(handles)]
+    answer = of_generate(exchange, seen.info.config)
     return [answer] if answer else [], failed
 
 
