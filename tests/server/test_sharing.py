@@ -116,9 +116,13 @@ async def test_what_waits_counts_in_the_load_and_is_aborted_and_late_like_any_ot
     assert answers[1].usage() == (5, 0)
     assert answers[3].finishes() == {0: pb.FINISH_REASON_CANCELLED}
     assert answers[2].failure.reason == pb.ERROR_REASON_DEADLINE_EXCEEDED
+    load = await serving.load()
+    assert (load.running, load.requests_finished) == (3, 3), (
+        "the engine has not heard of them, and ended none"
+    )
     await serving.engine.Abort(pb.AbortRequest(all=True), metadata=bearing(ADMIN))
     await running
-    assert (await serving.until_idle()).requests_finished == 3 + 3, "the engine never heard of three"
+    assert (await serving.until_idle()).requests_finished == 3 + 3
 
 
 async def test_a_drain_hands_back_what_waits(start) -> None:

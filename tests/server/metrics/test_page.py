@@ -92,7 +92,6 @@ LOAD = {
     "enginewire:pending_transfers": ("pending_transfers", 6),
     "enginewire:engine_steps_total": ("step", 7),
     "vllm:num_preemptions_total": ("preemptions", 9),
-    "enginewire:engine_requests_finished_total": ("requests_finished", 10),
 }
 COUNTS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
@@ -273,6 +272,7 @@ async def any_work(work: list[tuple[object, ...]], fails: bool, is_drained: bool
     assert sum(ends) == num_choices
     generated = scrapes[-1]("vllm:generation_tokens_total")
     assert generated == shown.engine.load().tokens_generated
+    assert scrapes[-1]("enginewire:engine_requests_finished_total") == len(contexts)
     await shown.engine.cleanup()
 
 

@@ -75,7 +75,7 @@ class Turns:
         self._fail = fail
         self._engine: StepEngine | None = None
         self._max_num_seqs = 1
-        self._num_unheard = 0
+        self._num_finished = 0
         self._places: dict[Live, Place] = {}
         self._waiting: dict[Live, Waiting] = {}
 
@@ -129,7 +129,8 @@ class Turns:
 
     def ended(self, live: Live, usage: pb.CompletionUsage) -> None:
         """A request has ended, wherever it was. Who goes next is started by `start_next`."""
-        self._num_unheard += self._stop_waiting(live) is not None
+        self._num_finished += 1
+        self._stop_waiting(live)
         is_known = usage.total_tokens > 0
         live.ticket.close(usage.completion_tokens if is_known else live.num_tokens)
         self._queue.leave(self._places.pop(live), usage.total_tokens if is_known else None)
@@ -140,9 +141,11 @@ class Turns:
             self._queue.start_next()
 
     def add_to(self, load: pb.Load) -> None:
-        """What waits here, and ended here, is in the engine's load like what waits and ended there."""
-        if load.requests_finished:  # else the engine does not count, or nothing has ended there yet
-            load.requests_finished += self._num_unheard
+        """What waits here is in the engine's load like what waits there.
+
+        What has ended is counted here: an engine need not count, and never heard of what ended in the queue.
+        """
+        load.requests_finished = self._num_finished
         load.waiting += self._queue.num_waiting
         load.waiting_tokens += self._queue.waiting_tokens
         if load.ranks:
@@ -155,7 +158,6 @@ class Turns:
         try:
             work.start()
         except Exception as error:  # noqa: BLE001  # an engine's refusal, or its bug: its request ends
-            self._num_unheard += 1
             self._fail(live, as_failure(error))
 
     def _stop_waiting(self, live: Live) -> Work | None:

@@ -205,7 +205,7 @@ def gauges(load: pb.Load) -> list[tuple[str, str, float]]:
 
 
 def counters(prefix: str, load: pb.Load, totals: Totals) -> list[tuple[str, str, float]]:
-    """Name, meaning and value. The first three are as the engine reports them."""
+    """Name, meaning and value. The first two are as the engine reports them."""
     return [
         (f"{prefix}num_preemptions", "Sequences preempted.", load.preemptions),
         ("enginewire:engine_steps", "Scheduler steps.", load.step),
