@@ -23,6 +23,10 @@ ATTEMPTS: Final = 3
 ANSWER_SECONDS: Final = 1.0
 ABORTED_SECONDS: Final = 1.0
 
+GATHERED: Final = 2**20
+"""Tokens that an engine may gather: more than any answer has."""
+OTHERS: Final = 3
+
 ACCEPTED: Final = (*SHAPE, "STR-12", "MUX-01", "MUX-03")
 
 VISIBLE_SECONDS: Final = 0.1
@@ -143,6 +147,31 @@ async def _is_streamed(ctx: Context) -> bool:
             return True
         await stream.ok()
     expect(len(stream.responses) > 1, f"{len(stream.tokens)} tokens came in one message", expected="several")
+    return watch.seconds < VISIBLE_SECONDS
+
+
+@check("STR-11", variant="multiplexed", gate="multiplexed", needs=("STR-11", "MUX-01"), alone=True)
+async def handles_are_streamed(ctx: Context) -> None:
+    """The same on a stream whose first requests allowed that their tokens are gathered."""
+    for _ in range(ATTEMPTS):
+        if await _is_streamed_behind_others(ctx):
+            return
+    raise Violation("the first token comes when the answer is complete", expected="Load.running 1", seen=0)
+
+
+async def _is_streamed_behind_others(ctx: Context) -> bool:
+    async with open_stream(ctx) as stream, Stopwatch() as watch:
+        others = ctx.unlike(lambda: ctx.request(stream_interval=GATHERED), OTHERS)
+        for number, request in enumerate(others, 1):
+            stream.submit(number, request)
+            await stream.until_ended(number)
+        stream.submit(0, ctx.lasting_request(ANSWER_SECONDS))
+        await stream.until(lambda: bool(stream.handle(0).tokens))
+        if (await ctx.client.load()).running:
+            return True
+        await stream.until_ended(0)
+    count, tokens = len(stream.handle(0).outputs), len(stream.handle(0).tokens)
+    expect(count > 1, f"{tokens} tokens came in one output", expected="several")
     return watch.seconds < VISIBLE_SECONDS
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
@@ -173,6 +174,32 @@ class BurstAtTheEnd(Reference):
         async for output in super().outputs(job):
             held.append(output)
             if output.finish_reason or not is_long(job):
+                for early in held:
+                    yield early
+                held.clear()
+
+
+@mutant("streams_gather_as_their_first", kills="STR-11/multiplexed")
+class StreamsGatherAsTheirFirst(Reference):
+    """What the first request of a stream allows to be gathered is gathered for all of them."""
+
+    settings = SLOW
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._intervals: dict[Multiplex, int] = {}
+        self._of_request: dict[str, int] = {}
+
+    def submit(self, stream: Multiplex, submit: pb.Submit, call: Call) -> None:
+        first = self._intervals.setdefault(stream, submit.generate.request.output_options.stream_interval)
+        self._of_request[submit.generate.request_id] = first
+        super().submit(stream, submit, call)
+
+    async def outputs(self, job: Job) -> Outputs:
+        held = []
+        async for output in super().outputs(job):
+            held.append(output)
+            if output.finish_reason or len(held) >= self._of_request.get(job.request_id, 1):
                 for early in held:
                     yield early
                 held.clear()
