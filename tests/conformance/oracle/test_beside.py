@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants.options_beside import CachedPromptsAreNotPenalised
+from enginewire.conformance.mutants.options_beside import (
+    CachedPromptsAreNotPenalised,
+    RowsArePenalisedBesideOthers,
+)
 from enginewire.conformance.oracle import findings
 from enginewire.conformance.oracle.beside import mixed
 from enginewire.conformance.oracle.findings import Finding
@@ -47,7 +51,7 @@ async def findings_of(server: Reference, cases: int) -> tuple[list[Finding], str
 async def test_fewer_mixes_than_were_asked_for_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await findings_of(Reference(), 8) == ([], "")
     monkeypatch.setattr(findings, "EFFORTS", -1)
-    assert await findings_of(Reference(), 8) == ([], "mixes: 0 of 8, for want of time or room")
+    assert await findings_of(Reference(), 8) == ([], "mixes: 0 of 16, for want of time or room")
 
 
 async def test_what_is_wrong_in_a_full_engine_alone_is_found() -> None:
@@ -71,10 +75,23 @@ class Rounds(Reference):
         super().apply_penalties(choice, logits)
         logits[len(self.running)] += 1
 
+    def logits(self, tokens: Sequence[int], adapter: str = "") -> list[float]:
+        return [
+            value + 0.1 * (token % 3) * len(self.running) / 8
+            for token, value in enumerate(super().logits(tokens))
+        ]
+
 
 @pytest.mark.parametrize("server", [OneSequence, Rounds])
 async def test_a_correct_server_has_no_findings_under_other_options(server: type[Reference]) -> None:
     assert (await findings_of(server(), 24))[0] == []
+
+
+async def test_rows_that_others_change_are_found() -> None:
+    found, _ = await findings_of(RowsArePenalisedBesideOthers(), 32)
+    assert {finding.id for finding in found} == {"LOG-11"}
+    assert "has another log-probability in choice" in str(found[0].violation)
+    assert "only beside 15 others" in str(found[0].violation)
 
 
 async def test_what_is_wrong_under_an_option_names_it() -> None:

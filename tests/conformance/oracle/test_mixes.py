@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from enginewire import v1 as pb
@@ -58,6 +60,7 @@ def test_what_changes_nothing_of_a_run_is_beside_it() -> None:
             assert under.keys().isdisjoint(changes) or name == "no temperature"
             server.validate(change(good_request("r", RUN.prompt), **{**under, **changes}))
         assert ("top_k -1" in neutral) == ("seed" in under)
+        assert "logprobs" in neutral, "others may change them"
 
 
 def test_choices_of_a_seeded_run_differ_and_most_of_its_cases_ask_for_two() -> None:
@@ -66,6 +69,8 @@ def test_choices_of_a_seeded_run_differ_and_most_of_its_cases_ask_for_two() -> N
     found = of_runs(1, 60, [run], OFFER, [{"temperature": 1.0, "seed": 7}], CONFIG)
     assert all(is_possible(mix.case, run, OFFER.eos_token_ids) for mix in found)
     assert 20 < sum(mix.case.n == 2 for mix in found) < 60
+    behind = of_runs(1, 60, [run], OFFER, [{"temperature": 1.0, "seed": 7}], CONFIG, 3)
+    assert [replace(mix, case=replace(mix.case, prompt=3)) for mix in found] == behind
 
 
 def test_the_mixes_of_a_seed_are_the_same_however_many_are_drawn() -> None:

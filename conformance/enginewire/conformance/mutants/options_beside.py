@@ -84,6 +84,19 @@ class MaskedChoicesHaveFlatValues(Reference):
         super().add_logprobs(choice, output, [value / 4 for value in logits] if is_masked else logits)
 
 
+@mutant("rows_are_penalised_beside_others", kills="LOG-11/mixed")
+class RowsArePenalisedBesideOthers(Reference):
+    """Rows are taken after bias and masks, as soon as anybody in the batch has all penalties."""
+
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        others = [job.request.sampling_options for job in self.running if job is not choice.job]
+        is_mixed = any(
+            other.presence_penalty and other.frequency_penalty and other.repetition_penalty
+            for other in others
+        )
+        super().add_logprobs(choice, output, self.adjusted(choice, list(logits)) if is_mixed else logits)
+
+
 @mutant("seeded_refusals_name_the_seed", kills="ERR-12/mixed")
 class SeededRefusalsNameTheSeed(Reference):
     """What was looked at last, not what was wrong."""

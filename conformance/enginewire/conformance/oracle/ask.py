@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,6 +21,9 @@ from enginewire.conformance.wire.stream import Choice, Stream, choices_of
 from enginewire.conformance.wire.violation import Violation
 
 Changes = dict[str, Value]
+
+Row = Mapping[int, float]
+"""The log-probabilities of one position, by id, as far as they were told."""
 
 BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -50,6 +53,7 @@ class Target:
     """Where cases go: one client, so that they are evidence of those checks alone that show them.
 
     `under`: what each run was asked for beside its prompt, as are all cases that repeat it; empty: nothing.
+    `rows`: what was told of each run, for each of its choices; empty: nothing was asked for.
     """
 
     ctx: Context
@@ -57,10 +61,16 @@ class Target:
     runs: Sequence[Greedy]
     offer: Offer
     under: Sequence[Changes] = ()
+    rows: Sequence[Sequence[Sequence[Row]]] = ()
 
     def run_of(self, case: Case) -> Greedy:
         """The greedy run that a case repeats."""
         return self.runs[case.prompt]
+
+    def rows_of(self, case: Case, index: int) -> Sequence[Row]:
+        """What was told of the tokens that a choice of a case repeats."""
+        told = self.rows[case.prompt] if self.rows else ()
+        return told[index if self.run_of(case).others else 0] if told else ()
 
     async def ask(self, cases: Sequence[Case], beside: Sequence[Changes] = ()) -> list[Answer]:
         """All at the same time, those that are multiplexed over one stream; in their order.
@@ -108,6 +118,8 @@ class Target:
         # What a reader needs to send it again: there is nothing else on the stream.
         stream.exchange.request = pb.GenerateMultiplexedRequest(submits=submits)
         stream.send(*submits)
+        if len(requests) % 2:
+            stream.half_close()  # nobody has begun, and some may wait
         # What ended too early, or not at all, shows in the handles.
         with suppress(Violation):
             await stream.until_ended(*range(len(requests)), within=longest)
@@ -118,6 +130,19 @@ class Target:
         await stream.close()
         await self.ctx.end(live)
         return [_answer_of(stream.handle(number), stream, status) for number in range(len(requests))]
+
+
+def rows_in(outputs: Sequence[pb.LLMEngineOutput]) -> Iterator[tuple[int, float, Row]]:
+    """Each token of some outputs with its log-probability and with all that its row tells."""
+    for output in outputs:
+        table = output.logprobs
+        for number, (token, value) in enumerate(zip(output.token_ids, table.token_logprobs, strict=False)):
+            top = slice(number * table.top_n, (number + 1) * table.top_n)
+            yield (
+                token,
+                value,
+                {**dict(zip(table.top_token_ids[top], table.top_logprobs[top], strict=False)), token: value},
+            )
 
 
 def _answer(stream: Stream) -> Answer:

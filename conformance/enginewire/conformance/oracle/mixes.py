@@ -61,14 +61,12 @@ def options_of(run: Greedy, config: pb.EngineConfig) -> dict[str, Changes]:
     never = [token for token in range(config.vocab_size) if token not in run.tokens][:MANY]
     masked = sorted({*run.tokens, *never[: MANY // 2]})
     scored = [*sorted(set(run.tokens[:2]), reverse=True), *never[:2]]
-    most = FIELD_RULES[path_of("logprobs")].most(config.limits)
     found: dict[str, dict[str, Value]] = {
         "defaults": _defaults(config),
         "top_k 1": {"temperature": HOT, "top_k": 1},
         "top_p": {"top_p": 0.5},
         "min_p": {"min_p": 0.1},
         "seed": {"seed": SEED},
-        "logprobs": {"logprobs": min(2, most)},
         "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": scored},
         "allowed_token_ids": {"allowed_token_ids": masked},
         "bad_words": {"bad_words_token_ids": [pb.TokenSequence(token_ids=[token]) for token in never]},
@@ -118,7 +116,9 @@ def _is_default(temperature: Value, config: pb.EngineConfig) -> bool:
 def _told_beside(config: pb.EngineConfig) -> dict[str, dict[str, Value]]:
     """What is told beside any answer, and what is for the engine alone."""
     prompt = FIELD_RULES[path_of("prompt_logprobs")].most(config.limits)
+    most = FIELD_RULES[path_of("logprobs")].most(config.limits)
     return {
+        "logprobs": {"logprobs": min(2, most)},
         "prompt_logprobs": {"prompt_logprobs": min(1, prompt)},
         "priority": {"priority": -1},
         "annotations": {"annotations": [*config.capabilities.annotations[:ANSWERED], "nobody.knows:this"]},
@@ -178,8 +178,12 @@ def of_runs(
     offer: Offer,
     under: Sequence[Changes],
     config: pb.EngineConfig,
+    first: int = 0,
 ) -> list[Mix]:
-    """Mixes of runs under other options. Where choices differ, most cases have several."""
+    """Mixes of runs under other options. Where choices differ, most cases have several.
+
+    `first`: the number of the first of these runs among all that there are.
+    """
     neutral, found = [neutral_of(each, config) for each in under], []
     for number in range(count):
         rng = random.Random(f"{seed}/run/{number}")
@@ -189,6 +193,7 @@ def of_runs(
             is_whole = is_possible(several, runs[case.prompt], offer.eos_token_ids)
             case = several if is_whole else replace(case, n=1)
         beside = _some(rng, neutral[case.prompt], case)
+        case = replace(case, prompt=first + case.prompt)
         found.append(Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED))
     return found
 
