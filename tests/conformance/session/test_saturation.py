@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from enginewire import v1 as pb
+from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.saturation import all_queued, queued, saturated
 from enginewire.conformance.wire.violation import expect
 from tests.conformance.judging import judged, made_up
 
@@ -53,6 +54,43 @@ async def queueing(make: type[Reference], timeout: float = 0, time_scale: float 
 
 async def test_a_request_is_seen_to_wait_while_the_slots_are_taken() -> None:
     assert (await queueing(Roomy)).status is Status.PASS
+
+
+async def waiting_together(make: type[Reference]) -> tuple[list[pb.GenerateRequest], Outcome]:
+    """The requests that wait together, of all that were meant to."""
+    seen: list[pb.GenerateRequest] = []
+
+    async def look(ctx: Context) -> None:
+        async with saturated(ctx) as running:
+            waiting = await all_queued(ctx, running, ctx.long_request)
+            seen.extend(stream.request for stream in waiting)
+            expect((await ctx.client.load()).waiting == len(waiting), "they do not all wait")
+
+    report = await judged(make, [made_up("STR-01", look)])
+    return seen, next(outcome for outcome in report.outcomes if outcome.key == "STR-01")
+
+
+class PlaceForTwo(Roomy):
+    """Who wait beside full slots, which it does not say."""
+
+    def admit(self, job: Job) -> None:
+        if len(self.running) == self.settings.max_num_seqs and len(self.waiting) >= 2:
+            raise Refusal(pb.ERROR_REASON_QUEUE_FULL, "the queue is full", retry_after=0.1)
+        super().admit(job)
+
+
+async def test_a_plain_request_and_every_option_wait_together() -> None:
+    (plain, *others), outcome = await waiting_together(Roomy)
+    assert outcome.status is Status.PASS
+    options = [{field.name for field, _ in other.request.sampling_options.ListFields()} for other in others]
+    assert {"n", "seed", "logit_bias"} <= set().union(*options), "each of them has half"
+    assert plain.request.sampling_options == pb.SamplingOptions(temperature=0.0)
+    assert not any(other.request.routing.HasField("priority") for other in others), "it may take a slot"
+
+
+async def test_fewer_wait_together_where_the_queue_is_short() -> None:
+    some, outcome = await waiting_together(PlaceForTwo)
+    assert (len(some), outcome.status) == (2, Status.PASS)
 
 
 async def test_a_queue_that_is_never_seen_is_a_violation() -> None:

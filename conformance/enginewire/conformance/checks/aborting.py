@@ -12,7 +12,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import INVALID, LASTING_SECONDS, Context, require_refusal
-from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
@@ -90,17 +90,17 @@ async def may_be_repeated(ctx: Context) -> None:
 
 @check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "INF-08"))
 async def reaches_the_queue(ctx: Context) -> None:
-    """While all slots are taken: a request, and one of several choices."""
+    """Requests of several kinds while all slots are taken; nothing is left of them when these are free."""
     async with saturated(ctx) as running:
-        for count in sorted({1, ctx.choices(2)}):
-            waiting = await queued(ctx, running, choices=count)
+        for waiting in await all_queued(ctx, running, ctx.long_request):
             await _abort(ctx, waiting)
             try:
                 async with asyncio.timeout(ctx.bounds.reaction):
                     await waiting.end()
             except TimeoutError:
                 raise Violation("a request that was aborted in the queue does not end") from None
-            await _ends_as_cancelled(waiting, count)
+            await _ends_as_cancelled(waiting, max(waiting.request.request.sampling_options.n, 1))
+    await ctx.idle()
 
 
 @check("ABO-06", phase=Phase.LOAD, alone=True, needs=WHOLE)
@@ -154,13 +154,12 @@ async def aborted_ids_are_free(ctx: Context) -> None:
     needs=(*WHOLE, "ABO-06", "ABO-05", "CAN-03", "CAN-03/queued"),
 )
 async def late_ids_are_free(ctx: Context) -> None:
-    """Those of requests whose deadline passed: of one that ran, and of one that waited."""
+    """Those of requests whose deadline passed: of one that ran, and of some that waited."""
     soon = ctx.bounds.reaction / 2
-    late = [await ctx.start(ctx.long_request(), timeout=soon).first_token()]
-    await late[0].end()
+    late = [await ctx.start(ctx.long_request(), timeout=soon).end()]
     async with saturated(ctx) as running:
-        late.append(await queued(ctx, running, timeout=soon))
-        await late[1].end()
+        late += await all_queued(ctx, running, ctx.long_request, timeout=soon)
+        await asyncio.gather(*(stream.end() for stream in late))
     await ctx.idle()
     for stream in late:
         again = ctx.start(ctx.request(request_id=stream.request.request_id))

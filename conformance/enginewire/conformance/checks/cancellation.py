@@ -9,7 +9,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.saturation import all_queued, queued, saturated
 from enginewire.conformance.session.watching import freed, is_idle, still_running, until
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable
@@ -48,14 +48,16 @@ async def a_cancelled_prefill_is_freed(ctx: Context) -> None:
     await freed(ctx, [stream.request])
 
 
-@check("CAN-02", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "INF-08"))
-async def a_cancelled_waiter_is_freed(ctx: Context) -> None:
-    """While all slots are taken."""
+@check("CAN-02", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "INF-08", "CAN-01"))
+async def cancelled_waiters_are_freed(ctx: Context) -> None:
+    """Requests of several kinds while all slots are taken; none of them runs when these are free."""
     async with saturated(ctx) as running:
         before = (await ctx.client.load()).waiting
-        waiting = await queued(ctx, running)
-        waiting.cancel()
+        waiting = await all_queued(ctx, running, ctx.long_request)
+        for stream in waiting:
+            stream.cancel()
         await until(ctx, lambda load: load.waiting <= before, "a cancelled request still waits")
+    await freed(ctx, [stream.request for stream in waiting])
 
 
 @check("CAN-03", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
@@ -71,19 +73,19 @@ async def a_late_stream_is_freed(ctx: Context) -> None:
 
 
 @check("CAN-03", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "ABO-05", "INF-08", "CAN-01"))
-async def a_late_waiter_is_never_started(ctx: Context) -> None:
-    """Its deadline passes while it waits, and then every slot gets free."""
+async def late_waiters_are_never_started(ctx: Context) -> None:
+    """The deadlines of several kinds of requests pass while they wait, and then every slot gets free."""
     proxy, client = await ctx.proxy()
     async with saturated(ctx) as running:
         first, seen_after = await _queued(ctx, running)
         timeout = max(ctx.bounds.reaction / 2, VISIBLE * seen_after)
-        waiting = await queued(ctx, running, client=client, timeout=timeout)
+        waiting = await all_queued(ctx, running, ctx.long_request, client=client, timeout=timeout)
         proxy.black_hole()
-        await waiting.end()
+        await asyncio.gather(*(stream.end() for stream in waiting))
         if (await ctx.client.load()).running < len(running):
             raise NotApplicable("the slots are free again before the deadline of a request that waits")
         await ctx.client.abort([stream.request.request_id for stream in (first, *running)])
-        await freed(ctx, [waiting.request])
+        await freed(ctx, [stream.request for stream in waiting])
 
 
 @check("CAN-04", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))

@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
 from enginewire.conformance.session.context import LEFT_OUT, Context, describe_load, require_refusal
-from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import Violation, expect, expect_equal
@@ -110,18 +110,20 @@ async def the_door_closes_at_once(ctx: Context) -> None:
 
 @check("CLN-07", variant="queued", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-07", "INF-08"))
 async def those_who_wait_are_served(ctx: Context) -> None:
-    """A patient Cleanup while a request waits for a slot: then the slots get free."""
+    """A patient Cleanup while requests wait for a slot: then the slots get free."""
     async with saturated(ctx) as running:
-        waiting = await queued(ctx, running, max_tokens=STREAMS)
+        waiting = await all_queued(ctx, running, lambda: ctx.request(max_tokens=STREAMS))
         cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
         asked = asyncio.ensure_future(cleanup.finish())
         await until(
             ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
         )
         await ctx.client.abort([stream.request.request_id for stream in running])
-        await waiting.ok()
+        await asyncio.gather(*(stream.ok() for stream in waiting))
         await asked
-    expect_equal(waiting.choice.reason_name, "LENGTH", "a queued request is cut short by a patient Cleanup")
+    for stream in waiting:
+        ends = {choice.reason_name for choice in stream.choices.values()}
+        expect_equal(ends, {"LENGTH"}, "a queued request is cut short by a patient Cleanup")
 
 
 @negative("cleanup", phase=Phase.DESTRUCTIVE)

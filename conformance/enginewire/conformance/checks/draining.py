@@ -15,7 +15,7 @@ from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
-from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import still_running
 from enginewire.conformance.wire.client import Call, Client
 from enginewire.conformance.wire.exchange import Exchange
@@ -166,35 +166,37 @@ async def control_goes_on(ctx: Context) -> None:
 
 @check("DRN-06", variant="queued", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-06", "ABO-05", "INF-08"))
 async def those_who_wait_can_be_aborted(ctx: Context) -> None:
-    """A request that waits for a slot, within the grace of a drain."""
+    """Requests that wait for a slot, within the grace of a drain."""
     grace = 4 * ctx.bounds.reaction
     async with saturated(ctx) as running:
-        waiting = await queued(ctx, running)
+        waiting = await all_queued(ctx, running, ctx.long_request)
         await _begun(ctx, 2 * grace, grace=grace)
         await ctx.client.load()
-        await ctx.client.abort([waiting.request.request_id])
+        await ctx.client.abort([stream.request.request_id for stream in waiting])
         try:
             async with asyncio.timeout(ctx.bounds.reaction):
-                await waiting.end()
+                await asyncio.gather(*(stream.end() for stream in waiting))
         except TimeoutError:
             raise Violation("an abort during a drain does not reach the queue", expected="its end") from None
 
 
 @check("DRN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-01"))
 async def the_queue_is_not_lost(ctx: Context) -> None:
-    """A request waits for a slot when the drain begins; then the slots get free."""
+    """Requests wait for a slot when the drain begins; then the slots get free."""
     async with saturated(ctx) as running:
-        waiting = await queued(ctx, running, max_tokens=STREAMS)
+        waiting = await all_queued(ctx, running, lambda: ctx.request(max_tokens=STREAMS))
         await _begun(ctx)
         await ctx.client.abort([stream.request.request_id for stream in running])
-        exchange = (await waiting.end()).exchange
-    if exchange.is_ok:
-        expect_equal(waiting.choice.reason_name, "LENGTH", "a queued request was cut short by a drain")
-        return
-    require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
-    expect(
-        exchange.detail and exchange.detail.retryable, "a request that is handed back is not called retryable"
-    )
+        await asyncio.gather(*(stream.end() for stream in waiting))
+    for stream in waiting:
+        exchange = stream.exchange
+        if exchange.is_ok:
+            ends = {choice.reason_name for choice in stream.choices.values()}
+            expect_equal(ends, {"LENGTH"}, "a queued request was cut short by a drain")
+            continue
+        require_refusal(exchange, UNAVAILABLE, reason=pb.ERROR_REASON_DRAINING)
+        is_retryable = exchange.detail and exchange.detail.retryable
+        expect(is_retryable, "a request that is handed back is not called retryable")
 
 
 @check("DRN-08", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-02"))

@@ -26,7 +26,8 @@ BY_ENDS: Final = (
     *("STP-01", "STP-02", "STP-03", "STP-04", "STP-07", "LIM-01", "LIM-02", "LIM-06", "STR-06"),
     *("RES-04", "RES-05", "MUX-01"),
 )
-CHOICES: Final = {"MUX-01": ("MUX-01/choices",), "MUX-10": ("MUX-01/choices",)}
+STREAMS: Final = ("MUX-01/choices", "MUX-08", "MUX-08/queued")
+RELIES_ON: Final = {"MUX-01": STREAMS, "MUX-10": STREAMS}
 """What else an id relies on."""
 
 BY_THE_REST: Final = (
@@ -81,7 +82,7 @@ def _tell(ctx: Context, identifier: str, found: Sequence[Finding]) -> None:
 
 
 for _id in (*BY_ENDS, *BY_THE_REST):
-    _needs = (*WHOLE, _id, *CHOICES.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
+    _needs = (*WHOLE, _id, *RELIES_ON.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
     check(_id, variant="drawn", needs=_needs, phase=Phase.LOAD, alone=True)(_drawn(_id))
 
 DRAWN: Final = tuple(f"{identifier}/drawn" for identifier in (*BY_ENDS, *BY_THE_REST))

@@ -1,9 +1,10 @@
-"""CON-08, INF-13, and what else is different for a request that waits: ABO-06, MUX-07, MUX-12."""
+"""CON-08, INF-13, and what else is different for a request that waits: ABO-06 and some of MUX."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -14,16 +15,18 @@ from enginewire.conformance.checks.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, require_refusal
-from enginewire.conformance.session.saturation import queued, saturated
+from enginewire.conformance.session.saturation import all_queued, kinds, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import detail_of
-from enginewire.conformance.wire.multiplexed import Handle
-from enginewire.conformance.wire.stream import reason_name
+from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
+from enginewire.conformance.wire.stream import Stream, reason_name
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 TAKEN: Final = (grpc.StatusCode.ALREADY_EXISTS,)
 ATTEMPTS: Final = 3
 PROMPT: Final = 21
+ANSWER: Final = 8
+LOOKS: Final = 5
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
 
@@ -113,16 +116,18 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
 async def waiting_ids_are_taken(ctx: Context) -> None:
     """A second request while the first one waits, and the first one is there to be aborted."""
     async with saturated(ctx) as running:
-        waiting = await queued(ctx, running)
-        name = waiting.request.request_id
-        exchange = await ctx.refused(ctx.request(request_id=name, max_tokens=1))
-        require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
-        (result,) = await ctx.client.abort([name])
-        await waiting.end()
-    outcome = pb.AbortOutcome.Name(result.outcome)
-    expect_equal(
-        outcome, "ABORT_OUTCOME_ABORTED", "a request was lost when its id was refused to another one"
-    )
+        waiting = await all_queued(ctx, running, ctx.long_request)
+        names = [stream.request.request_id for stream in waiting]
+        for name in names:
+            exchange = await ctx.refused(ctx.request(request_id=name, max_tokens=1))
+            if exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise NotApplicable("the queue is full before its ids are looked at")
+            require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
+        results = await ctx.client.abort(names)
+        await asyncio.gather(*(stream.end() for stream in waiting))
+    for result in results:
+        outcome, message = pb.AbortOutcome.Name(result.outcome), "a request was lost when its id was refused"
+        expect_equal(outcome, "ABORT_OUTCOME_ABORTED", f"{message} to another one")
 
 
 @check(
@@ -158,34 +163,116 @@ async def ids_are_taken_on_all_ways(ctx: Context) -> None:
 
 @check("MUX-07", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-07"))
 async def waiting_handles_are_aborted(ctx: Context) -> None:
-    """A handle whose request waits for a slot, by its stream."""
+    """Handles whose requests wait for a slot, by their stream; nothing of them runs when slots are free."""
     async with saturated(ctx) as running, open_stream(ctx) as stream:
-        stream.submit(1, ctx.long_request())
-        await _waits(ctx, len(running), 1)
-        stream.send(abort=(1,))
-        await stream.until_ended(1, within=ctx.bounds.reaction)
-        ends = [reason_name(output.finish_reason) for output in stream.handle(1).terminals]
-        message = "a handle that was aborted in the queue has another end"
-        expect_equal(ends, ["CANCELLED"] * stream.handle(1).choices, message)
+        numbers = await _all_wait(ctx, running, stream, ctx.long_request)
+        stream.send(abort=numbers)
+        await stream.until_ended(*numbers, within=ctx.bounds.reaction)
+        for number in _served(stream):
+            ends = [reason_name(output.finish_reason) for output in stream.handle(number).terminals]
+            message = "a handle that was aborted in the queue has another end"
+            expect_equal(ends, ["CANCELLED"] * stream.handle(number).choices, message)
+    await ctx.idle()
+
+
+@check("MUX-08", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-08", "CAN-01"))
+async def half_closing_waits_for_the_queue(ctx: Context) -> None:
+    """A stream is half-closed while all of its requests wait; then the slots get free."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        await _all_wait(ctx, running, stream, lambda: ctx.request(max_tokens=ctx.tokens(ANSWER)))
+        stream.half_close()
+        # The server is to see it before a slot is free.
+        for _ in range(LOOKS):
+            await ctx.client.load()
+        for other in running:
+            other.cancel()
+        exchange = await stream.finish()
+    message = "a stream that was half-closed while its requests wait does not end with OK"
+    expect(exchange.is_ok, message, expected="OK", seen=exchange.status)
+    for number in _served(stream):
+        handle = stream.handle(number)
+        ends = [reason_name(output.finish_reason) for output in handle.terminals] or handle.status
+        message = "half-closing cut a request that waits"
+        expect_equal(ends, ["LENGTH"] * handle.choices, message)
+
+
+@check("MUX-09", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-09", "CAN-01"))
+async def an_ended_stream_frees_what_waits(ctx: Context) -> None:
+    """Cancelled while all of its requests wait: none of them runs when the slots are free."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        before = (await ctx.client.load()).waiting
+        await _all_wait(ctx, running, stream, ctx.long_request)
+        stream.call.cancel()
+        await until(ctx, lambda load: load.waiting <= before, "a request of a cancelled stream still waits")
+    await ctx.idle()
 
 
 @check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))
 async def timeouts_end_what_waits(ctx: Context) -> None:
-    """A timeout that passes while all slots are taken; then its id is free."""
+    """They pass while all slots are taken: what is late is never started, and then its id is free."""
     async with saturated(ctx) as running, open_stream(ctx) as stream:
-        request = ctx.request()
-        stream.submit(1, request, timeout=SHORT)
-        await stream.until_ended(1, within=SHORT + 2 * ctx.bounds.reaction)
-        still_full = (await ctx.client.load()).running >= len(running)
-    status = stream.handle(1).status
-    if not (status or still_full):
+        request, *others = kinds(ctx, ctx.request)
+        numbers = _submit(stream, [request, *others], timeout=SHORT)
+        await stream.until(lambda: all(_is_answered(stream.handle(number)) for number in numbers))
+        # The server has counted from before that.
+        await pause(2 * SHORT)
+        have_waited = await _were_running(ctx, running)
+        await stream.until_ended(*numbers, within=ctx.bounds.reaction)
+    if not have_waited:
         raise NotApplicable("a slot is free before a timeout passes")
-    code, expected = status.code if status else 0, grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-    expect_equal(code, expected, "a request whose timeout passed in the queue has another end")
+    for number in _served(stream):
+        handle, expected = stream.handle(number), grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        code = handle.status.code if handle.status else 0
+        expect_equal(code, expected, "a request whose timeout passed in the queue has another end")
+        message = "a request was started after its timeout had passed in the queue"
+        expect(not handle.outputs, message, expected="no output", seen=f"{len(handle.outputs)} outputs")
     await ctx.idle()
     again = await ctx.start(request).end()
     message = "the id of a request whose timeout passed in the queue is not free"
     expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
+
+
+def _is_answered(handle: Handle) -> bool:
+    return bool(handle.accepted or handle.status)
+
+
+async def _were_running(ctx: Context, running: list[Stream]) -> bool:
+    """Abort what fills the slots; True when all of it was live, as it had been from the beginning."""
+    load = await ctx.client.load()
+    results = await ctx.client.abort([stream.request.request_id for stream in running])
+    are_live = all(result.outcome == pb.ABORT_OUTCOME_ABORTED for result in results)
+    return are_live and load.running >= len(running)
+
+
+async def _all_wait(
+    ctx: Context, running: list[Stream], stream: Multiplexed, make: Callable[[], pb.GenerateRequest]
+) -> tuple[int, ...]:
+    """Submit requests of several kinds that wait together; the numbers of their handles."""
+    before = (await ctx.client.load()).waiting
+    numbers = _submit(stream, kinds(ctx, make))
+    await _waits(ctx, len(running), before + 1)
+    return numbers
+
+
+def _submit(
+    stream: Multiplexed, requests: Sequence[pb.GenerateRequest], timeout: float = 0
+) -> tuple[int, ...]:
+    """All in one frame: when one of them waits, all are there."""
+    numbers = tuple(range(1, len(requests) + 1))
+    submits = [
+        stream.submitted(number, each, timeout) for number, each in zip(numbers, requests, strict=True)
+    ]
+    stream.send(*submits)
+    return numbers
+
+
+def _served(stream: Multiplexed) -> list[int]:
+    """The handles that found room in the queue; NotApplicable where none did."""
+    busy = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    found = [number for number in stream.uses if (stream.handle(number).status or pb.Status()).code != busy]
+    if not found:
+        raise NotApplicable("a request that has to wait is refused here")
+    return found
 
 
 async def _waits(ctx: Context, running: int, count: int) -> pb.Load:

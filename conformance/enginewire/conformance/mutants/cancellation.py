@@ -48,6 +48,15 @@ class LeakOnQueuedCancel(GoesOn):
         return not job.is_running
 
 
+@mutant("several_that_wait_go_on", kills=("CAN-02/queued", "INF-13/waiting", "MUX-09/queued"))
+class SeveralThatWaitGoOn(GoesOn):
+    """A request of several choices has its turn, whoever has left: each of them is looked at when it runs."""
+
+    def goes_on(self, job: Job) -> bool:
+        is_late = time.monotonic() > job.deadline - SOON
+        return not job.is_running and not is_late and len(job.choices) > 1
+
+
 @mutant("deadline_ignored", kills=("CAN-03", "MUX-12"))
 class DeadlineIgnored(GoesOn):
     def goes_on(self, job: Job) -> bool:

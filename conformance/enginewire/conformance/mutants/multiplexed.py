@@ -232,6 +232,26 @@ class MuxEndLeaks(Reference):
                 self.ended(job)
 
 
+@mutant("mux_half_close_forgets_the_queue", kills="MUX-08/queued", also=("MUX-08/seen",))
+class MuxHalfCloseForgetsTheQueue(Reference):
+    """Ends with what runs when no more requests come."""
+
+    def half_closed(self, stream: Multiplex) -> None:
+        super().half_closed(stream)
+        if stream.live and not any(job.is_running for job in stream.live.values()):
+            stream.events.put_nowait(None)
+
+
+@mutant("mux_end_leaks_the_queue", kills="MUX-09/queued")
+class MuxEndLeaksTheQueue(Reference):
+    """The requests of a stream that is cancelled have their turn if they wait."""
+
+    def stream_ended(self, stream: Multiplex) -> None:
+        for job in stream.live.values():
+            if job.is_running:
+                self.ended(job)
+
+
 @mutant("mux_step_goes_back", kills="MUX-10")
 class MuxStepGoesBack(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:

@@ -98,6 +98,8 @@ class HandlesThatWaitAreNotAborted(Reference):
 
 @mutant("timeouts_are_for_what_runs", kills="MUX-12/queued")
 class TimeoutsAreForWhatRuns(KnowsItsStreams):
+    """Who is late has its turn, and then is late."""
+
     def reap(self, now: float) -> None:
         waiting = [job for job in self.waiting if self.is_multiplexed(job)]
         deadlines = {job: job.deadline for job in waiting}

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import change
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
 MOST_SLOTS: Final = 256
 """More streams than this would test the kit's machine."""
+
+KINDS: Final = 3
+"""Requests that wait together: a plain one, and two that have every option between them, the last a probe."""
 
 MORE: Final = 0.1
 """Of the reaction bound: so long to see one more request that lives."""
@@ -53,23 +58,62 @@ async def saturated(ctx: Context, slots: int = 0) -> AsyncIterator[list[Stream]]
 async def queued(
     ctx: Context,
     running: list[Stream],
+    request: pb.GenerateRequest | None = None,
     *,
-    max_tokens: int = 0,
-    choices: int = 1,
     client: Client | None = None,
     timeout: float = 0,
 ) -> Stream:
-    """A request that waits, seen in the load, while the slots are taken: a long one without `max_tokens`."""
+    """A request that waits, seen in the load, while the slots are taken: a long one if none is given."""
     before = (await ctx.client.load()).waiting
-    several = {"n": choices} if choices > 1 else {}
-    request = ctx.request(max_tokens=max_tokens, **several) if max_tokens else ctx.long_request(**several)
-    stream = ctx.start(request, client=client, timeout=timeout)
+    stream = ctx.start(request or ctx.long_request(), client=client, timeout=timeout)
+    try:
+        await _seen_to_wait(ctx, running, stream, before, timeout)
+    except NotApplicable:
+        stream.cancel()
+        raise
+    return stream
+
+
+async def all_queued(
+    ctx: Context,
+    running: list[Stream],
+    make: Callable[[], pb.GenerateRequest],
+    *,
+    client: Client | None = None,
+    timeout: float = 0,
+) -> list[Stream]:
+    """Requests of all kinds that wait together: as many as there is room for, at least one."""
+    waiting = list[Stream]()
+    for request in kinds(ctx, make):
+        try:
+            waiting.append(await queued(ctx, running, request, client=client, timeout=timeout))
+        except NotApplicable:
+            if not waiting:
+                raise
+            break
+    return waiting
+
+
+def kinds(ctx: Context, make: Callable[[], pb.GenerateRequest]) -> list[pb.GenerateRequest]:
+    """A plain request and some with drawn options, as many as may wait at the same time.
+
+    None is more urgent than what runs: an engine may take a slot from somebody for such a one.
+    """
+    bounded = ctx.limits.HasField("max_num_queued_reqs")
+    count = min(KINDS, max(ctx.limits.max_num_queued_reqs, 1)) if bounded else KINDS
+    return [change(request, priority=None) for request in ctx.unlike(make, count)]
+
+
+async def _seen_to_wait(
+    ctx: Context, running: list[Stream], stream: Stream, before: int, timeout: float
+) -> None:
+    """Wait until one more request waits than `before`."""
     accepted = asyncio.ensure_future(stream.call.accepted())
     deadline = time.monotonic() + ctx.bounds.reaction
     while time.monotonic() < deadline:
         load = await ctx.client.load()
         if load.waiting > before:
-            return stream
+            return
         if load.running < len(running):
             raise NotApplicable("the slots are free again before a request can be seen to wait")
         if timeout and time.monotonic() > stream.exchange.started_at + timeout:
