@@ -115,7 +115,14 @@ def test_http_answers_over_tls_to_whom_it_may(stack: Stack) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     answer = json.loads(get(stack, "/v1/chat/completions", stack.user, body))
     assert answer["usage"]["completion_tokens"] == 4
-    assert b"\nenginewire:certificate_remaining_seconds " in get(stack, "/metrics", stack.user)
+
+
+def test_metrics_tell_of_the_certificate_for_callers_and_of_the_one_for_engines(stack: Stack) -> None:
+    page = get(stack, "/metrics", stack.user).decode()
+    sample = r'^enginewire:certificate_remaining_seconds{side="(\w+)"} (\S+)$'
+    remaining = re.findall(sample, page, re.MULTILINE)
+    assert [side for side, _ in remaining] == ["server", "client"]
+    assert all(float(seconds) > 3600 for _, seconds in remaining)
 
 
 def test_http_tells_a_caller_of_another_name_why(stack: Stack) -> None:

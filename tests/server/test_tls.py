@@ -132,7 +132,7 @@ async def test_metrics_are_behind_the_same_certificate(tls_server, mutual, autho
     url = server.metrics.url
     assert url.startswith("https://")
     page = await asyncio.to_thread(page_for, url, authority, authority.signed("scraper", BACKEND))
-    assert b"enginewire:certificate_remaining_seconds " in page
+    assert b'enginewire:certificate_remaining_seconds{side="server"} ' in page
     with pytest.raises(HTTPError, match="403"):
         await asyncio.to_thread(page_for, url, authority, authority.signed("caller", "other.example.org"))
     with pytest.raises((URLError, ssl.SSLError, ConnectionError)):

@@ -65,6 +65,7 @@ class CertificateFiles(WatchedFiles[Material]):
     def __init__(self, files: PemFiles, side: Side) -> None:
         """Raises InvalidCertificate, at once or, for files that came just now, a second later."""
         self.files = files
+        self.side = side
         first, again = partial(_first, files, side), partial(read, files, side)
         super().__init__(files.paths, again, "certificate", InvalidCertificate, first)
 

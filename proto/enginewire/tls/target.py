@@ -53,6 +53,11 @@ class TargetTls:
         return other
 
     @property
+    def certificate(self) -> CertificateFiles | None:
+        """What is shown to servers; None for nothing."""
+        return self._files
+
+    @property
     def stamps(self) -> Stamps:
         """Other ones when a file has changed."""
         watched = (files for files in (self._trusted, self._files) if files is not None)

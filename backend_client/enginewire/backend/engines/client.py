@@ -60,6 +60,7 @@ class EngineClient:
         Nothing is sent to whoever `trust` does not believe. Simulations open channels of their own.
         """
         self.target = target
+        self.trust = trust
         self._dialled = Dialled(target, trust, open_channel)
         self._wants_multiplexed = multiplexed
         self._patience = patience

@@ -43,8 +43,8 @@ class MetricsExporter:
 
     async def open(self, host: str, port: int, access: Access = OPEN) -> None:
         """Listen. Raises AddressError."""
-        if access.tls is not None:
-            self._registry.register(CertificateMetrics(access.tls.files))
+        if (tls := access.tls) is not None:
+            self._registry.register(CertificateMetrics(lambda: [tls.files]))
         await self._endpoint.open(host, port, access)
         log.info("metrics at %s", self.url)
 

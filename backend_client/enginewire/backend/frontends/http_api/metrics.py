@@ -45,7 +45,10 @@ class BackendMetrics(Collector):
         certificate: CertificateFiles | None = None,
         refused: Mapping[str, int] | None = None,
     ) -> None:
-        """`engines` may change while this is used. `refused`: calls by why they were not let in."""
+        """`engines` may change while this is used. `certificate`: what callers are shown.
+
+        `refused`: calls by why they were not let in.
+        """
         self._refused: Mapping[str, int] = {} if refused is None else refused
         self._activity = activity
         self._engines = engines
@@ -53,8 +56,8 @@ class BackendMetrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        if certificate is not None:
-            self._registry.register(CertificateMetrics(certificate))
+        self._certificate = certificate
+        self._registry.register(CertificateMetrics(self._certificates))
         self.model_name = ""
 
     def page(self, accept: str) -> tuple[bytes, str]:
@@ -72,6 +75,11 @@ class BackendMetrics(Collector):
         yield from self._adapters()
         yield from self._of_requests()
         yield from self._of_latencies(self._activity.totals)
+
+    def _certificates(self) -> Iterable[CertificateFiles]:
+        """What callers are shown, and what engines are, which is the same for all of them."""
+        towards = (tls.certificate for engine in self._engines if (tls := engine.client.trust.tls))
+        return dict.fromkeys(files for files in (self._certificate, *towards) if files is not None)
 
     def _of_engines(self) -> Iterator[Metric]:
         for name, meaning, read in GAUGES:
