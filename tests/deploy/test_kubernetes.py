@@ -106,6 +106,18 @@ def test_backends_find_every_engine_of_the_stateful_set_also_those_that_load() -
     assert spec["selector"].items() <= engines["spec"]["template"]["metadata"]["labels"].items()
 
 
+def test_keda_scales_as_the_hpa_does() -> None:
+    (hpa,), (keda,) = (documents(KUBERNETES / "autoscaling" / f"{name}.yaml") for name in ("hpa", "keda"))
+    one, other = hpa["spec"], keda["spec"]
+    assert one["scaleTargetRef"]["name"] == other["scaleTargetRef"]["name"]
+    assert one["minReplicas"] == other["minReplicaCount"]
+    assert one["maxReplicas"] == other["maxReplicaCount"]
+    assert one["behavior"] == other["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    targets = [metric["pods"]["target"]["averageValue"] for metric in one["metrics"]]
+    thresholds = [float(trigger["metadata"]["threshold"]) for trigger in other["triggers"]]
+    assert thresholds == [float(targets[0]), float(targets[1].removesuffix("m")) / 1000]
+
+
 @pytest.mark.parametrize("file", sorted(KUBERNETES.glob("*/kustomization.yaml")), ids=lambda f: f.parent.name)
 def test_a_kustomization_names_what_is_there(file: Path) -> None:
     said = yaml.safe_load(file.read_text())

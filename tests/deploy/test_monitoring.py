@@ -1,4 +1,4 @@
-"""Dashboard and alerts ask for metrics that the servers export; each alert is explained and rehearsed."""
+"""Dashboard, alerts and KEDA ask for what the servers export; each alert is explained and rehearsed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from tests.server.metrics.test_page import Shown
 PROMETHEUS, DASHBOARD = ROOT / "deploy/prometheus", ROOT / "deploy/grafana/enginewire.json"
 METRIC = re.compile(r"\b(?:vllm|enginewire):[a-z0-9_]+|\bprocess_[a-z_]+")
 PAGES = "".join((ROOT / "docs" / name).read_text() for name in ("metrics.md", "http.md", "operating.md"))
+RUNBOOK = (ROOT / "docs/runbook.md").read_text()
 RULES = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"][0]["rules"]
 PANELS = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 EXPRESSIONS += [rule["expr"] for rule in RULES]
+KEDA = yaml.safe_load((ROOT / "deploy/kubernetes/autoscaling/keda.yaml").read_text())["spec"]
+EXPRESSIONS += [trigger["metadata"]["query"] for trigger in KEDA["triggers"]]
 OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
 
 
@@ -57,7 +60,8 @@ def test_every_name_is_documented() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 def test_an_alert_is_explained_and_rehearsed(rule: dict[str, object]) -> None:
-    assert f"`{rule['alert']}`" in PAGES
+    assert f"\n## {rule['alert']}\n" in RUNBOOK
+    assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
     rehearsed = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
     fired = [each for test in rehearsed for each in test["alert_rule_test"] if each.get("exp_alerts")]
     assert rule["alert"] in {each["alertname"] for each in fired}
