@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -192,8 +193,9 @@ async def test_watching_tells_of_lives_and_drains(engine_server) -> None:
 
 
 async def test_an_engine_that_cannot_be_watched_is_asked_and_none_that_is_gone_is_chosen(
-    socket_folder: Path,
+    socket_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     engines, sockets = [HostileEngine(), HostileEngine()], [socket_folder / "0", socket_folder / "1"]
     for engine, socket in zip(engines, sockets, strict=True):
         await engine.start(socket)
@@ -208,6 +210,9 @@ async def test_an_engine_that_cannot_be_watched_is_asked_and_none_that_is_gone_i
         await again.start(sockets[0])
         await until_true(lambda: gone.is_usable)
         assert await asked.pick(0.0) is gone
+    said = [message for message in caplog.messages if gone.target in message]
+    assert re.search("does not answer: .+", said[0])
+    assert "answers again" in said[-1]
     await again.stop()
     await engines[1].stop()
 

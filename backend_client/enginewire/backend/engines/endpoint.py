@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Final
 
 import grpc
@@ -13,10 +14,15 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.load_fields import kv_use
 from enginewire.backend.engines.suspicion import Suspicion
 
+log = logging.getLogger(__name__)
+
 # An engine that does not say within this time that it is still there is not.
 GONE_SECONDS: Final = 1.0
 # An engine that nobody watches, or that cannot be watched, is taken to be there.
 USABLE: Final = frozenset({pb.ENGINE_STATE_READY, pb.ENGINE_STATE_UNSPECIFIED})
+
+MOST_REASONS: Final = 4
+"""Of one outage. gRPC may say the same in ever other words."""
 
 
 class Endpoint:
@@ -26,6 +32,7 @@ class Endpoint:
         """`number` tells it from all others that this backend has ever had."""
         self.client = client
         self.number = number
+        self.outage = Outage(client.target)
         self.load = pb.Load()
         # None: it has none, or has not said so yet.
         self.worker_id: int | None = None
@@ -115,3 +122,28 @@ class Endpoint:
     def lost(self) -> None:
         """It does not answer."""
         self.load = pb.Load(state=pb.ENGINE_STATE_DEAD)
+
+
+class Outage:
+    """What the log says of an engine that does not answer: why, each reason once, and that it is back.
+
+    An engine that has not answered yet is none of that: it may still be starting.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._has_answered = False
+        self._reasons: set[str] = set()
+
+    def goes_on(self, why: str) -> None:
+        """It did not answer once more."""
+        if self._has_answered and why not in self._reasons and len(self._reasons) < MOST_REASONS:
+            self._reasons.add(why)
+            log.warning("the engine at %s does not answer: %s", self._target, why)
+
+    def ends(self) -> None:
+        """It answers, whatever it says."""
+        self._has_answered = True
+        if self._reasons:
+            self._reasons.clear()
+            log.info("the engine at %s answers again", self._target)

@@ -214,6 +214,7 @@ class Endpoints:
                     if load.state == pb.ENGINE_STATE_READY != state:
                         await self._may_be_here(endpoint)
                     endpoint.heard(load)
+                    endpoint.outage.ends()
                     if load.state != state:
                         self._change()
             except RequestFailed as failure:
@@ -221,6 +222,7 @@ class Endpoints:
                     endpoint.load = pb.Load()
                     self._change()
                     return
+                endpoint.outage.goes_on(str(failure))
             if endpoint.load.state != pb.ENGINE_STATE_DEAD:
                 endpoint.lost()
                 self._change()
