@@ -216,7 +216,8 @@ async def test_a_signal_in_the_middle_of_new_certificates_costs_no_answer_over_h
     while not (found := re.search(r"https://\S+", line := (await backend.stderr.readline()).decode())):
         assert line, "it has ended"
     trusting = ssl.create_default_context(cafile=authority.file)
-    body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    # Two seconds: far longer than the half second that a drain without patience leaves to an answer.
+    body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
     async with (
         httpx2.AsyncClient(base_url=found[0], verify=trusting) as first,
         first.stream("POST", "/v1/completions", json=body) as answer,
@@ -226,7 +227,10 @@ async def test_a_signal_in_the_middle_of_new_certificates_costs_no_answer_over_h
         mine.replace_by(new)
         async with httpx2.AsyncClient(base_url=found[0], verify=trusting) as second:
             assert (await second.get("/version")).status_code == 200
-        assert [line async for line in lines if line][-1] == "data: [DONE]"
+        *_, last, done = [line async for line in lines if line]
+        assert done == "data: [DONE]"
+        # An answer that was cut ends with [DONE] as well, behind its error.
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert await backend.wait() == 0
 
 
