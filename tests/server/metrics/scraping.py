@@ -18,8 +18,11 @@ DOCUMENTED = ROOT / "docs/metrics.md"
 class Scrape:
     """Samples by name and labels, `engine` and `model_name` left out."""
 
-    def __init__(self, text: str) -> None:
-        self.families: list[Metric] = list(text_string_to_metric_families(text))
+    def __init__(self, page: str | Iterable[Metric]) -> None:
+        """A page as text, or what one is written from: to read it back takes most of the time."""
+        self.families: list[Metric] = list(
+            text_string_to_metric_families(page) if isinstance(page, str) else page
+        )
         self.samples = {
             (sample.name, frozenset(shown(sample.labels.items()))): sample.value
             for family in self.families

@@ -45,6 +45,10 @@ class Shown:
     def scrape(self) -> Scrape:
         return Scrape(generate_latest(self.exporter.context.registry).decode())
 
+    def collect(self) -> Scrape:
+        """The same, never written nor read: quick enough for hundreds of looks."""
+        return Scrape(self.exporter.context.registry.collect())
+
 
 class Ranked(MockerEngine):
     """Two ranks, of which the second one is busy."""
@@ -243,7 +247,7 @@ async def any_work(work: list[tuple[object, ...]], fails: bool, is_drained: bool
     fault = "forward:r1" if fails else ""
     shown = Shown(MockerEngine(MockerOptions(max_num_seqs=4, num_kv_blocks=64, fault=fault)))
     await shown.start()
-    scrapes = [shown.scrape()]
+    scrapes = [shown.collect()]
     contexts: list[GenerateContext] = []
     num_choices = 0
     for name, *values in work:
@@ -257,12 +261,12 @@ async def any_work(work: list[tuple[object, ...]], fails: bool, is_drained: bool
         else:
             for _ in range(values[0]):
                 await asyncio.sleep(0)
-        scrapes.append(shown.scrape())
+        scrapes.append(shown.collect())
     if is_drained:
         await shown.engine.drain()
     async with asyncio.timeout(20):
         await shown.table.wait_idle()
-    scrapes.append(shown.scrape())
+    scrapes.append(shown.collect())
     assert scrapes[-1].of_kind("gauge") == scrapes[0].of_kind("gauge")
     counted = [scrape.of_kind("counter", "histogram") for scrape in scrapes]
     for before, after in pairwise(counted):
