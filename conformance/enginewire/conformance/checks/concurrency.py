@@ -28,7 +28,10 @@ CROWDING: Final = 48
 
 SHORT: Final = 4
 OVERLOAD: Final = 4
-"""Requests per slot."""
+"""Requests per slot, where there are few."""
+
+SURPLUS: Final = 64
+"""More requests than this behind the slots would show nothing new."""
 
 BEHAVED: Final = 4
 LOOKS: Final = 5
@@ -87,9 +90,9 @@ async def nobody_gets_anothers_tokens(ctx: Context) -> None:
 
 @check("CON-03", phase=Phase.LOAD, alone=True, needs=SHAPE)
 async def the_surplus_waits_or_is_refused(ctx: Context) -> None:
-    """Four times as many requests as slots, all at once."""
+    """Many more requests than slots, all at once."""
     count = ctx.tokens(CROWDING)
-    requests = [ctx.request(max_tokens=count) for _ in range(OVERLOAD * _slots(ctx))]
+    requests = [ctx.request(max_tokens=count) for _ in range(_crowd(ctx))]
     longest = 2 * ctx.bounds.generation(OVERLOAD * count)
     started = [ctx.start(request, timeout=longest) for request in requests]
     for stream in await asyncio.gather(*(stream.end() for stream in started)):
@@ -171,8 +174,7 @@ async def short_ones_overtake(ctx: Context) -> None:
 @check("CON-07", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FREED))
 async def serves_after_any_load(ctx: Context) -> None:
     """More requests than slots: some finish, some are aborted, some cancelled."""
-    count = OVERLOAD * _slots(ctx)
-    kinds = [ctx.request if number % 3 == 0 else ctx.long_request for number in range(count)]
+    kinds = [ctx.request if number % 3 == 0 else ctx.long_request for number in range(_crowd(ctx))]
     streams = [ctx.start(make()) for make in kinds]
     await streams[0].end()
     await _abort(ctx, streams[1::3])
@@ -261,6 +263,12 @@ async def _aborted(ctx: Context, streams: list[Stream]) -> set[str]:
     """Abort them; the ids of those that were alive until then."""
     results = await ctx.client.abort([stream.request.request_id for stream in streams])
     return {result.request_id for result in results if result.outcome == pb.ABORT_OUTCOME_ABORTED}
+
+
+def _crowd(ctx: Context) -> int:
+    """How many requests are too many for the slots."""
+    slots = _slots(ctx)
+    return min(OVERLOAD * slots, slots + SURPLUS)
 
 
 def _slots(ctx: Context) -> int:

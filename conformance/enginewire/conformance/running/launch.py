@@ -25,7 +25,8 @@ from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.violation import Violation
 
 POLL_SECONDS: Final = 0.05
-STOP_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 3.0
+"""For an end that nobody judges. A drain with a long grace that a check began would take longer."""
 CONNECT_SECONDS: Final = 1.0
 LAST_LINES: Final = 3
 """Of a server's output, for a human who wants to know why it ended."""
