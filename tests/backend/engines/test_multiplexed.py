@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -376,3 +377,47 @@ async def test_a_step_of_many_requests_wakes_them_in_groups_and_forgets_none(con
     assert await asyncio.wait_for(asyncio.gather(*consumers), PATIENCE_SECONDS) == [[65, 66]] * count
     # When the first consumer ran, those behind its group had not been woken yet.
     assert begun[0] == count - multiplexed.WAKE_GROUP
+
+
+class Clock:
+    """A time that passes when a test says so; stands in for the module `time`."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("tokens_per_frame", "num_at_once"), [(1, 8), (3, 4)])
+async def test_a_pass_is_followed_by_a_pause_only_when_tokens_come_faster_than_events_can_go(
+    call, monkeypatch, tokens_per_frame, num_at_once
+):
+    """An event takes 1 ms, and a frame comes 4 ms after a pass: time for two events of each of 4 streams."""
+    clock = Clock()
+    monkeypatch.setattr(multiplexed, "time", clock)
+    connection = MultiplexedConnection(lambda: call, max_request_bytes=100_000)
+    streams = [submit(connection, f"r{number}") for number in range(4)]
+    runs: list[tuple[str, int]] = []
+
+    def take_of(name: str) -> Callable[[int, int, list[int], float], bool]:
+        def take(index: int, position: int, token_ids: list[int], arrived_at: float) -> bool:
+            clock.now += 0.001
+            runs.append((name, len(token_ids)))
+            return True
+
+        return take
+
+    consumers = [asyncio.create_task(stream.read(take_of(stream.request_id))) for stream in streams]
+    await settle()
+    for frame in range(2):
+        clock.now += 0.004
+        first = [frame * tokens_per_frame] * 4
+        counts, token_ids = [tokens_per_frame] * 4, [65] * 4 * tokens_per_frame
+        await call.answer(
+            handles=range(1, 5), first_output_positions=first, token_counts=counts, token_ids=token_ids
+        )
+    assert runs == [(f"r{number % 4}", tokens_per_frame) for number in range(num_at_once)]
+    await connection.close()
+    for consumer in consumers:
+        with suppress(RequestFailed):
+            await consumer

@@ -29,9 +29,8 @@ from enginewire.backend.engines.failure import (
 from enginewire.backend.engines.rpc import MultiplexedCall, parsed
 from enginewire.backend.engines.stream import EngineStream
 
-# Waking a consumer costs more than decoding a token. After a round of wake-ups the next one waits this
-# many times what that round took, so that under load consumers get longer runs instead of more rounds;
-# a slow engine or a few streams never wait noticeably.
+# An event costs more than a token. Where there is no time for an event per token, the next round waits this
+# many times what the last one took, so that consumers get longer runs instead of more rounds.
 WAKE_PAUSE_FACTOR: Final = 2.0
 LONGEST_WAKE_PAUSE_SECONDS: Final = 0.005
 # Consumers made ready at once: the first of them shall not wait until the last of hundreds was woken.
@@ -82,6 +81,8 @@ class MultiplexedConnection:
         self._has_answered = False
         self._to_wake: list[EngineStream] = []
         self._next_wake = 0.0
+        self._round_ended = time.monotonic()
+        self._tokens_of_round = 0
         self._wake_timer: asyncio.TimerHandle | None = None
         self._is_waking = False
         self._loop = asyncio.get_running_loop()
@@ -158,6 +159,7 @@ class MultiplexedConnection:
         """Hand out a frame. Raises RequestFailed when the engine has lost track of what belongs to whom."""
         began = time.monotonic()
         self._expect_no_answer()
+        self._tokens_of_round += len(frame.token_ids)
         # Under load, what is taken inline waits for the next round as well, and then comes as longer runs.
         at_once = began >= self._next_wake and not self._is_waking and self._wake_timer is None
         if frame.handles:
@@ -165,7 +167,7 @@ class MultiplexedConnection:
         for event in frame.events:
             self._take_event(event)
         if at_once and not self._to_wake:
-            self._pause_after(began)
+            self._end_round(began, len(frame.handles))
         self._wake_soon()
 
     def _take_rows(self, frame: pb.GenerateMultiplexedResponse, arrived_at: float | None) -> None:
@@ -279,17 +281,21 @@ class MultiplexedConnection:
         if end < len(streams):
             self._loop.call_soon(self._wake_group, streams, end, began)
         else:
-            self._loop.call_soon(self._end_round, began)
+            self._loop.call_soon(self._end_wake, streams, began)
 
-    def _pause_after(self, began: float) -> None:
-        """Whatever has gone on since `began` is not repeated before a pause that is longer than it was."""
-        now = time.monotonic()
-        self._next_wake = now + min(WAKE_PAUSE_FACTOR * (now - began), LONGEST_WAKE_PAUSE_SECONDS)
-
-    def _end_round(self, began: float) -> None:
-        self._pause_after(began)
+    def _end_wake(self, streams: list[EngineStream], began: float) -> None:
+        self._end_round(began, len(streams))
         self._is_waking = False
         self._wake_soon()
+
+    def _end_round(self, began: float, num_events: int) -> None:
+        """Pause, unless each token could have had an event of its own, at what one has cost since `began`."""
+        now = time.monotonic()
+        took = now - began
+        is_overloaded = took * self._tokens_of_round > num_events * (now - self._round_ended)
+        pause = min(WAKE_PAUSE_FACTOR * took, LONGEST_WAKE_PAUSE_SECONDS) if is_overloaded else 0.0
+        self._next_wake = now + pause
+        self._round_ended, self._tokens_of_round = now, 0
 
 
 def _rows(frame: pb.GenerateMultiplexedResponse) -> Iterable[tuple[int, int, int, list[int]]]:
