@@ -7,10 +7,11 @@ from typing import Final
 
 import grpc
 
-from enginewire.conformance.running.registry import SHAPE, check, negative
+from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session.adapters import listed, load, loaded, new_name, unload
 from enginewire.conformance.session.context import LEFT_OUT, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 ALREADY_EXISTS: Final = (grpc.StatusCode.ALREADY_EXISTS,)
@@ -94,6 +95,19 @@ async def adapters_in_use_stay(ctx: Context) -> None:
         expect(name in await listed(ctx), "an adapter in use is not listed any more", expected=name)
         await ctx.client.abort([stream.request.request_id])
         await stream.end()
+
+
+@check("LOR-05", variant="queued", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "LOR-01", "LOR-05", "CON-03"))
+async def adapters_that_are_waited_for_stay(ctx: Context) -> None:
+    """Unload while the only request for it waits for a slot."""
+    async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
+        async with saturated(ctx) as running:
+            waiting = await queued(ctx, running, ctx.request(lora_name=name))
+            exchange = await unload(ctx, name)
+            if not (await ctx.client.load()).waiting:
+                raise NotApplicable("the slots are free again before an adapter can be unloaded")
+        require_refusal(exchange, IN_USE)
+        await waiting.ok()
 
 
 @check("LOR-06", needs=("LOR-01", "LOR-02"), alone=True)

@@ -33,11 +33,12 @@ DETAILS: Final = pb.PromptTokensDetails(cached_tokens=3)
 
 @check("DIS-01")
 async def other_roles_are_refused(ctx: Context) -> None:
-    """A hand-off where none belongs, or none where one does."""
-    request, role = ctx.request(), ctx.config.role
-    if role != pb.ENGINE_ROLE_DECODE:
-        request = requests.change(request, prefill_result=pb.PrefillResult(handoff=_forged()))
-    _is_mismatch(await ctx.refused(request))
+    """A hand-off where none belongs, and an empty one, or none where one does."""
+    if ctx.config.role == pb.ENGINE_ROLE_DECODE:
+        _is_mismatch(await ctx.refused(ctx.request()))
+        return
+    for result in (pb.PrefillResult(handoff=_forged()), pb.PrefillResult()):
+        _is_mismatch(await ctx.refused(ctx.request(prefill_result=result)))
 
 
 @check("DIS-01", variant="prefill", gate="disaggregation")
@@ -49,11 +50,12 @@ async def a_prefill_engine_refuses_handoffs(ctx: Context) -> None:
 
 @check("DIS-10")
 async def a_rendezvous_needs_a_role(ctx: Context) -> None:
-    """On an engine that does both halves itself."""
+    """On an engine that does both halves itself: one that says where, and one that says nothing."""
     if ctx.config.role in (pb.ENGINE_ROLE_PREFILL, pb.ENGINE_ROLE_DECODE):
         raise NotApplicable("the engine has a role in which it meets others")
     place = pb.BootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=1)
-    _is_mismatch(await ctx.refused(requests.change(ctx.request(), bootstrap_info=place)))
+    for bootstrap_info in (place, pb.BootstrapInfo()):
+        _is_mismatch(await ctx.refused(ctx.request(bootstrap_info=bootstrap_info)))
 
 
 @check("PRB-01", variant="prefill", gate="prefill")

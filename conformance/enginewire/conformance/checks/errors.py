@@ -81,6 +81,8 @@ NOTHING: Final[dict[str, Value]] = {
 
 
 LONGEST_ID: Final = 128
+MANY: Final = 96
+"""Ids in front of one that is wrong."""
 
 
 @check("ERR-01", needs=SHAPE)
@@ -91,10 +93,10 @@ async def a_prompt_is_needed(ctx: Context) -> None:
 
 @check("ERR-02", needs=SHAPE)
 async def ids_are_in_the_vocabulary(ctx: Context) -> None:
-    """The first id that does not exist and the largest there is, in every list of ids."""
+    """In every list of ids the first one that does not exist, and the largest there is behind many others."""
     for rule in ID_LISTS.values():
-        for token in (max(ctx.config.vocab_size, 1), UINT32_MAX):
-            await _refuses_value(ctx, rule, _with_token(ctx, rule.field.name, token))
+        for token, others in ((max(ctx.config.vocab_size, 1), 2), (UINT32_MAX, MANY)):
+            await _refuses_value(ctx, rule, _with_token(ctx, rule, token, others))
 
 
 @check("ERR-03", needs=SHAPE)
@@ -200,14 +202,15 @@ def _words(words: list[list[int]]) -> list[pb.TokenSequence]:
     return [pb.TokenSequence(token_ids=word) for word in words]
 
 
-def _with_token(ctx: Context, name: str, token: int) -> Value:
-    """A value of the field `name` that contains `token` beside valid ids."""
-    ids = [*ctx.prompt(2), token]
-    match name:
+def _with_token(ctx: Context, rule: Rule, token: int, others: int) -> Value:
+    """A value of a field that ends with `token` behind so many valid ids, or as many as it takes."""
+    room = ctx.room(1) if rule.field.name in ("token_ids", "resume") else rule.most(ctx.limits)
+    ids = [*ctx.prompt(max(min(others, room - 1), 0)), token]
+    match rule.field.name:
         case "logit_bias":
-            return [pb.LogitBias(token_id=token, bias=1.0)]
+            return [pb.LogitBias(token_id=each, bias=1.0) for each in dict.fromkeys(ids)]
         case "bad_words_token_ids":
-            return [pb.TokenSequence(token_ids=ids)]
+            return [*_words([[each] for each in ids[:-1]]), pb.TokenSequence(token_ids=ids)]
         case "resume":
             return pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=ids)], attempt=1)
     return ids

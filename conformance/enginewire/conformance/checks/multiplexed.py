@@ -172,7 +172,7 @@ async def handles_are_free_after_their_end(ctx: Context) -> None:
 
 @check("MUX-07", needs=(*WHOLE, FIRST, "ABO-01", "ABO-05"), phase=Phase.LOAD, alone=True)
 async def handles_are_aborted(ctx: Context) -> None:
-    """A running one, one of the same frame, one that is not there; the others go on."""
+    """A running one with the handle 0, one of the same frame, one that is not there; the others go on."""
     async with open_stream(ctx) as stream:
         await _are_aborted(ctx, stream)
 
@@ -181,23 +181,23 @@ async def handles_are_aborted(ctx: Context) -> None:
 async def handles_that_were_used_before_are_aborted(ctx: Context) -> None:
     """The same, after another request of each handle has ended."""
     async with open_stream(ctx) as stream:
-        for number in (1, 2, 3):
+        for number in range(3):
             stream.submit(number, ctx.request())
-        await stream.until_ended(1, 2, 3)
+        await stream.until_ended(*range(3))
         await _are_aborted(ctx, stream)
 
 
 async def _are_aborted(ctx: Context, stream: Multiplexed) -> None:
-    stream.submit(1, ctx.long_request())
-    stream.submit(2, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
-    await stream.until(lambda: bool(stream.handle(1).tokens))
-    stream.send(stream.submitted(3, ctx.long_request()), abort=(1, 3, 4))
-    await stream.until_ended(1, 3, within=2 * ctx.bounds.answer)
-    await stream.until_ended(2)
-    for number in (1, 3):
+    stream.submit(0, ctx.long_request())
+    stream.submit(1, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
+    await stream.until(lambda: bool(stream.handle(0).tokens))
+    stream.send(stream.submitted(2, ctx.long_request()), abort=(0, 2, 3))
+    await stream.until_ended(0, 2, within=2 * ctx.bounds.answer)
+    await stream.until_ended(1)
+    for number in (0, 2):
         _require_cancelled(stream.handle(number))
-    seen = [reason_name(output.finish_reason) for output in stream.handle(2).terminals]
-    expect_equal(seen, ["LENGTH"] * stream.handle(2).choices, "an abort touched another handle")
+    seen = [reason_name(output.finish_reason) for output in stream.handle(1).terminals]
+    expect_equal(seen, ["LENGTH"] * stream.handle(1).choices, "an abort touched another handle")
 
 
 @check("MUX-08", needs=(*WHOLE, FIRST), alone=True)

@@ -113,6 +113,25 @@ async def ids_without_room_are_free(ctx: Context) -> None:
     expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
 
 
+@check(
+    "ABO-10",
+    variant="without-room",
+    needs=(*SHAPE, "ABO-03", "ABO-10", "ERR-16"),
+    phase=Phase.LOAD,
+    alone=True,
+    in_company=False,
+)
+async def what_found_no_room_is_unknown(ctx: Context) -> None:
+    """Another one of those."""
+    exchange, *others = await _overload(ctx)
+    if not others:
+        raise NotApplicable("one request was refused for want of room, and its id is used again")
+    name = cast(pb.GenerateRequest, exchange.request).request_id
+    (result,) = await ctx.client.abort([name])
+    outcome = pb.AbortOutcome.Name(result.outcome)
+    expect_equal(outcome, "ABORT_OUTCOME_UNKNOWN", "a request that found no room has another outcome")
+
+
 # One of those that fill the engine is judged in company too: each time takes a second.
 @check("ERR-24", needs=(*SHAPE, "ERR-16"), phase=Phase.LOAD, alone=True, in_company=False)
 async def overload_says_how_much(ctx: Context) -> None:

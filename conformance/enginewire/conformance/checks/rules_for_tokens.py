@@ -46,11 +46,13 @@ Change = Callable[[int, Sequence[int]], float]
 
 @check("SAM-13", needs=(*SHAPE, "INF-05"), costly=True)
 async def only_allowed_ids_come(ctx: Context) -> None:
-    """From one id on, in every choice, from the first token on."""
+    """From one id on, in every choice, from the first token on; not by a bias either."""
     for size, temperature in zip(SIZES, TEMPERATURES, strict=True):
         allowed = sorted(set(ctx.prompt(size, salt=500)))
         count = ctx.choices(CHOICES)
         changes: dict[str, Value] = {"n": count} if count > 1 else {}
+        others = [token for token in ctx.prompt(size + 1, salt=502) if token not in allowed]
+        changes |= _wished(ctx, *others[:1])
         stream = await ctx.generate(
             ctx.request(
                 max_tokens=ctx.tokens(TOKENS), temperature=temperature, allowed_token_ids=allowed, **changes
@@ -63,10 +65,14 @@ async def only_allowed_ids_come(ctx: Context) -> None:
 
 @check("SAM-14", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)
 async def bad_words_do_not_come(ctx: Context) -> None:
-    """Of one, two and three tokens, taken from what would come; and the next best token does."""
+    """Of one, two and three tokens, taken from what would come; and the next best token does.
+
+    A bias brings none back. What a prompt ends with is not the beginning of one.
+    """
     greedy = await ctx.greedy()
     first, second, third = greedy.tokens[:3]
-    words = ([[first]], [[second, first], [first, second]], [[third, third], [first, second, third]])
+    over = [greedy.prompt[-1], first]
+    words = ([[first]], [over, [second, first], [first, second]], [[third, third], [first, second, third]])
     seen = []
     for some, temperature in zip(words, TEMPERATURES, strict=True):
 
@@ -77,6 +83,8 @@ async def bad_words_do_not_come(ctx: Context) -> None:
 
         sequences = [pb.TokenSequence(token_ids=word) for word in some]
         changes: dict[str, Value] = {"token_ids": greedy.prompt, "bad_words_token_ids": sequences}
+        if some == [[first]]:
+            changes |= _wished(ctx, first)
         seen += [await _best_comes(ctx, forbidden, f"bad words {some}", temperature, changes)]
     _could_be_seen(seen)
 
@@ -149,6 +157,12 @@ async def repetition_counts_the_prompt(ctx: Context) -> None:
                 decided += _repetition_holds(positions, dict(zip(pair, biases, strict=True)), prompt, penalty)
     if not decided:
         raise NotApplicable("this model is too sure of its tokens for the biases to decide")
+
+
+def _wished(ctx: Context, *tokens: int) -> dict[str, Value]:
+    """The largest bias for each, where there are biases."""
+    entries = [pb.LogitBias(token_id=token, bias=100.0) for token in tokens]
+    return {"logit_bias": entries} if entries and ctx.capabilities.logit_bias else {}
 
 
 async def _best_comes(

@@ -12,6 +12,8 @@ from enginewire.conformance.wire.stream import Choice
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 BLOCKS = 4
+TENANT = "tenant-" * 18
+"""Of two salts that end differently, and no sooner: 127 bytes with their last one."""
 OVER_A_STREAM = (*SHAPE, "SEQ-01", "SEQ-02", "USE-05", "MUX-01", "MUX-07")
 
 
@@ -105,8 +107,8 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
 
 @check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)
 async def salts_part_the_cache(ctx: Context) -> None:
-    """A prompt under one salt, under another one, and under none; then the first again. And none first."""
-    for first, others in (("tenant-a", ("tenant-b", "")), ("", ("tenant-a",))):
+    """A prompt under one salt, one with another end, and none; then the first again. And none first."""
+    for first, others in ((TENANT + "a", (TENANT + "b", "")), ("", (TENANT + "a",))):
         block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
         await _cached(ctx, prompt, salt=first)
         for other in others:

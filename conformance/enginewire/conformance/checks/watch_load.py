@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final, cast
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
-from enginewire.conformance.session.context import INVALID, LEFT_OUT, Context, require_refusal
+from enginewire.conformance.session.context import (
+    INVALID,
+    LEFT_OUT,
+    Context,
+    describe_load,
+    require_refusal,
+)
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.watching import is_idle
 from enginewire.conformance.wire.client import Call
@@ -38,11 +45,15 @@ async def changes_are_sent(ctx: Context) -> None:
     for watch in watches:
         await _next(watch)
     stream = await ctx.start(ctx.long_request()).first_token()
-    changed = [await _changed(watch, idle) for watch in watches]
+
+    # A fast engine ends it within the interval: then its tokens have changed.
+    def has_changed(load: pb.Load) -> bool:
+        return bool(load.running) or load.tokens_generated != idle.tokens_generated
+
+    changed = [await _until(ctx, watch, idle, has_changed) for watch in watches]
     stream.cancel()
     for watch, load in zip(watches, changed, strict=True):
-        while not is_idle(load):
-            load = await _next(watch)
+        await _until(ctx, watch, load, is_idle)
 
 
 @check("WLD-02", variant="queued", needs=(*WHOLE, "WLD-02", "INF-08", "CON-03"), phase=Phase.LOAD, alone=True)
@@ -52,12 +63,21 @@ async def the_queue_is_sent(ctx: Context) -> None:
         watch = _watch(ctx, SHORTEST)
         load = await _next(watch)
         waiting = await queued(ctx, running)
-        while not load.waiting:
-            load = await _next(watch)
-            if load.running < len(running):
-                raise NotApplicable("the slots are free again before a watch can tell who waits")
+        load = await _until(ctx, watch, load, lambda load: load.waiting or load.running < len(running))
+        if not load.waiting:
+            raise NotApplicable("the slots are free again before a watch can tell who waits")
         waiting.cancel()
         watch.cancel()
+
+
+@check("WLD-02", variant="state", needs=("WLD-02", "DRN-04"), phase=Phase.DESTRUCTIVE)
+async def the_state_is_sent(ctx: Context) -> None:
+    """A drain of an idle server: nothing else changes."""
+    watch = _watch(ctx, SHORTEST)
+    load = await _next(watch)
+    await ctx.client.call("EngineService.Drain", pb.DrainRequest()).finish()
+    await _until(ctx, watch, load, lambda load: load.state != pb.ENGINE_STATE_READY)
+    watch.cancel()
 
 
 @check("WLD-03", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)
@@ -99,11 +119,15 @@ def _watch(ctx: Context, interval: int | None) -> Call:
     return ctx.client.call(NAME, pb.WatchLoadRequest(min_interval_ms=interval), timeout=ctx.bounds.check / 4)
 
 
-async def _changed(watch: Call, idle: pb.Load) -> pb.Load:
-    """The load with the request running, or with its tokens: a fast engine ends it within the interval."""
-    load = idle
-    while not load.running and load.tokens_generated == idle.tokens_generated:
-        load = await _next(watch)
+async def _until(ctx: Context, watch: Call, load: pb.Load, holds: Callable[[pb.Load], object]) -> pb.Load:
+    """The first load, of this one and those to come, for which something holds: it has to come soon."""
+    try:
+        async with asyncio.timeout(ctx.bounds.reaction):
+            while not holds(load):
+                load = await _next(watch)
+    except TimeoutError:
+        seen = describe_load(load)
+        raise Violation("a change is not sent", expected="the load after it", seen=seen) from None
     return load
 
 

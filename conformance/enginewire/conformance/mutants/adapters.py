@@ -90,3 +90,9 @@ class SilentlyIgnoresLora(Reference):
 
     def check_adapter(self, request: pb.PreprocessedRequest) -> None:
         pass
+
+
+@mutant("adapters_are_in_use_once_they_run", kills="LOR-05/queued")
+class AdaptersAreInUseOnceTheyRun(Reference):
+    def is_in_use(self, name: str) -> bool:
+        return any(job.request.routing.lora_name == name for job in self.running)

@@ -211,3 +211,19 @@ class RendezvousIsIgnored(Reference):
     def check_role(self, request: pb.PreprocessedRequest) -> None:
         request.ClearField("bootstrap_info")
         super().check_role(request)
+
+
+@mutant("rendezvous_without_a_place_is_none", kills="DIS-10")
+class RendezvousWithoutAPlaceIsNone(Reference):
+    def check_role(self, request: pb.PreprocessedRequest) -> None:
+        if not request.bootstrap_info.ByteSize():
+            request.ClearField("bootstrap_info")
+        super().check_role(request)
+
+
+@mutant("result_without_a_handoff_is_none", kills="DIS-01")
+class ResultWithoutAHandoffIsNone(Reference):
+    def check_role(self, request: pb.PreprocessedRequest) -> None:
+        if not request.prefill_result.ByteSize():
+            request.ClearField("prefill_result")
+        super().check_role(request)

@@ -131,3 +131,19 @@ class EmbedsUnadvertised(Reference):
 
     def allows(self, capability: str) -> bool:
         return capability == "embeddings" or super().allows(capability)
+
+
+@mutant("embed_counts_equal_inputs_once", kills="EMB-06")
+class EmbedCountsEqualInputsOnce(Reference):
+    def embedded_tokens(self, inputs: Sequence[Sequence[int]]) -> int:
+        return sum(map(len, set(map(tuple, inputs))))
+
+
+@mutant("embeddings_have_ids_of_their_own", kills="ABO-06")
+class EmbeddingsHaveIdsOfTheirOwn(Reference):
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        name = request.request_id
+        request.request_id = f"{name[:120]}.embed" if name in self.live else name
+        response = await super().embed(request, call)
+        response.request_id = name
+        return response

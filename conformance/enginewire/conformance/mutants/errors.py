@@ -241,3 +241,12 @@ class QueueFullWithoutATime(Reference):
 class IdsOfAnyLength(Reference):
     def check_request_id(self, request_id: str) -> None:
         super().check_request_id(request_id[:128])
+
+
+@mutant("tails_of_lists_are_not_read", kills="ERR-02")
+class TailsOfListsAreNotRead(Reference):
+    def check_ids(self, request: pb.PreprocessedRequest) -> None:
+        unread = [f"stop_conditions.stop_token_ids[{place}]" for place in range(64, 128)]
+        for path, token in ids_of(request):
+            if token >= self.config.vocab_size and path not in unread:
+                raise invalid(path, "is not in the vocabulary", token, "a token id")

@@ -298,3 +298,10 @@ class MuxBrokenStreamsKeepTheirRequests(Reference):
             stream.live.clear()
             raise invalid("submits.handle", "is live", submit.handle, "a handle that is not in use")
         super().submit(stream, submit, call)
+
+
+@mutant("mux_handle_zero_is_not_aborted", kills="MUX-07")
+class MuxHandleZeroIsNotAborted(Reference):
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        frame.abort.handles[:] = filter(None, frame.abort.handles)
+        super().take(frame, stream, call)

@@ -282,3 +282,14 @@ class RestartsAfterBadInput(BadId):
         load = super().load()
         load.engine_lifetime_id += f"-{self.lives}"
         return load
+
+
+@mutant("overload_is_finished", kills="ABO-10/without-room")
+class OverloadIsFinished(Reference):
+    def admit(self, job: Job) -> None:
+        try:
+            super().admit(job)
+        except Refusal as refusal:
+            if refusal.detail.reason == pb.ERROR_REASON_QUEUE_FULL:
+                self.finished.append(job.request_id)
+            raise

@@ -132,3 +132,32 @@ class RepetitionPenaltyWithoutThePrompt(_Repetition):
 class RepetitionPenaltyWithoutTheOutput(_Repetition):
     def spared(self, choice: Choice) -> set[int]:
         return set(choice.tokens) - set(choice.job.request.token_ids)
+
+
+@mutant("bias_allows_what_is_not", kills="SAM-13")
+class BiasAllowsWhatIsNot(OtherOptions):
+    """What somebody wishes for is taken for one more allowed token."""
+
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        if options.allowed_token_ids:
+            options.allowed_token_ids.extend(each.token_id for each in options.logit_bias if each.bias > 0)
+
+
+@mutant("bias_brings_bad_words_back", kills="SAM-14")
+class BiasBringsBadWordsBack(OtherOptions):
+    def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
+        wished = {each.token_id for each in options.logit_bias if each.bias > 0}
+        for word in list(options.bad_words_token_ids):
+            if word.token_ids[-1] in wished:
+                options.bad_words_token_ids.remove(word)
+
+
+@mutant("bad_words_begin_in_the_prompt", kills="SAM-14")
+class BadWordsBeginInThePrompt(Reference):
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_masks(choice, logits)
+        request = choice.job.request
+        tokens = [*request.token_ids, *choice.tokens]
+        for *begin, last in (word.token_ids for word in request.sampling_options.bad_words_token_ids):
+            if tokens[len(tokens) - len(begin) :] == begin:
+                logits[last] = -math.inf

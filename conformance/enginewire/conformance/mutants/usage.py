@@ -118,3 +118,9 @@ class BypassWrites(Reference):
         is_around, job.request.bypass_prefix_cache = job.request.bypass_prefix_cache, False
         super().store(job)
         job.request.bypass_prefix_cache = is_around
+
+
+@mutant("salts_are_cut", kills="USE-07")
+class SaltsAreCut(Reference):
+    def block_keys(self, job: Job) -> list[BlockKey]:
+        return [(salt[:64], adapter, tokens) for salt, adapter, tokens in super().block_keys(job)]

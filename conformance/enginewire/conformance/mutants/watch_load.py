@@ -81,3 +81,14 @@ class WatchDoesNotLookAtTheQueue(Reference):
             if response.load.running != running:
                 running = response.load.running
                 yield response
+
+
+@mutant("watch_does_not_look_at_the_state", kills="WLD-02/state")
+class WatchDoesNotLookAtTheState(Reference):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        told = pb.Load()
+        async for response in super().watch_load(request):
+            told.state = response.load.state
+            if response.load != told:
+                told.CopyFrom(response.load)
+                yield response
