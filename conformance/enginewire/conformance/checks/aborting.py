@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -13,6 +14,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.embeddings import embed
 from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import INVALID, LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.wire.exchange import Exchange
@@ -24,6 +26,8 @@ LONGER: Final = (LASTING_SECONDS, 4 * LASTING_SECONDS, 16 * LASTING_SECONDS)
 CYCLES: Final = 200
 AT_A_TIME: Final = 8
 MORE: Final = 4
+GATHERED: Final = 16
+"""Tokens of an output of those that are aborted between two of them."""
 
 TAKEN: Final = (grpc.StatusCode.ALREADY_EXISTS,)
 
@@ -181,15 +185,31 @@ async def late_ids_are_free(ctx: Context) -> None:
 
 @check("ABO-07", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "USE-01", "USE-05"))
 async def nothing_follows_the_end(ctx: Context) -> None:
-    """The tokens before it are those of the usage."""
-    stream = await ctx.start(ctx.long_request()).more(MORE)
-    await _abort(ctx, stream)
-    await stream.end()
-    choices = stream.choices.values()
-    late = [token for choice in choices for output in choice.late for token in output.token_ids]
-    expect(not late, "tokens follow the terminal CANCELLED", expected="none", seen=len(late))
-    counted, tokens = stream.usage.completion_tokens, sum(len(choice.tokens) for choice in choices)
-    expect_equal(counted, tokens, "the tokens before the terminal CANCELLED are not those that are counted")
+    """The tokens before it are those of the usage, also where some are gathered for the next output."""
+    for interval in (None, GATHERED):
+        before = (await ctx.client.load()).tokens_generated
+        stream = await ctx.start(ctx.long_request(stream_interval=interval)).more(MORE)
+        if interval:
+            await _gathers(ctx, stream, before)
+        await _abort(ctx, stream)
+        await stream.end()
+        choices = stream.choices.values()
+        late = [token for choice in choices for output in choice.late for token in output.token_ids]
+        expect(not late, "tokens follow the terminal CANCELLED", expected="none", seen=len(late))
+        counted, tokens = stream.usage.completion_tokens, sum(len(choice.tokens) for choice in choices)
+        message = "the tokens before the terminal CANCELLED are not those that are counted"
+        expect_equal(counted, tokens, message)
+
+
+async def _gathers(ctx: Context, stream: Stream, before: int) -> None:
+    """Wait until more tokens are generated than came, where the load tells it."""
+    deadline = time.monotonic() + ctx.bounds.reaction
+    came = before + sum(len(choice.tokens) for choice in stream.choices.values())
+    while time.monotonic() < deadline:
+        load = await ctx.client.load()
+        if load.tokens_generated > came or not (load.running and load.tokens_generated):
+            return
+        await pause()
 
 
 @check("ABO-08", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02"))

@@ -10,15 +10,18 @@ from google.protobuf.duration_pb2 import Duration
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
+from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import LEFT_OUT, Context, describe_load, require_refusal
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.violation import Violation, expect, expect_equal
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 CLEANUP: Final = "EngineService.Cleanup"
 TIMES: Final = 3
 STREAMS: Final = 3
+LOOKS: Final = 32
+"""Refusals behind a Cleanup on its own connection: it has begun by the last of them."""
 
 
 @check("CLN-01", phase=Phase.DESTRUCTIVE)
@@ -106,6 +109,27 @@ async def the_door_closes_at_once(ctx: Context) -> None:
     await cleanup.finish()
     require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
     expect_equal(stream.choice.reason_name, "LENGTH", "a stream in flight is cut short by a patient Cleanup")
+
+
+@check("CLN-07", variant="draining", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "CLN-07"))
+async def the_door_of_a_drain_closes_too(ctx: Context) -> None:
+    """A patient Cleanup behind a drain that waits for the same stream: it is what newcomers are told of."""
+    stream = await ctx.start(ctx.long_request()).first_token()
+    await anext(ctx.client.call("EngineService.Drain", pb.DrainRequest()), None)
+    cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
+    cleaning = asyncio.ensure_future(cleanup.finish())
+    # Nothing else tells when it has begun: the state is that of the drain.
+    for _ in range(LOOKS):
+        await pause()
+        exchange = await ctx.refused(ctx.request())
+        if exchange.detail and exchange.detail.reason == pb.ERROR_REASON_ENGINE_DEAD:
+            break
+    goes_on = not cleaning.done()
+    await ctx.client.abort([stream.request.request_id])
+    await cleaning
+    if not goes_on:
+        raise NotApplicable("the longest request ends before anybody can be refused")
+    require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
 
 
 @check("CLN-07", variant="queued", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-07", "INF-08"))

@@ -10,12 +10,16 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session.adapters import loaded
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.session.views.kv_view import Picture, Subscription, hashes, sources, subscribe
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 BLOCKS: Final = 4
+LASTING: Final = 256
+"""Tokens of a request beside which the cache is emptied."""
+FUTURE: Final = 1_000_000
+"""Events beyond the newest one."""
 PRESSURE_TOKENS: Final = 20_000
 """A cache above this size is not filled to see evictions: it would take too long on slow engines."""
 LONGEST: Final = 2040
@@ -94,8 +98,13 @@ async def the_picture_is_complete(ctx: Context) -> None:
 
 @check("KVE-06", needs=("KVE-03",), alone=True)
 async def events_are_replayed(ctx: Context) -> None:
-    """From the middle of what was seen before."""
+    """From the middle of what was seen before; a number that no event has had begins with a snapshot."""
     observed = await _observed(ctx)
+    late = await subscribe(ctx, after=observed.changes[-1].sequence + FUTURE)
+    has_begun = await late.until(lambda: bool(late.events), ctx.bounds.answer)
+    late.close()
+    message = "a subscription after an event that never was does not begin with a snapshot"
+    expect(has_begun and late.snapshot, message, expected="cleared", seen=late.events[:1] or "nothing")
     middle = len(observed.changes) // 2
     wanted = observed.changes[middle:]
     again = await subscribe(ctx, after=wanted[0].sequence - 1)
@@ -183,9 +192,14 @@ async def _observed(ctx: Context) -> Observed:
 
 
 async def _observe(ctx: Context) -> Observed:
-    """Prompts of some blocks, repeated, branched, and as many as fill a small cache."""
+    """Prompts of some blocks, repeated, branched, and as many as fill a small cache.
+
+    Before the others the cache is emptied, while a request holds some of its blocks.
+    """
     subscription = await _watching(ctx)
     prompt = ctx.fresh_prompt(BLOCKS, least=2)
+    if ctx.capabilities.prefix_cache:
+        await _reset_beside(ctx)
     branch = [*prompt[: ctx.block_size], *ctx.fresh_prompt(1)]
     for tokens in (prompt, prompt, branch, *_pressure(ctx)):
         await ctx.generate(await _asking(ctx, token_ids=tokens))
@@ -195,6 +209,15 @@ async def _observe(ctx: Context) -> Observed:
     subscription.close()
     at_rank = cached - subscription.elsewhere
     return Observed(subscription.snapshot, subscription.changes, subscription.picture(), at_rank)
+
+
+async def _reset_beside(ctx: Context) -> None:
+    await ctx.generate(await _asking(ctx, token_ids=ctx.fresh_prompt(BLOCKS)))
+    asked = await _asking(ctx, token_ids=ctx.fresh_prompt(BLOCKS))
+    stream = await ctx.start(change(asked, max_tokens=ctx.tokens(LASTING))).first_token()
+    await ctx.client.ask("AdminService.ResetPrefixCache", pb.ResetPrefixCacheRequest())
+    stream.cancel()
+    await ctx.idle()
 
 
 def _pressure(ctx: Context) -> list[list[int]]:

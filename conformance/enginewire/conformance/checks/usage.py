@@ -6,10 +6,11 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.checks.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
+from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.stream import Choice
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 BLOCKS = 4
 TENANT = "tenant-" * 18
@@ -79,6 +80,35 @@ async def aborted_handles_are_counted(ctx: Context) -> None:
         sent = sum(len(choice.tokens) for choice in _choices(handle, count))
         seen = handle.usage.completion_tokens
         expect_equal(seen, sent, "the usage of an aborted handle is not that of what was sent")
+
+
+@check(
+    "USE-05",
+    variant="ended",
+    gate="resume",
+    needs=(*SHAPE, "USE-05", "SEQ-01", "SEQ-02", "RES-01", "RES-04"),
+    alone=True,
+    not_beside=("n", "resume"),
+)
+async def choices_that_have_ended_are_counted(ctx: Context) -> None:
+    """Two choices, one of which lacks a single token: it has ended when the other one is aborted."""
+    if ctx.choices(2) < 2:
+        raise NotApplicable("Limits.max_n is 1")
+    request = ctx.lasting_request(ctx.bounds.reaction, n=2)
+    handed_in = ctx.prompt(request.request.stop_conditions.max_tokens - 1, salt=1)
+    resume = pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=handed_in)], attempt=1)
+    stream = ctx.start(requests.change(request, resume=resume))
+    while not (stream.choice.terminal and 1 in stream.choices):
+        if await anext(stream.call, None) is None:
+            raise NotApplicable(f"the request ended before its abort: {stream.exchange.status}")
+    await ctx.client.abort([request.request_id])
+    await stream.end()
+    other = stream.choices[1]
+    if other.reason_name != "CANCELLED":
+        raise NotApplicable("the request ends before it can be aborted")
+    sent = len(handed_in) + len(stream.tokens) + len(other.tokens)
+    seen = stream.usage.completion_tokens
+    expect_equal(seen, sent, "the usage of an aborted request leaves out a choice that had ended")
 
 
 def _choices(handle: Handle, count: int) -> list[Choice]:

@@ -286,3 +286,21 @@ class MultiplexedIdsAreNotFound(Reference):
     def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
         is_hidden = request_id in self._of_streams and request_id in self.live
         return pb.ABORT_OUTCOME_UNKNOWN if is_hidden else super().abort_id(request_id)
+
+
+@mutant("gathered_tokens_are_dropped", kills="ABO-07", also=("STR-06/seen", "USE-05/seen"))
+class GatheredTokensAreDropped(Reference):
+    """An abort ends a choice between two outputs, and what was to be the next one is counted and gone."""
+
+    async def outputs(self, job: Job) -> AsyncIterator[pb.LLMEngineOutput]:
+        held = list[pb.LLMEngineOutput]()
+        async for output in super().outputs(job):
+            if output.finish_reason != pb.FINISH_REASON_CANCELLED:
+                held.append(output)
+                if len(held) < job.request.output_options.stream_interval and not output.finish_reason:
+                    continue
+                output = held.pop()
+                for each in held:
+                    yield each
+            held.clear()
+            yield output

@@ -128,3 +128,13 @@ class CleanupHandsBackWhatWaits(Reference):
         for job in list(self.waiting):
             self.abort(job)
         return await super().cleanup(request)
+
+
+@mutant("cleanup_behind_a_drain_is_draining", kills="CLN-07/draining")
+class CleanupBehindADrainIsDraining(Reference):
+    """Whoever was first says what newcomers are told, until nothing is in flight."""
+
+    def check_state(self) -> None:
+        if self.state == pb.ENGINE_STATE_STOPPED and self.live and self._drain_deadline is not None:
+            raise Refusal(pb.ERROR_REASON_DRAINING, "the server is draining")
+        super().check_state()

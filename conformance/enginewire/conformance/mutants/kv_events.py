@@ -106,8 +106,9 @@ class ReplayChanged(Reference):
     async def subscribe(
         self, request: pb.SubscribeKvEventsRequest
     ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        is_replay = request.HasField("after_sequence") and request.after_sequence <= self.sequence
         async for message in super().subscribe(request):
-            if request.HasField("after_sequence"):
+            if is_replay:
                 changed = pb.SubscribeKvEventsResponse(events=message.events)
                 for event in changed.events:
                     event.removed.medium = "disk"
@@ -180,3 +181,25 @@ class EventsUnadvertised(Reference):
 
     def allows(self, capability: str) -> bool:
         return capability == "kv_events" or super().allows(capability)
+
+
+@mutant("cleared_is_said_beside_requests", kills="KVE-05")
+class ClearedIsSaidBesideRequests(Reference):
+    """And nothing is dropped, for it might be in use."""
+
+    def clear_cache(self) -> int:
+        if not self.running:
+            return super().clear_cache()
+        self.publish(pb.KvEvent(cleared=pb.KvCacheCleared()))
+        return 0
+
+
+@mutant("events_to_come_are_waited_for", kills="KVE-06")
+class EventsToComeAreWaitedFor(Reference):
+    async def subscribe(
+        self, request: pb.SubscribeKvEventsRequest
+    ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
+        while request.after_sequence > self.sequence:
+            await self._changed.wait()
+        async for message in super().subscribe(request):
+            yield message

@@ -293,3 +293,14 @@ class OverloadIsFinished(Reference):
             if refusal.detail.reason == pb.ERROR_REASON_QUEUE_FULL:
                 self.finished.append(job.request_id)
             raise
+
+
+@mutant("overload_over_streams_says_less", kills="MUX-04/without-room")
+class OverloadOverStreamsSaysLess(Reference):
+    def submitted(self, submit: pb.Submit, call: Call) -> Job:
+        try:
+            return super().submitted(submit, call)
+        except Refusal as refusal:
+            if refusal.detail.reason == pb.ERROR_REASON_QUEUE_FULL:
+                raise Refusal(refusal.detail.reason, refusal.message) from None
+            raise

@@ -124,3 +124,14 @@ class BypassWrites(Reference):
 class SaltsAreCut(Reference):
     def block_keys(self, job: Job) -> list[BlockKey]:
         return [(salt[:64], adapter, tokens) for salt, adapter, tokens in super().block_keys(job)]
+
+
+@mutant("aborts_forget_what_has_ended", kills="USE-05/ended")
+class AbortsForgetWhatHasEnded(Reference):
+    """The usage of an abort is that of the choices it ends."""
+
+    def abort(self, job: Job) -> None:
+        for choice in job.choices:
+            if choice.is_finished:
+                choice.tokens = []
+        super().abort(job)
