@@ -129,6 +129,21 @@ async def neighbours_are_not_guided(ctx: Context) -> None:
         expect_equal(stream.tokens[:count], before[:count], "a guided neighbour changes a plain request")
 
 
+@check("GDE-08", needs=WHOLE)
+async def guides_end_below_the_minimum(ctx: Context) -> None:
+    """A minimum of more tokens than the guide has room for."""
+    modes = (pb.GUIDED_MODE_REGEX, pb.GUIDED_MODE_CHOICE)
+    mode = next((mode for mode in modes if mode in ctx.capabilities.guided_modes), None)
+    if mode is None or _room(ctx) < ROOM:
+        raise NotApplicable("neither a regex nor a choice can be brought to its end")
+    guide = GUIDES[mode]
+    stream = await ctx.generate(ctx.request(guided_decoding=guide, max_tokens=ROOM, min_tokens=ROOM))
+    message = "a guided choice does not end where its grammar allows nothing more"
+    expect(
+        stream.choice.reason_name in ("EOS", "STOP"), message, expected="EOS", seen=stream.choice.reason_name
+    )
+
+
 @check("ERR-17", variant="guides", gate="guided_modes", needs=SHAPE)
 async def other_guides_are_refused(ctx: Context) -> None:
     """Kinds that guided_modes does not list."""

@@ -89,12 +89,13 @@ async def ids_come_back_as_they_were(ctx: Context) -> None:
 
 @check("MDT-05", needs=SHAPE, not_beside=(FULL,))
 async def reserved_keys_are_read(ctx: Context) -> None:
-    """A number; no number; another number than the field's."""
+    """A number; no number; another number than the field's, also when that is 0."""
     await _with_metadata(ctx, ctx.request(), (PRIORITY, "1"), is_good=True)
     for wrong in ("abc", "", "1.5", "99999999999999999999"):
         await _with_metadata(ctx, ctx.request(), (PRIORITY, wrong), is_good=False)
     await _with_metadata(ctx, ctx.request(priority=1), (PRIORITY, "1"), is_good=True)
-    await _with_metadata(ctx, ctx.request(priority=1), (PRIORITY, "2"), is_good=False)
+    for priority in (1, 0):
+        await _with_metadata(ctx, ctx.request(priority=priority), (PRIORITY, "2"), is_good=False)
 
 
 @check(
@@ -106,17 +107,17 @@ async def reserved_keys_are_read(ctx: Context) -> None:
     not_beside=(FULL,),
 )
 async def reserved_keys_of_submits_are_read(ctx: Context) -> None:
-    """A number, none, and another one than the field's, in the metadata of requests of one stream."""
+    """A number, none, and others than the field's, in the metadata of requests of one stream."""
     async with open_stream(ctx) as stream:
-        for number, (priority, said) in enumerate(((1, "1"), (1, "2"), (1, "abc"))):
+        for number, (priority, said) in enumerate(((1, "1"), (1, "2"), (1, "abc"), (0, "2"))):
             submit = stream.submitted(number, ctx.request(priority=priority))
             submit.metadata[PRIORITY] = said
             stream.send(submit)
-        await stream.until_ended(0, 1, 2)
+        await stream.until_ended(*range(4))
         expect(
             not stream.handle(0).status, f"{PRIORITY} of a Submit is refused", seen=stream.handle(0).status
         )
-        for number in (1, 2):
+        for number in (1, 2, 3):
             code = (stream.handle(number).status or pb.Status()).code
             expect_equal(code, INVALID[0].value[0], f"a wrong {PRIORITY} of a Submit was not refused")
 

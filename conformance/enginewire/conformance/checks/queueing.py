@@ -1,4 +1,4 @@
-"""CON-08, INF-13, and what else is different for a request that waits: ABO-06 and some of MUX."""
+"""CON-08, CON-09, INF-13, and what else is different for a request that waits: ABO-06 and some of MUX."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from enginewire.conformance.checks.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import all_queued, kinds, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import detail_of
@@ -24,6 +25,8 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 
 TAKEN: Final = (grpc.StatusCode.ALREADY_EXISTS,)
 ATTEMPTS: Final = 3
+JUMP: Final = 60.0
+"""Seconds."""
 PROMPT: Final = 21
 ANSWER: Final = 8
 LOOKS: Final = 5
@@ -37,21 +40,36 @@ async def lower_priorities_start_first(ctx: Context) -> None:
 
     Again, where requests that held the other slots have ended meanwhile, as on a busy machine.
     """
+    message = "a request of priority 1 was served before one of priority -1 began"
+    await _second_one_starts_first(ctx, {"priority": 1}, {"priority": -1}, message)
+
+
+@check("CON-09", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "CON-08"))
+async def jumps_go_before(ctx: Context) -> None:
+    """The same with a minute's jump of the one that came later."""
+    message = "a request was served before one began that had jumped before it"
+    await _second_one_starts_first(ctx, {"priority": 0}, {"priority": 0, "priority_jump": JUMP}, message)
+
+
+Options = dict[str, Value]
+
+
+async def _second_one_starts_first(ctx: Context, first: Options, second: Options, message: str) -> None:
     for _ in range(ATTEMPTS):
         with suppress(NotApplicable):
-            if (has_waited := await _late_one_waits(ctx)) is not None:
-                expect(has_waited, "a request of priority 1 was served before one of priority -1 began")
+            if (has_waited := await _first_one_waits(ctx, first, second)) is not None:
+                expect(has_waited, message)
                 return
     raise NotApplicable("the slots are free again before a request can be seen to wait")
 
 
-async def _late_one_waits(ctx: Context) -> bool | None:
+async def _first_one_waits(ctx: Context, first_options: Options, second_options: Options) -> bool | None:
     """The outcomes of aborts say who was alive; None where another slot got free."""
     async with saturated(ctx) as running:
-        late = ctx.start(ctx.request(priority=1))
+        late = ctx.start(ctx.request(**first_options))
         reading = asyncio.ensure_future(late.end())
         await _waits(ctx, len(running), 1)
-        early = ctx.start(ctx.long_request(priority=-1))
+        early = ctx.start(ctx.long_request(**second_options))
         await _waits(ctx, len(running), 2)
         first, *others = [stream.request.request_id for stream in (*running, early)]
         await ctx.client.abort([first])

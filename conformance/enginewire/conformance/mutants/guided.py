@@ -120,3 +120,14 @@ class ServesUnlistedGuides(Reference):
 
     def guide(self, choice: Choice) -> grammar.Guide | None:
         return super().guide(choice) if _kind(choice) == "regex" else None
+
+
+@mutant("guides_that_end_too_soon_fail", kills="GDE-08")
+class GuidesThatEndTooSoonFail(Reference):
+    """Below a minimum that cannot be reached."""
+
+    def ending(self, choice: Choice, token: int) -> Ending:
+        is_over = self.guide(choice) is not None and token in self.ends(choice)
+        if is_over and len(choice.tokens) < choice.job.request.stop_conditions.min_tokens:
+            raise Refusal(pb.ERROR_REASON_INTERNAL, "the grammar ended before min_tokens (fault 7b1e)")
+        return super().ending(choice, token)

@@ -139,3 +139,13 @@ class SilentlyIgnoresRanks(Reference):
 
     def check_rank(self, request: pb.PreprocessedRequest) -> None:
         """Any will do."""
+
+
+@mutant("fields_of_zero_say_nothing", kills="MDT-05")
+class FieldsOfZeroSayNothing(Reference):
+    """The key is taken for the field, which was set to 0."""
+
+    def fold(self, request: pb.GenerateRequest, call: Call) -> None:
+        if not request.request.routing.priority:
+            request.request.routing.ClearField("priority")
+        super().fold(request, call)

@@ -108,3 +108,9 @@ class TimeoutsAreForWhatRuns(KnowsItsStreams):
         super().reap(now)
         for job, deadline in deadlines.items():
             job.deadline = deadline
+
+
+@mutant("jumps_are_ignored", kills="CON-09")
+class JumpsAreIgnored(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        return job.request.routing.priority, job.came_at

@@ -73,10 +73,14 @@ class Engine(Choices):
         self._wake.set()
 
     def enqueue(self, job: Job) -> None:
-        """Behind those of equal or better priority."""
-        priority = job.request.routing.priority
-        better = sum(other.request.routing.priority <= priority for other in self.waiting)
-        self.waiting.insert(better, job)
+        """Behind those of better priority, and of those that came sooner or are taken for such."""
+        mine = self.urgency(job)
+        self.waiting.insert(sum(self.urgency(other) <= mine for other in self.waiting), job)
+
+    def urgency(self, job: Job) -> tuple[int, float]:
+        """What the queue is ordered by, smallest first."""
+        routing = job.request.routing
+        return routing.priority, job.came_at - routing.priority_jump
 
     def blocks_for(self, job: Job) -> int:
         """KV blocks a job holds while it runs."""

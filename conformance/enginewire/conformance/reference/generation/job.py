@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from dataclasses import dataclass, field
 
 from enginewire import v1 as pb
@@ -27,7 +28,10 @@ class Choice:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One request. `blocks` is what it holds while it runs; `ready_at` when its first token is due."""
+    """One request. `blocks` is what it holds while it runs; `ready_at` when its first token is due.
+
+    `came_at` is a time of the monotonic clock, as `ready_at` is.
+    """
 
     request_id: str
     request: pb.PreprocessedRequest
@@ -39,6 +43,7 @@ class Job:
     blocks: int = 0
     cached_tokens: int = 0
     ready_at: float = 0.0
+    came_at: float = field(default_factory=time.monotonic)
     events: list[pb.EngineEvent] = field(default_factory=list)
     """Answers to its annotations that nobody has sent yet."""
 
