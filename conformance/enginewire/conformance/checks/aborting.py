@@ -15,7 +15,13 @@ from enginewire.conformance.checks.embeddings import embed
 from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
-from enginewire.conformance.session.context import INVALID, LASTING_SECONDS, Context, require_refusal
+from enginewire.conformance.session.context import (
+    INVALID,
+    LASTING_SECONDS,
+    TAKEN,
+    Context,
+    require_refusal,
+)
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream
@@ -28,8 +34,6 @@ AT_A_TIME: Final = 8
 MORE: Final = 4
 GATHERED: Final = 16
 """Tokens of an output of those that are aborted between two of them."""
-
-TAKEN: Final = (grpc.StatusCode.ALREADY_EXISTS,)
 
 OVER: Final = (pb.ABORT_OUTCOME_FINISHED, pb.ABORT_OUTCOME_UNKNOWN)
 """What may be said of a request that ended: it is remembered, or already forgotten."""

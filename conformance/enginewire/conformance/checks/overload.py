@@ -63,9 +63,8 @@ async def overload_is_refused(ctx: Context) -> None:
 async def ids_without_room_are_free(ctx: Context) -> None:
     """One of those that were refused comes again, with the same id, when there is room."""
     exchange = (await _overload(ctx)).calls[-1]
-    refused = cast(pb.GenerateRequest, exchange.request)
     await ctx.idle()
-    again = await ctx.start(ctx.request(request_id=refused.request_id)).end()
+    again = await ctx.start(ctx.request(request_id=_id(exchange))).end()
     message = "the id of a request that found no room is not free"
     expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
 
@@ -83,8 +82,7 @@ async def what_found_no_room_is_unknown(ctx: Context) -> None:
     exchange, *others = (await _overload(ctx)).calls
     if not others:
         raise NotApplicable("one request was refused for want of room, and its id is used again")
-    name = cast(pb.GenerateRequest, exchange.request).request_id
-    (result,) = await ctx.client.abort([name])
+    (result,) = await ctx.client.abort([_id(exchange)])
     outcome = pb.AbortOutcome.Name(result.outcome)
     expect_equal(outcome, "ABORT_OUTCOME_UNKNOWN", "a request that found no room has another outcome")
 
@@ -136,6 +134,10 @@ async def streams_tell_of_overload_like_calls(ctx: Context) -> None:
     told = _told(overload.calls[-1])
     for exchange in overload.submits:
         expect_equal(_told(exchange), told, "the status of a Submit that finds no room is another one")
+
+
+def _id(exchange: Exchange) -> str:
+    return cast(pb.GenerateRequest, exchange.request).request_id
 
 
 def _told(exchange: Exchange) -> dict[str, object]:

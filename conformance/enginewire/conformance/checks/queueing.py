@@ -14,7 +14,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
-from enginewire.conformance.session.context import Context, require_refusal
+from enginewire.conformance.session.context import TAKEN, Context, require_refusal
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import all_queued, kinds, saturated
 from enginewire.conformance.session.watching import until
@@ -23,7 +23,6 @@ from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
 from enginewire.conformance.wire.stream import Stream, reason_name
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
-TAKEN: Final = (grpc.StatusCode.ALREADY_EXISTS,)
 ATTEMPTS: Final = 3
 JUMP: Final = 60.0
 """Seconds."""
@@ -32,6 +31,8 @@ ANSWER: Final = 8
 LOOKS: Final = 5
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
+
+Options = dict[str, Value]
 
 
 @check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05"))
@@ -49,9 +50,6 @@ async def jumps_go_before(ctx: Context) -> None:
     """The same with a minute's jump of the one that came later."""
     message = "a request was served before one began that had jumped before it"
     await _second_one_starts_first(ctx, {"priority": 0}, {"priority": 0, "priority_jump": JUMP}, message)
-
-
-Options = dict[str, Value]
 
 
 async def _second_one_starts_first(ctx: Context, first: Options, second: Options, message: str) -> None:

@@ -49,6 +49,8 @@ REFUSALS = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT)
 """What ERR-17 allows for a request that uses a capability which is not advertised."""
 LEFT_OUT = (grpc.StatusCode.UNIMPLEMENTED,)
 """And for an RPC that needs one."""
+TAKEN = (grpc.StatusCode.ALREADY_EXISTS,)
+"""What ABO-06 says of an id that is live."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class RemoteEngine(BaseEngine, Generic[CallT]):
         self, request: pb.PreprocessedRequest, context: GenerateContext, begin: Callable[[], CallT]
     ) -> AsyncIterator[CallT]:
         """The call that `begin` makes, once there is a slot for every choice. Raises EngineDead."""
-        waiting_tokens, has_begun = prompt_length(request), False
+        waiting_tokens = prompt_length(request)
         self._counts.waiting_tokens += waiting_tokens
         try:
             async with self._slots.take(open_choices(request, self.config.role)):
@@ -124,19 +124,16 @@ class RemoteEngine(BaseEngine, Generic[CallT]):
                 if self.is_dead:
                     raise dead()
                 call = self._calls[context] = begin()
-                has_begun, context.running_since = True, time.monotonic()
+                context.running_since = time.monotonic()
                 try:
                     yield call
                 finally:
                     self._end(call, context)
         finally:
             self._counts.waiting_tokens -= waiting_tokens
-            if not has_begun:  # it has ended all the same
-                self._counts.requests_finished += 1
 
     def _end(self, call: CallT, context: GenerateContext) -> None:
         del self._calls[context]
-        self._counts.requests_finished += 1
         self._counts.tokens_generated += call.num_tokens
 
     def _after_look(self) -> bool:
