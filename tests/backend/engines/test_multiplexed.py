@@ -421,3 +421,36 @@ async def test_a_pass_is_followed_by_a_pause_only_when_tokens_come_faster_than_e
     for consumer in consumers:
         with suppress(RequestFailed):
             await consumer
+
+
+@pytest.mark.parametrize(("tokens_per_frame", "num_read"), [(1, 8), (3, 4)])
+async def test_consumers_that_are_woken_wait_for_the_same_reason(
+    call, monkeypatch, tokens_per_frame, num_read
+):
+    """The same times as above. A pause is one that no test sees the end of."""
+    clock = Clock()
+    monkeypatch.setattr(multiplexed, "time", clock)
+    monkeypatch.setattr(multiplexed, "WAKE_PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr(multiplexed, "LONGEST_WAKE_PAUSE_SECONDS", 600.0)
+    connection = MultiplexedConnection(lambda: call, max_request_bytes=100_000)
+    runs: list[int] = []
+
+    async def consume(stream: EngineStream) -> None:
+        while chunks := await stream.read():
+            clock.now += 0.001
+            runs.extend(len(chunk.token_ids) for chunk in chunks)
+
+    consumers = [asyncio.create_task(consume(submit(connection, f"r{number}"))) for number in range(4)]
+    await settle()
+    for frame in range(2):
+        clock.now += 0.004
+        first = [frame * tokens_per_frame] * 4
+        counts, token_ids = [tokens_per_frame] * 4, [65] * 4 * tokens_per_frame
+        await call.answer(
+            handles=range(1, 5), first_output_positions=first, token_counts=counts, token_ids=token_ids
+        )
+    assert runs == [tokens_per_frame] * num_read
+    await connection.close()
+    for consumer in consumers:
+        with suppress(RequestFailed):
+            await consumer
