@@ -91,6 +91,31 @@ class EndsSlowReaders(Reference):
         return await super().get_load()
 
 
+COUNT_SECONDS = 0.05
+
+
+class CountsLate(Reference):
+    """What has ended is counted when its slot has been free for a while."""
+
+    not_counted = -100  # it has served others before
+
+    def release(self, job: Job) -> None:
+        """Free its slot, and count it later."""
+        if self.live.get(job.request_id) is job:
+            self.not_counted += 1
+            asyncio.get_running_loop().call_later(COUNT_SECONDS, self._count)
+        super().release(job)
+
+    def _count(self) -> None:
+        self.not_counted -= 1
+
+    def load(self) -> pb.Load:
+        """Without those that are not counted yet."""
+        load = super().load()
+        load.requests_finished -= self.not_counted
+        return load
+
+
 class TwoRanks(Reference):
     """The second one has blocks in its cache, too, of requests that were for nobody in particular."""
 
@@ -151,6 +176,7 @@ class TwoRanks(Reference):
         (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
         (OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08")),
         (LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",)),
+        (CountsLate, ("INF-13", "INF-13/waiting"), ()),
         (EndsSlowReaders, (), ("ERR-16",)),
         (SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), ()),
     ],

@@ -23,6 +23,8 @@ from tests.server.serving import PATIENCE_SECONDS, until_true
 
 LOST = Failure(14, pb.ERROR_REASON_ENGINE_DEAD, "gone", retryable=True).to_proto()
 QUICK = RetryPolicy(shortest_backoff=0.001, longest_backoff=0.002, recovery=0.5)
+# Whoever failed is left alone for longer than it takes to ask another one.
+ELSEWHERE = RetryPolicy(shortest_backoff=PATIENCE_SECONDS, longest_backoff=PATIENCE_SECONDS)
 
 
 class Lives(HostileEngine):
@@ -168,7 +170,8 @@ async def test_what_an_engine_that_goes_away_has_cancelled_goes_on(
     first, second = Leaving([tokens(b"pon"), CANCELLED, END]), Lives([terminal(b"g", 3), END])
     first.info.engine_lifetime_id = "another" if how == "is another life" else "life"
     first.has_load = how != "does not answer"
-    async with backend_on(socket_folder, vocabulary, first, second, multiplexed=multiplexed) as backend:
+    engines, options = (first, second), {"policy": ELSEWHERE, "multiplexed": multiplexed}
+    async with backend_on(socket_folder, vocabulary, *engines, **options) as backend:
         heard = await hear(backend, ask())
     assert heard.text() == "pong"
     assert [item.comment for item in heard.items if item.event == "migrated"] == [["1"]]
@@ -271,7 +274,7 @@ async def test_what_nobody_saw_anything_of_begins_at_an_engine_of_another_kind(
 ) -> None:
     handed_back = Failure(14, pb.ERROR_REASON_DRAINING, "going", retryable=True).to_proto()
     first, second = Lives([handed_back]), OfAnotherKind([terminal(b"pong")], seed=False)
-    async with backend_on(socket_folder, vocabulary, first, second) as backend:
+    async with backend_on(socket_folder, vocabulary, first, second, policy=ELSEWHERE) as backend:
         heard = await hear(backend, ask(sampling_options=pb.SamplingOptions(temperature=1.0)), timeout=10.0)
     assert heard.text() == "pong"
     # The first one can go on with what has a seed; the second one knows none.

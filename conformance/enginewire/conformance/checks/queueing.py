@@ -29,6 +29,8 @@ JUMP: Final = 60.0
 PROMPT: Final = 21
 ANSWER: Final = 8
 LOOKS: Final = 5
+COUNTED: Final = 0.05
+"""Of the reaction bound: so much later than its slot is free may what ended be counted."""
 FULL: Final = ("INF-08", "ABO-05")
 """What whoever fills the slots relies on."""
 
@@ -82,14 +84,14 @@ async def _first_one_waits(ctx: Context, first_options: Options, second_options:
 @check("INF-13", alone=True, needs=(*WHOLE, "ABO-01"))
 async def counters_count(ctx: Context) -> None:
     """Some requests that end by themselves, and one that is aborted; what is never counted stays at 0."""
-    before = await ctx.idle()
+    before = await _all_counted(ctx)
     count = ctx.choices(2)
     streams = [await ctx.generate(ctx.request(n=each)) for each in {1, count}]
     streams.append(await ctx.start(ctx.long_request()).first_token())
     await ctx.client.abort([streams[-1].request.request_id])
     await streams[-1].end()
     await ctx.refused(ctx.request(max_tokens=0))
-    after = await ctx.idle()
+    after = await _all_counted(ctx)
     sent = sum(len(choice.tokens) for stream in streams for choice in stream.choices.values())
     if after.requests_finished:
         ended = after.requests_finished - before.requests_finished
@@ -106,7 +108,7 @@ async def counters_count(ctx: Context) -> None:
 @check("INF-13", variant="waiting", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL))
 async def waiting_requests_are_counted(ctx: Context) -> None:
     """One of several choices is one request, and its prompt waits once; cancelled, it has ended."""
-    idle = await ctx.idle()
+    idle = await _all_counted(ctx)
     async with saturated(ctx) as running:
         before = await ctx.client.load()
         several = {"n": 2} if ctx.choices(2) > 1 else {}
@@ -119,7 +121,7 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
             load = await _waits(ctx, len(running), before.waiting + 1)
         waiting.cancel()
         await until(ctx, lambda load: load.waiting <= before.waiting, "a cancelled request goes on waiting")
-    if finished := (await ctx.idle()).requests_finished:
+    if finished := (await _all_counted(ctx)).requests_finished:
         ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
         expect_equal(ended, len(running) + 1, message)
     expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
@@ -289,6 +291,17 @@ def _served(stream: Multiplexed) -> list[int]:
     if not found:
         raise NotApplicable("a request that has to wait is refused here")
     return found
+
+
+async def _all_counted(ctx: Context) -> pb.Load:
+    """The load of an idle engine, once no more of what has ended is counted."""
+    load = await ctx.idle()
+    for _ in range(LOOKS):
+        await pause(COUNTED * ctx.bounds.reaction)
+        before, load = load, await ctx.idle()
+        if load.requests_finished == before.requests_finished:
+            break
+    return load
 
 
 async def _waits(ctx: Context, running: int, count: int) -> pb.Load:
