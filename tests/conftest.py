@@ -47,6 +47,21 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """A part of what was chosen otherwise."""
+    parser.addoption("--part", metavar="K/N", default="1/1", help="run only every Nth test from the Kth on")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what belongs to other parts."""
+    place, parts = map(int, config.getoption("--part").split("/"))
+    chosen = items[place - 1 :: parts]
+    mine = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+    items[:] = chosen
+
+
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
     """A private folder whose name is short enough for socket paths, unlike tmp_path under xdist."""

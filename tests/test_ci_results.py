@@ -1,12 +1,15 @@
-"""The closing line of CI: what pytest, the kit, chaos and fuzz print is added up."""
+"""What CI runs of the long tests, and its closing line, which adds up what everything prints."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from tests.conftest import pytest_collection_modifyitems
 from tests.repository import ROOT
 
 SCRIPT = ROOT / ".ci" / "count_results"
@@ -42,3 +45,17 @@ def test_tests_and_checks_are_counted_together(printed: str, closing_line: str) 
 def test_lines_that_repeat_or_detail_a_result_count_nothing() -> None:
     details = "STR  Stream  12 PASS\n== cpp at unix:{socket}: 172 PASS in 45.6 s, exit code 0\n; a 3 PASS\n"
     assert counted(details) == "0 passed, 0 failed\n"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_each_test_is_in_one_part(parts: int) -> None:
+    all_of_them = cast(list[pytest.Item], list(range(10)))
+    chosen, left_out = list[pytest.Item](), list[pytest.Item]()
+    for place in range(1, parts + 1):
+        items = list(all_of_them)
+        hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+        config = SimpleNamespace(getoption=lambda _, place=place: f"{place}/{parts}", hook=hook)
+        pytest_collection_modifyitems(cast(pytest.Config, config), items)
+        chosen += items
+    assert sorted(chosen, key=hash) == all_of_them
+    assert len(left_out) == len(all_of_them) * (parts - 1)
