@@ -47,5 +47,10 @@ def test_importing_a_package_loads_nothing_it_must_not(statement: str, forbidden
     assert not loaded_by(statement) & forbidden
 
 
+@pytest.mark.parametrize("program", ["enginewire.backend.__main__", "enginewire.server.__main__"])
+def test_until_a_program_listens_for_ctrl_c_it_imports_next_to_nothing(program: str) -> None:
+    assert not loaded_by(f"import {program}") & {"asyncio", "logging", "dataclasses", "enginewire.options"}
+
+
 def test_the_check_sees_a_planted_import() -> None:
     assert "numpy" in loaded_by("import numpy") & HEAVY

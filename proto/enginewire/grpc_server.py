@@ -6,8 +6,10 @@ addresses and RPCs.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import grpc
@@ -55,6 +57,21 @@ def bare_server(
     logging.getLogger(LOGGER).addFilter(_is_news)
     # Two servers on one port would share its connections without any error.
     return grpc.aio.server(options=[("grpc.so_reuseport", 0), *options], interceptors=interceptors)
+
+
+@asynccontextmanager
+async def started(server: grpc.aio.Server) -> AsyncIterator[None]:
+    """It serves inside the context, at the addresses that it has, and stops at the end.
+
+    gRPC cannot stop what has begun to start: whoever is cancelled meanwhile waits for the rest of the start.
+    """
+    starting = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.shield(starting)
+        yield
+    finally:
+        await asyncio.wait([starting])
+        await server.stop(None)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

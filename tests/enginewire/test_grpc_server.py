@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from enginewire.grpc_server import LOGGER, bare_server, new_server
+from enginewire.grpc_server import LOGGER, bare_server, new_server, started
 from enginewire.listening.binding import bind_tcp, listen
 from tests.repository import ROOT
 
@@ -173,3 +174,25 @@ async def test_only_operations_that_grpc_never_began_are_an_error(
     except grpc.aio.InternalError:
         logging.getLogger(LOGGER).exception("raised in core")
     assert (message in caplog.text) == is_news
+
+
+async def test_who_is_cancelled_while_a_server_starts_leaves_nothing_half_started(
+    caplog: pytest.LogCaptureFixture, socket_folder: Path
+) -> None:
+    server = bare_server()
+    server.add_insecure_port(f"unix:{socket_folder}/s")
+
+    async def serve() -> None:
+        async with started(server):
+            raise AssertionError("it was cancelled")
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    # What gRPC could not do it would say by now, of a task of its own.
+    gc.collect()
+    await asyncio.sleep(0)
+    assert caplog.records == []
+    assert not (socket_folder / "s").exists()

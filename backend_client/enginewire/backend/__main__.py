@@ -16,9 +16,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Final
 
-from enginewire.backend.commands.options import CommandLineOptions
-from enginewire.backend.config import STANDARD_STREAM, JsonlOptions, load_serve
-from enginewire.options import load
+# The options too are imported when they are needed: until `main` is called, Ctrl-C is a traceback.
 from enginewire.program import program
 from enginewire.version import __version__
 
@@ -68,6 +66,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _generate(argv: Sequence[str]) -> int:
+    from enginewire.backend.commands.options import CommandLineOptions
+    from enginewire.options import load
+
     options = load(
         CommandLineOptions, argv, prog=f"{PROG} generate", description="Stream the answer to one prompt."
     ).options
@@ -85,6 +86,9 @@ def _generate(argv: Sequence[str]) -> int:
 
 
 def _jsonl(argv: Sequence[str]) -> int:
+    from enginewire.backend.config import STANDARD_STREAM, JsonlOptions
+    from enginewire.options import load
+
     options = load(
         JsonlOptions, argv, prog=f"{PROG} jsonl", description="Answer JSON lines with JSON lines."
     ).options
@@ -109,6 +113,8 @@ def _jsonl(argv: Sequence[str]) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
+    from enginewire.backend.config import load_serve
+
     options = load_serve(argv)
     if options.http_port is not None and (missing := missing_packages(HTTP_PACKAGES)):
         return _fail(f"--http-port needs {', '.join(missing)}: pip install 'enginewire[http]'")

@@ -6,24 +6,21 @@ stuck or could not be cleaned up, 98 the address is in use, 128 + signal when a 
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
 import sys
-import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from enginewire.program import event_loop, program
-from enginewire.server.config.given import load_options
+# The options too are imported when they are needed: until `main` is called, Ctrl-C is a traceback.
+from enginewire.program import program
 
 EXIT_USAGE = 2
-LAST_SECONDS = 1.0
 
 
 @program
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sidecar; returns the exit code."""
+    from enginewire.server.config.given import load_options
+
     options = load_options(argv)
     if options.metrics_port is not None and find_spec("prometheus_client") is None:
         print("--metrics-port needs prometheus_client: pip install 'enginewire[metrics]'", file=sys.stderr)
@@ -32,8 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("--kv-events-config needs ZeroMQ: pip install 'enginewire[zmq]'", file=sys.stderr)
         return EXIT_USAGE
     # Past this line the command is really going to serve: now the heavy imports may come.
+    from enginewire.program import event_loop
     from enginewire.program.logs import configure_logs
     from enginewire.server.load_engine import EngineUnavailable, make_engine
+    from enginewire.server.process.leftovers import leave_what_stays
     from enginewire.server.server import EngineServer
 
     configure_logs(options.log_level, options.log_format)
@@ -45,26 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     async def serve() -> int:
         exit_code = await EngineServer(engine, options).run()
-        await _leave_what_stays(exit_code)
+        await leave_what_stays(exit_code)
         return exit_code
 
     return event_loop.run(serve())
-
-
-async def _leave_what_stays(exit_code: int) -> None:
-    """End the process here when something would hold up its end.
-
-    Such as a thread that still loads a model, or a call of an engine that takes no notice of being cancelled.
-    """
-    await event_loop.last_calls()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    _, left = await asyncio.wait(others, timeout=LAST_SECONDS) if others else (others, set())
-    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if left or not all(thread.daemon for thread in threads):
-        logging.shutdown()
-        os._exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Final
 
 import grpc
 
-from enginewire.grpc_server import new_server
+from enginewire.grpc_server import new_server, started
 from enginewire.listening.binding import bind_tcp
 
 # A probe names a service and gets a number.
@@ -25,8 +25,5 @@ async def health_port(add: Callable[[grpc.aio.Server], None], host: str, port: i
     server = new_server(MOST_BYTES, MOST_STREAMS)
     add(server)
     target = bind_tcp(server, host, port)
-    await server.start()
-    try:
+    async with started(server):
         yield target
-    finally:
-        await server.stop(None)

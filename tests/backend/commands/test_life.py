@@ -30,6 +30,7 @@ from tests.backend.our_processes import (
     running,
     until,
 )
+from tests.long import long_but
 
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 ENDLESS = ("--raw", "--ignore-eos", "--prompt", "over and over ")
@@ -248,6 +249,24 @@ def test_serve_answers_drains_and_removes_its_socket(engine: str, socket_folder:
         assert begin + "".join(item.annotated.data.text for item in call) == "a text that takes a while"
         assert process.wait(PATIENCE_SECONDS) == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize("is_full", long_but([False], [False, True]), ids=["unread", "full"])
+def test_where_nobody_reads_what_serve_says_it_answers_and_drains_all_the_same(
+    engine: str, socket_folder: Path, is_full: bool
+) -> None:
+    argv = command("serve", "--target", engine, "--uds", f"{socket_folder}/b", "--health-port", "0")
+    unread, log = os.pipe()
+    os.close(unread)
+    if is_full:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), log)
+    with running(argv, stderr=log) as process, grpc.insecure_channel(f"unix:{socket_folder}/b") as channel:
+        call = pb.BackendServiceStub(channel).Generate(ask("to its end"), wait_for_ready=True, timeout=20)
+        begin = next(call).annotated.data.text
+        process.send_signal(signal.SIGTERM)
+        assert begin + "".join(item.annotated.data.text for item in call) == "to its end"
+        assert process.wait(PATIENCE_SECONDS) == 0
+    os.close(log)
 
 
 def test_a_second_signal_ends_serve_at_once(engine: str, socket_folder: Path) -> None:

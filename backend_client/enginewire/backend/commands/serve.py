@@ -17,6 +17,7 @@ from enginewire.access.listener_options import access_of, audit_log_of
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.grpc_service import grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend
+from enginewire.backend.processes.engine_output import write_quietly
 from enginewire.backend.processes.stop_signals import StopSignals
 from enginewire.listening.health_port import health_port
 from enginewire.metrics.stats_line import StatsLine
@@ -48,7 +49,7 @@ Announce = Callable[[Sequence[str]], None]
 def announce(addresses: Sequence[str]) -> None:
     """A line on standard error for each address."""
     for address in addresses:
-        print(f"listening on {address}", file=sys.stderr, flush=True)
+        write_quietly(sys.stderr, f"listening on {address}\n")
 
 
 async def serve(
@@ -68,7 +69,7 @@ async def serve(
         faces: list[Face] = [grpc]
         if options.health_port is not None:
             probes = health_port(grpc.add_health, options.health_host, options.health_port)
-            print(f"health at {await stack.enter_async_context(probes)}", file=sys.stderr, flush=True)
+            write_quietly(sys.stderr, f"health at {await stack.enter_async_context(probes)}\n")
         if options.http_port is not None:
             from enginewire.backend.frontends.http_api.server import http_face
 
@@ -83,7 +84,7 @@ async def serve(
         # All of this stays: looking through it for garbage would only hold up an answer.
         gc.freeze()
         await signals.first()
-        print("draining", file=sys.stderr, flush=True)
+        write_quietly(sys.stderr, "draining\n")
         systemd.tell(systemd.STOPPING)
         await _drain_all(faces, options.shutdown_timeout)
         return 0

@@ -27,7 +27,7 @@ from enginewire.backend.frontends.patient_writer import DEFAULT_PATIENCE_SECONDS
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.prompting.prompts import InvalidPrompt
-from enginewire.grpc_server import new_server
+from enginewire.grpc_server import new_server, started
 from enginewire.listening.binding import add_reflection, listen
 
 SERVICE: Final = "enginewire.v1.BackendService"
@@ -158,11 +158,8 @@ async def grpc_face(
     if options.reflection:
         add_reflection(server, SERVICE, HEALTH)
     with listen(server, options.uds, options.host, options.port, access.tls) as target:
-        await server.start()
-        try:
+        async with started(server):
             yield GrpcFace(server, health, target)
-        finally:
-            await server.stop(None)
 
 
 def _serialized(item: Annotated[BackendOutput]) -> bytes:

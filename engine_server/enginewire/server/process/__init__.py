@@ -1,4 +1,4 @@
-"""What any server of ours does with its process: signals.
+"""What any server of ours does with its process: signals, and its end.
 
 Knows nothing about engines or requests.
 """

@@ -17,7 +17,7 @@ from enginewire.backend.frontends.grpc_service import GrpcFace
 from enginewire.backend.frontends.health import BackendHealth
 from enginewire.backend.frontends.smg.servicer import SERVICE, SmgServicer
 from enginewire.backend.frontends.text_backend import TextBackend
-from enginewire.grpc_server import new_server
+from enginewire.grpc_server import new_server, started
 from enginewire.listening.binding import bind_tcp
 
 
@@ -37,8 +37,5 @@ async def smg_face(
     health = BackendHealth(backend.backend.engines, SERVICE)
     health.add_to(server)
     target = bind_tcp(server, options.smg_host, options.smg_port, access.tls)
-    await server.start()
-    try:
+    async with started(server):
         yield GrpcFace(server, health, f"{'grpcs' if access.tls else 'grpc'}://{target}")
-    finally:
-        await server.stop(None)
