@@ -1,12 +1,11 @@
-"""What callers who stall, leave, reset and cancel cost the server and everybody else, and how a server ends.
+"""What callers who stall, leave, reset and cancel cost the server and everybody else.
 
     python benchmarks/rude_callers.py CASE [--count N] [--seed N]
 
 `stalled`: 64 readers that take nothing, at each face in turn, and how long neighbours wait between tokens,
 against the same without them, as medians of the p99 of each round. `resets`: calls that are reset as soon as
 they begin. `cancels`: from a cancelled call to the moment at which the engine holds nothing of it. `leavers`:
-callers of the HTTP face who hang up, with memory and descriptors of backend and engine. `instants`: engine
-servers that get SIGTERM at a random instant of their life: exit codes, sockets, and processes that are left.
+callers of the HTTP face who hang up, with memory and descriptors of backend and engine.
 The last line is JSON.
 """
 
@@ -15,18 +14,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
 import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import grpc
 import h2.connection
@@ -311,93 +306,13 @@ async def leavers(count: int, seed: int) -> dict[str, object]:
     return {"leavers": count, "engine_mib_fds_backend_mib_fds": [rows[0], rows[5], rows[-1]]}
 
 
-async def instants(count: int, seed: int) -> dict[str, object]:
-    codes: Counter[str] = Counter()
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def one(number: int) -> None:
-        async with places:
-            codes.update(await life_and_end(random.Random(seed * 100_003 + number)))
-
-    await asyncio.gather(*map(one, range(count)))
-    return {"instants": count, **dict(codes.most_common())}
-
-
-async def life_and_end(draw: random.Random) -> list[str]:
-    """What there is to count of one server: its exit code and whatever it left behind."""
-    with tempfile.TemporaryDirectory(prefix="ew-") as folder:
-        path = Path(folder) / "e"
-        argv = ("enginewire.server", *ENGINE, "--uds", str(path), "--shutdown-timeout", "0.3")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *argv, stderr=asyncio.subprocess.PIPE, start_new_session=True
-        )
-        ask = draw.choice([keep_asking, keep_multiplexing, keep_silent])
-        asking = asyncio.create_task(ask(f"unix:{path}"))
-        # Three of four are met while they serve, the others while they start.
-        waits = draw.random() < 0.75
-        while waits and not path.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(draw.random())
-        process.send_signal(signal.SIGTERM)
-        if draw.random() < 0.3:
-            await asyncio.sleep(0.5 + draw.random() * 0.3)
-            with suppress(ProcessLookupError):
-                process.send_signal(draw.choice([signal.SIGTERM, signal.SIGINT]))
-        said, code = await process.stderr.read(), await process.wait()
-        asking.cancel()
-        found = [f"exit {code}"]
-        # Before Python listens for signals their own action is all there is, and nothing is there yet.
-        found += [f"socket left by exit {code}"] * path.exists()
-        found += ["process left"] * any(group_of(pid) == process.pid for pid in psutil.pids())
-        if b"Traceback" in said:
-            print(said.decode(errors="replace"), file=sys.stderr)
-            found.append("traceback")
-        # gRPC says so of a call that it lost track of.
-        found += ["call without an end"] * (b"Exception not handled" in said)
-        return found
-
-
-def group_of(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return 0
-
-
-async def keep_asking(target: str) -> None:
-    async with channel(target) as to:
-        for number in range(10**6):
-            with suppress(grpc.aio.AioRpcError):
-                calls = [pb.EngineServiceStub(to).Generate(asked(f"i{number}-{i}", 50)) for i in range(4)]
-                await asyncio.gather(*(call.read() for call in calls))
-            await asyncio.sleep(0.02)
-
-
-async def keep_multiplexing(target: str) -> None:
-    async with channel(target) as to:
-        for handle in range(1, 10**6):
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                call = pb.EngineServiceStub(to).GenerateMultiplexed()
-                submits = [pb.Submit(handle=i + 1, generate=asked(f"m{handle}-{i}", 50)) for i in range(4)]
-                await call.write(pb.GenerateMultiplexedRequest(submits=submits))
-                # It stays open: the server ends it.
-                async for _ in call:
-                    pass
-            await asyncio.sleep(0.02)
-
-
-async def keep_silent(target: str) -> None:
-    """It stays idle."""
-
-
 CASES: dict[str, Callable[[int, int], object]] = {
     "stalled": stalled,
     "resets": resets,
     "cancels": cancels,
     "leavers": leavers,
-    "instants": instants,
 }
-COUNTS = {"stalled": 7, "resets": 100_000, "cancels": 1000, "leavers": 50_000, "instants": 500}
+COUNTS = {"stalled": 7, "resets": 100_000, "cancels": 1000, "leavers": 50_000}
 
 
 def main() -> None:

@@ -42,6 +42,8 @@ class Cable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # With the namespace it would go at some time later.
+        ip("link", "del", self._card)
         ip("netns", "del", self.namespace)
 
     def at_the_far_end(self, argv: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -36,6 +37,8 @@ from tests.chaos.callers import CUT, WHOLE, Caller, Diary
 AT_ONCE: Final = 6
 # Longer than any drain of these lives, and the answers in it, may take on a busy machine.
 PATIENCE_SECONDS: Final = 60.0
+# Two steps of a second each, see enginewire.backend.processes.stop_signals.
+HASTE_SECONDS: Final = 1.9
 LONG_DRAIN, SHORT_DRAIN = 30.0, 0.3
 MOCKER: Final = ("--engine", "mocker", "--mocker-itl-ms", "10", "--max-num-seqs", "128")
 QUIET: Final = ("--log-level", "error")
@@ -69,7 +72,7 @@ class Life:
     signals: list[tuple[float, signal.Signals, bool]] = field(default_factory=list)
     """When it was sent, in seconds of time.monotonic; which; whether the program served by then."""
     code: int = 0
-    end: float = 0.0
+    ended: float = 0.0
 
     @property
     def serves(self) -> bool:
@@ -80,19 +83,30 @@ class Life:
         """Everything that should not be."""
         if not self.signals:
             return [f"exit {self.code} by itself"]
+        if self._is_pythons_own():
+            return []
         found = [] if self.code in self._right_codes() else [f"exit {self.code} after {self._told()}"]
-        left = [path.name for path in self.folder.iterdir() if not path.name.endswith(".lock")]
-        # From the second signal on a program may end where it is, and the next one takes its socket over.
-        found += [f"left {name} by exit {self.code}" for name in left]
+        if not self._was_hurried():
+            left = [path.name for path in self.folder.iterdir() if not path.name.endswith(".lock")]
+            found += [f"left {name} by exit {self.code} after {self._told()}" for name in left]
         said = self.said.decode(errors="replace")
-        if self.code != -signal.SIGINT:
-            # Else it is Python's own word, of a Ctrl-C before `main` was called.
-            found += [f"said {words!r} after {self._told()}" for words in NEVER_SAID if words in said]
+        found += [f"said {words!r} after {self._told()}" for words in NEVER_SAID if words in said]
         found += ["a call without an end"] * sum(not call.end for call in self.diary.calls)
         if len(self.signals) == 1:
             found += ["an answer that was cut"] * sum(call.end == CUT for call in self.diary.calls)
         found += ["an answer that was not waited for"] * self._num_lost()
         return found
+
+    def _is_pythons_own(self) -> bool:
+        """Ctrl-C before `main` is called, or before Python knows what to run."""
+        has_ours = re.search(rb'^  File ".*/enginewire/', self.said, re.MULTILINE)
+        if signal.SIGINT not in [number for _, number, served in self.signals if not served]:
+            return False
+        return self.code == -signal.SIGINT or (self.code == 1 and not has_ours)
+
+    def _was_hurried(self) -> bool:
+        """It was told twice and had no time left for more: the next one takes its socket over."""
+        return len(self.signals) > 1 and self.ended - self.signals[-1][0] > HASTE_SECONDS
 
     def _right_codes(self) -> set[int]:
         (_, first, served), *others = self.signals
@@ -166,7 +180,12 @@ PROGRAMS: Final = {"engine": engine_life, "backend": backend_life}
 
 async def live(life: Life, draw: random.Random) -> None:
     """All of it, into `life`."""
-    environment = {**os.environ, MARK: life.folder.name, "TMPDIR": str(life.folder)}
+    environment = {
+        **os.environ,
+        MARK: life.folder.name,
+        "TMPDIR": str(life.folder),
+        "PYTHONFAULTHANDLER": "1",
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -179,7 +198,13 @@ async def live(life: Life, draw: random.Random) -> None:
     reading = asyncio.create_task(_read(life, process.stderr))
     asking = [asyncio.create_task(_call_when_there(life, number, caller)) for number, caller in life.asking]
     await _strike(life, draw, process)
-    life.code, life.end = await asyncio.wait_for(process.wait(), PATIENCE_SECONDS), time.monotonic()
+    try:
+        life.code = await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+    except TimeoutError:
+        # It says where it is.
+        process.send_signal(signal.SIGABRT)
+        life.code = await process.wait()
+    life.ended = time.monotonic()
     life.diary.is_closed = True
     if asking:
         _, without_end = await asyncio.wait(asking, timeout=PATIENCE_SECONDS)
@@ -297,6 +322,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    # A shell lets those that it starts aside ignore Ctrl-C, and these programs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     found = asyncio.run(run(options.program, options.count, options.seed))
     print(json.dumps(found))
     return int(bool(found["findings"]))

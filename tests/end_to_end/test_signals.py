@@ -22,7 +22,6 @@ from enginewire import v1 as pb
 from tests.certificates import Authority
 from tests.end_to_end.processes import start_client_process
 from tests.long import long
-from tests.repository import ROOT
 from tests.server.serving import ask, detail_of, until_true
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -232,18 +231,6 @@ async def test_a_signal_in_the_middle_of_new_certificates_costs_no_answer_over_h
         # An answer that was cut ends with [DONE] as well, behind its error.
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert await backend.wait() == 0
-
-
-@long
-def test_a_signal_at_any_instant_leaves_nothing() -> None:
-    argv = [sys.executable, str(ROOT / "benchmarks/rude_callers.py"), "instants", "--count", "12"]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=240, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found.pop("instants") == 12
-    # Before Python listens for signals their own action is all there is.
-    ends = {f"exit {code}" for code in (0, -signal.SIGTERM, 128 + signal.SIGTERM, 128 + signal.SIGINT)}
-    assert found.keys() <= ends
-    assert sum(found.values()) == 12
 
 
 HIT_WHEN_IT_LISTENS = """

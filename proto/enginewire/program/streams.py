@@ -45,6 +45,11 @@ def program(main: Main) -> Main:
                 code = main(argv)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
+        except RuntimeError as error:
+            # Python 3.11 makes one of a Ctrl-C that comes while a class is made, as in an import.
+            if not isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            return EXIT_INTERRUPTED
         finally:
             _give_up_unwritten_log()
         return code

@@ -20,6 +20,28 @@ def test_ctrl_c_before_a_command_listens_for_signals_is_no_traceback() -> None:
     assert main([]) == EXIT_INTERRUPTED == 130
 
 
+def test_nor_is_ctrl_c_while_a_command_makes_a_class() -> None:
+    class Hit:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    @program
+    def main(argv: object = None) -> int:
+        type("Options", (), {"field": Hit()})
+        return 0
+
+    assert main([]) == EXIT_INTERRUPTED
+
+
+def test_another_error_stays_one() -> None:
+    @program
+    def main(argv: object = None) -> int:
+        raise RuntimeError("a mistake of ours")
+
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        main([])
+
+
 def test_ctrl_c_while_a_command_imports_is_no_traceback() -> None:
     code = """
 import signal, sys

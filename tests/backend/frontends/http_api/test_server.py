@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from posixpath import dirname, normpath
@@ -19,6 +20,7 @@ from enginewire.listening.sockets import AddressError
 from enginewire.version import __version__
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import sdk, serving_http
+from tests.server.serving import until_true
 
 COMPLETIONS = "/v1/completions"
 
@@ -277,3 +279,31 @@ async def test_a_drain_that_takes_too_long_tells_the_callers(start_backend: Star
                 pass
         assert refusal.value.code == "draining"
         await serving.until_idle()
+
+
+async def test_who_vanishes_without_a_word_is_asked_for_by_the_kernel(text_backend: TextBackend) -> None:
+    async with serving_http(text_backend, slow_consumer_timeout=7.5) as face:
+        _, writer = await asyncio.open_connection(*face.address.removeprefix("http://").split(":"))
+        connections = face._server.server_state.connections
+        await until_true(lambda: bool(connections))
+        accepted = next(iter(connections)).transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500
+        writer.close()
+
+
+async def test_an_answer_that_ends_with_the_event_loop_is_no_error_of_ours(
+    http: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn writes down whatever leaves an application."""
+    asking = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": "x" * 2000, "ignore_eos": True}))
+    await until_true(lambda: any(_is_of_uvicorn(task) for task in asyncio.all_tasks()))
+    # As the loop does it at its end.
+    for task in filter(_is_of_uvicorn, asyncio.all_tasks()):
+        task.cancel()
+    assert (await asking).status_code == 500
+    assert caplog.records == []
+
+
+def _is_of_uvicorn(task: asyncio.Task[object]) -> bool:
+    return getattr(task.get_coro(), "__name__", "") == "run_asgi"

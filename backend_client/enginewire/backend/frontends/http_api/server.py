@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 import time
@@ -30,6 +31,10 @@ from enginewire.listening.sockets import AddressError
 
 # For what callers are told at the end; who does not read that is cut off.
 LAST_WORDS_SECONDS: Final = 0.5
+# After how many seconds of silence, and then how often.
+ASKING: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5}
+# Of uvicorn's own, which names none of its modules.
+LOGGER: Final = "uvicorn.error"
 # Files that are open beside the connections.
 SPARE_FILES: Final = 512
 
@@ -41,6 +46,7 @@ class BoundedServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, limits: Limits, access: Access) -> None:
         super().__init__(config)
+        logging.getLogger(LOGGER).addFilter(_is_news)
         self.server_state = BoundedState(limits, access.tls)
 
     @contextlib.contextmanager
@@ -61,6 +67,11 @@ class BoundedServer(uvicorn.Server):
         self.force_exit = True
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for an answer that ended with the event loop, which uvicorn takes for a mistake of ours."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class HttpFace:
@@ -144,6 +155,7 @@ async def http_face(
     assert options.http_port is not None
     allow_files(options.limit_concurrency + SPARE_FILES)
     with listening(options.http_host, options.http_port) as listener:
+        notice_vanished(listener, options.slow_consumer_timeout)
         face = HttpFace(backend, options, listener, access)
         try:
             yield face
@@ -169,6 +181,18 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         raise AddressError(f"{host}:{port}: {error.strerror}") from error
     with listener:
         yield listener
+
+
+def notice_vanished(listener: socket.socket, timeout: float) -> None:
+    """Let the kernel end connections whose other end is gone without a word for `timeout` seconds.
+
+    It asks after 10 s in which nobody has sent anything, as gRPC does. What accepts inherits that.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {**ASKING, "TCP_USER_TIMEOUT": int(timeout * 1000)}.items():
+        # Some are Linux's alone. Elsewhere it takes the system's own hours.
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:
