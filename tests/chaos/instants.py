@@ -1,4 +1,4 @@
-"""Signals at random instants of a program's life, and what is left of it: `make chaos` has a few of them.
+"""Signals at random instants of a program's life, and what is left of it: `make test-long` has a few.
 
     python -m tests.chaos.instants [engine|backend] [--count 300] [--seed 1]
 
@@ -37,8 +37,8 @@ from tests.chaos.callers import CUT, WHOLE, Caller, Diary
 AT_ONCE: Final = 6
 # Longer than any drain of these lives, and the answers in it, may take on a busy machine.
 PATIENCE_SECONDS: Final = 60.0
-# Two steps of a second each, see enginewire.backend.processes.stop_signals.
-HASTE_SECONDS: Final = 1.9
+# Two steps of a second each, and as many signals: see enginewire.backend.processes.stop_signals.
+HASTE_SECONDS, MOST_STEPS = 1.9, 3
 LONG_DRAIN, SHORT_DRAIN = 30.0, 0.3
 MOCKER: Final = ("--engine", "mocker", "--mocker-itl-ms", "10", "--max-num-seqs", "128")
 QUIET: Final = ("--log-level", "error")
@@ -105,8 +105,9 @@ class Life:
         return self.code == -signal.SIGINT or (self.code == 1 and not has_ours)
 
     def _was_hurried(self) -> bool:
-        """It was told twice and had no time left for more: the next one takes its socket over."""
-        return len(self.signals) > 1 and self.ended - self.signals[-1][0] > HASTE_SECONDS
+        """It was told again and again, or had no time left: the next one takes its socket over."""
+        took = self.ended - self.signals[-1][0]
+        return len(self.signals) > MOST_STEPS or (len(self.signals) > 1 and took > HASTE_SECONDS)
 
     def _right_codes(self) -> set[int]:
         (_, first, served), *others = self.signals

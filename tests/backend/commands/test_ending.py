@@ -226,6 +226,24 @@ def test_a_command_that_is_stuck_in_a_write_ends_in_its_time_after_one_signal() 
         assert process.wait(PATIENCE_SECONDS) == 128 + signal.SIGTERM
 
 
+HIT_AGAIN = """
+import asyncio, os, signal
+from enginewire.backend.commands.life import run_until_signal
+
+async def work():
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(60)
+
+assert run_until_signal(work()) == 128 + signal.SIGTERM
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_behind_the_end_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", HIT_AGAIN], capture_output=True, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 def test_callers_of_the_metrics_do_not_keep_an_engine_alive(socket_folder: Path) -> None:
     options = ["--engine", "mocker", "--uds", str(socket_folder / "e"), "--metrics-port", "0"]
     argv = [sys.executable, "-m", "enginewire.server", *options, "--log-format", "pretty"]

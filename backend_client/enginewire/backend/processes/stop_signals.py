@@ -46,7 +46,8 @@ class StopSignals:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # Behind an end by a signal there is nothing more to end, and Ctrl-C would be a traceback.
+                signal.signal(number, signal.SIG_DFL if self._num_steps else handler)
 
     async def run(self, task: asyncio.Task[int]) -> int:
         """The exit code of the command, or 128 + the number of the signal that cancelled it."""
