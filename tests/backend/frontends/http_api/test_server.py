@@ -281,14 +281,17 @@ async def test_a_drain_that_takes_too_long_tells_the_callers(start_backend: Star
         await serving.until_idle()
 
 
-async def test_who_vanishes_without_a_word_is_asked_for_by_the_kernel(text_backend: TextBackend) -> None:
-    async with serving_http(text_backend, slow_consumer_timeout=7.5) as face:
+@pytest.mark.parametrize(("timeout", "milliseconds"), [(7.5, 7500), (1e12, 2**31 - 1)])
+async def test_who_vanishes_without_a_word_is_asked_for_by_the_kernel(
+    text_backend: TextBackend, timeout: float, milliseconds: int
+) -> None:
+    async with serving_http(text_backend, slow_consumer_timeout=timeout) as face:
         _, writer = await asyncio.open_connection(*face.address.removeprefix("http://").split(":"))
         connections = face._server.server_state.connections
         await until_true(lambda: bool(connections))
         accepted = next(iter(connections)).transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == milliseconds
         writer.close()
 
 

@@ -33,6 +33,8 @@ from enginewire.listening.sockets import AddressError
 LAST_WORDS_SECONDS: Final = 0.5
 # After how many seconds of silence, and then how often.
 ASKING: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5}
+# Milliseconds, nearly 25 days: the kernel takes no more.
+MOST: Final = 2**31 - 1
 # Of uvicorn's own, which names none of its modules.
 LOGGER: Final = "uvicorn.error"
 # Files that are open beside the connections.
@@ -189,7 +191,7 @@ def notice_vanished(listener: socket.socket, timeout: float) -> None:
     It asks after 10 s in which nobody has sent anything, as gRPC does. What accepts inherits that.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in {**ASKING, "TCP_USER_TIMEOUT": int(timeout * 1000)}.items():
+    for name, value in {**ASKING, "TCP_USER_TIMEOUT": min(int(timeout * 1000), MOST)}.items():
         # Some are Linux's alone. Elsewhere it takes the system's own hours.
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
