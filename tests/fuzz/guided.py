@@ -27,7 +27,7 @@ with atheris.instrument_imports(include=["enginewire.backend", "enginewire.serve
     from enginewire.backend.engines.multiplexed import MultiplexedConnection
     from enginewire.backend.frontends.http_api.body import Body, InvalidBody
     from enginewire.backend.frontends.json_items import InvalidJson, request_from_json
-    from tests.backend.engines.test_multiplexed import FakeCall
+    from tests.backend.engines.multiplexed.fake_call import FakeCall
     from tests.backend.frontends.http_api.test_bodies import ENDPOINTS
     from tests.contract.populated import populated
     from tests.fuzz.routes import ROUTES
