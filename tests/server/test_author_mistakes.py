@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from enginewire import cli
 from tests.end_to_end.processes import Client, EngineProcess
 from tests.server.serving import ask
 
@@ -175,8 +176,18 @@ def command(folder: Path, *arguments: str, hidden: str = "", is_on_path: bool = 
         ("elsewhere:Right", "no module named elsewhere: install it, or set PYTHONPATH to its folder\n"),
     ],
 )
-def test_what_is_no_engine_is_refused_with_a_sentence(folder: Path, engine: str, sentence: str) -> None:
-    code, said = command(folder, "engine", "--engine", engine)
+def test_what_is_no_engine_is_refused_with_a_sentence(
+    folder: Path,
+    engine: str,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # In this process: nothing is started of what is refused.
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    code = cli.main(["engine", "--engine", engine])
+    said = "".join(capsys.readouterr())
     assert (code, said.startswith(f"--engine {engine}: {sentence}")) == (2, True), said
     assert said.count("\n") == 1
 

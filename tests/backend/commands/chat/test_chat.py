@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,16 +27,19 @@ def piped(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def backend(socket_folder: Path) -> Iterator[str]:
-    """A running backend with a mocker of its own; its target."""
-    path = socket_folder / "backend.sock"
-    argv = command("serve", "--launch", SLOW_MOCKER, "--uds", str(path))
-    with running(argv, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        until(lambda: b"listening on unix" in process.stderr.readline(), PATIENCE_SECONDS)
-        until(path.exists, PATIENCE_SECONDS)
-        yield f"unix:{path}"
+@pytest.fixture(scope="module")
+def backend() -> Iterator[str]:
+    """A running backend with a mocker of its own, which no chat ends; its target."""
+    with tempfile.TemporaryDirectory(prefix="ew-") as folder:
+        path = Path(folder) / "backend.sock"
+        argv = command("serve", "--launch", SLOW_MOCKER, "--uds", str(path))
+        with running(argv, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            until(lambda: b"listening on unix" in process.stderr.readline(), PATIENCE_SECONDS)
+            until(path.exists, PATIENCE_SECONDS)
+            yield f"unix:{path}"
+            process.terminate()
+            assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_person_talks_to_the_built_in_model() -> None:
@@ -93,15 +97,12 @@ def test_sigterm_ends_the_chat_and_its_engine_from_the_prompt() -> None:
 
 
 def test_a_pipe_gets_plain_text_line_by_line() -> None:
-    lines = f"{DRAIN}\n\n/stop DRAINED\n/tokens\n{DRAIN}\n//tokens\n"
-    done = piped(lines, "--max-tokens", "64")
+    lines = f"{DRAIN}\n\n/stop assistant\n/tokens\n{DRAIN}\n//tokens\n"
+    done = piped(lines, "--launch", "--engine mocker", "--max-tokens", "64")
     assert done.returncode == 0
-    whole, cut, _ = done.stdout.split("\n", 2)
-    assert whole == questions()[DRAIN]
-    assert cut.replace("|", "") == "Drain stops new work and lets running requests finish. It reports DRAINED"
-    assert cut.startswith("Drain| stop|s| new| work|")
-    assert cut.count("|") == 15, "16 tokens"
-    assert "\x1b" not in done.stdout
+    # The mocker says the conversation again from its beginning.
+    cut = "|".join(f"user: {DRAIN}\nassistant")
+    assert done.stdout == f"user: {DRAIN}\nassistant: \n{cut}\n{cut}\n"
 
 
 def test_a_running_backend_answers_and_outlives_the_chat(backend: str) -> None:
