@@ -18,6 +18,7 @@ from enginewire.conformance.running.registry import SHAPE
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.run_options import RunOptions
 from tests.conformance.judging import judged, statuses
+from tests.long import long_but
 
 
 class SmallWindow(Reference):
@@ -146,6 +147,11 @@ class TwoRanks(Reference):
         return load
 
 
+FEW = RunOptions(companies=1, cases=8)
+"""What is asked of each of them by `make test`; `make test-long` asks as much as every run of the kit."""
+
+
+@pytest.mark.parametrize("options", long_but([FEW], [FEW, RunOptions()]), ids=["few", "all"])
 @pytest.mark.parametrize(
     ("server", "passes", "says_nothing"),
     [
@@ -182,9 +188,9 @@ class TwoRanks(Reference):
     ],
 )
 async def test_a_correct_engine_is_not_blamed(
-    server: type[Reference], passes: tuple[str, ...], says_nothing: tuple[str, ...]
+    server: type[Reference], passes: tuple[str, ...], says_nothing: tuple[str, ...], options: RunOptions
 ) -> None:
-    report = await judged(server, selection=Selection(run=[*passes, *says_nothing]), options=RunOptions())
+    report = await judged(server, selection=Selection(run=[*passes, *says_nothing]), options=options)
     seen = {key: status for key, status in statuses(report).items() if key in {*passes, *says_nothing}}
     assert {key for key in passes if seen[key] is not Status.PASS} == set(), report.unexpected
     assert {key for key in says_nothing if seen[key] is not Status.NOT_APPLICABLE} == set()
