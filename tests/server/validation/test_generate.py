@@ -76,7 +76,7 @@ INVALID = [
         "sampling_options.logit_bias[0].token_id",
         fields(sampling_options__logit_bias=[pb.LogitBias(token_id=VOCAB)]),
     ),
-    ("sampling_options.logit_bias", fields(sampling_options__logit_bias=bias(100_000))),
+    ("sampling_options.logit_bias", fields(sampling_options__logit_bias=bias(1025))),
     ("sampling_options.allowed_token_ids[0]", fields(sampling_options__allowed_token_ids=[VOCAB])),
     (
         "sampling_options.bad_words_token_ids[0].token_ids[1]",
