@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, strategies as st
@@ -326,30 +327,69 @@ async def test_a_stream_that_ended_in_time_does_not_expire():
     assert aborts == []
 
 
+class Clock:
+    """A time that passes when a test says so, and what is due in it; stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def call_later(
+        self, seconds: float, callback: Callable[..., object], *given: object
+    ) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        self._timers.append(asyncio.TimerHandle(self.now + seconds, callback, given, loop))
+        return self._timers[-1]
+
+    def passes(self, seconds: float) -> None:
+        """Call what is due meanwhile, each at its time."""
+        end = self.now + seconds
+        while due := [timer for timer in self._timers if timer.when() <= end]:
+            first = min(due)
+            self._timers.remove(first)
+            self.now = first.when()
+            if not first.cancelled():
+                first._run()
+        self.now = end
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("enginewire.backend.engines.stream.time", made)
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", made.call_later)
+    return made
+
+
 @pytest.mark.parametrize("with_more", [False, True])
-async def test_an_engine_that_goes_on_now_and_then_is_not_given_up(with_more: bool) -> None:
+async def test_an_engine_that_goes_on_now_and_then_is_not_given_up(clock: Clock, with_more: bool) -> None:
     found, aborts = stream()
     found.listen(Patience(first_token=1.0, token=1.0))
     for position in range(8):
-        await asyncio.sleep(0.15)
+        clock.passes(0.8)
         if with_more:
             found.output(pb.LLMEngineOutput(first_output_position=position, token_ids=[position]))
         else:
             found.tokens(0, position, [position])
     assert (aborts, found.ended) == ([], False)
     assert [token for chunk in await found.read() for token in chunk.token_ids] == list(range(8))
+    clock.passes(1.2)
     with pytest.raises(RequestFailed, match=r"nothing about the request for 1 s"):
         await found.read()
     assert len(aborts) == 1
 
 
-async def test_before_the_first_token_patience_is_another() -> None:
+async def test_before_the_first_token_patience_is_another(clock: Clock) -> None:
     found, _aborts = stream()
     found.listen(Patience(first_token=0.0, token=0.05))
-    await asyncio.sleep(0.2)
+    clock.passes(3600.0)
     assert not found.ended
     found.tokens(0, 0, [1])
     await found.read()
+    clock.passes(0.1)
     with pytest.raises(RequestFailed, match=r"0\.05 s"):
         await found.read()
 
