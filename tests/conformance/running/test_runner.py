@@ -260,7 +260,7 @@ async def test_the_calls_of_a_check_are_let_go_but_for_what_somebody_may_want_to
 
 async def test_what_the_monitor_sees_in_the_traffic_of_a_check_is_an_outcome_of_its_own() -> None:
     for server in (TotalWrong, SumsOfLongAnswers):
-        report = await judged(server, [made_up("STR-01", with_logprobs), made_up("STR-03", fails)])
+        report = await judged(server, [made_up("STR-01", with_logprobs), made_up("HLT-01", fails)])
         (outcome,) = [each for each in report.unexpected if each.key.endswith("/seen")]
         is_must = outcome.requirement.is_must
         assert outcome.status is (Status.FAIL if is_must else Status.WARN)
@@ -278,6 +278,12 @@ async def test_what_the_monitor_sees_can_be_left_out_and_needs_not_be_chosen() -
     assert [each.key for each in chosen.unexpected] == ["USE-03/seen"]
     for pattern in ("USE-*", "USE-03/seen"):
         assert not (await judged(TotalWrong, checks, Selection(skip=[pattern]))).unexpected
+
+
+async def test_what_follows_from_a_check_that_failed_is_not_seen_as_well() -> None:
+    for need in ("STR-02", "USE-04"):
+        report = await judged(TotalWrong, [made_up("STR-01", passes), made_up(need, fails)])
+        assert [each.key for each in report.unexpected] == [need]
 
 
 async def test_what_a_check_does_to_a_server_of_its_own_is_seen_as_well() -> None:

@@ -222,7 +222,7 @@ async def handoffs_are_waited_for(ctx: Context) -> None:
     expect(not is_early, message, expected=f"its expiry after {ttl} s", seen=f"DRAINED after {took:.2f} s")
 
 
-@check("DRN-10", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-03", "DRN-05/timed-out"))
+@check("DRN-10", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-03", "DRN-05", "DRN-05/timed-out"))
 async def the_earliest_deadline_wins(ctx: Context) -> None:
     """A patient drain, then one without any time, which cuts short what the first one waits for."""
     (stream,) = await _in_flight(ctx, 1, is_long=True)

@@ -27,7 +27,7 @@ BY_ENDS: Final = (
     *("RES-04", "RES-05", "MUX-01"),
 )
 STREAMS: Final = ("MUX-01/choices", "MUX-08", "MUX-08/queued")
-RELIES_ON: Final = {"MUX-01": STREAMS, "MUX-10": STREAMS}
+RELIES_ON: Final = {"MUX-01": STREAMS, "MUX-10": STREAMS, "RES-10": ("RES-04/drawn",)}
 """What else an id relies on."""
 
 BY_THE_REST: Final = (
@@ -82,7 +82,7 @@ def _tell(ctx: Context, identifier: str, found: Sequence[Finding]) -> None:
 
 
 for _id in (*BY_ENDS, *BY_THE_REST):
-    _needs = (*WHOLE, _id, *RELIES_ON.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
+    _needs = (*WHOLE, "STR-04", _id, *RELIES_ON.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
     check(_id, variant="drawn", needs=_needs, phase=Phase.LOAD, alone=True)(_drawn(_id))
 
 DRAWN: Final = tuple(f"{identifier}/drawn" for identifier in (*BY_ENDS, *BY_THE_REST))

@@ -13,6 +13,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import Phase, check, negative
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import INVALID, LEFT_OUT, REFUSALS, Context, require_refusal
+from enginewire.conformance.session.watching import freed
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -118,18 +119,17 @@ async def aborted_ones_are_cancelled(ctx: Context) -> None:
     (vector,) = await _vectors(ctx, [ctx.prompt(1)])
     most = min(MOST_INPUTS, MOST_BYTES // (BYTES_OF_A_NUMBER * len(vector)))
     for all_of_them in (False, True):
-        count = FEWEST_INPUTS
-        while not await _is_cancelled(ctx, count, all_of_them):
+        count, named = FEWEST_INPUTS, ctx.request()
+        while not await _is_cancelled(ctx, count, named.request_id, all_of_them):
             if count >= most:
                 raise NotApplicable("the longest request to embed ends before it can be aborted")
-            count = min(GROWTH * count, most)
-        await ctx.idle()
+            count, named = min(GROWTH * count, most), ctx.request()
+        await freed(ctx, [named])
 
 
-async def _is_cancelled(ctx: Context, count: int, all_of_them: bool) -> bool:
+async def _is_cancelled(ctx: Context, count: int, name: str, all_of_them: bool) -> bool:
     """Abort a request of so many inputs; False when it has ended before. A Violation when it goes on."""
     inputs = [ctx.prompt(min(LONG, ctx.room(1)), salt=salt) for salt in range(count)]
-    name = ctx.request().request_id
     embedding = asyncio.ensure_future(embed(ctx, inputs, name=name))
     while not await _is_live(ctx) and not embedding.done():
         await pause()

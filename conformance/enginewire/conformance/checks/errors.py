@@ -142,7 +142,7 @@ async def models_have_names(ctx: Context) -> None:
     await ctx.rejects({"model": "no-such-model"}, codes=codes, reason=pb.ERROR_REASON_MODEL_NOT_FOUND)
 
 
-@check("ERR-27", needs=SHAPE)
+@check("ERR-27", needs=(*SHAPE, "ERR-11", "ERR-12"))
 async def ids_are_names(ctx: Context) -> None:
     """None at all, one character too many, and characters that no id has."""
     for name in ("", "x" * (LONGEST_ID + 1), "a b", "a/b", "a\n", "ä"):

@@ -241,7 +241,7 @@ async def frames_are_in_order(ctx: Context) -> None:
             _require_positions(stream.handle(number), _tokens_of(ctx, number))
 
 
-@check("MUX-11", needs=(*WHOLE, FIRST), phase=Phase.LOAD, alone=True)
+@check("MUX-11", needs=(*WHOLE, FIRST, "MUX-01/choices"), phase=Phase.LOAD, alone=True)
 async def a_slow_reader_loses_nothing(ctx: Context) -> None:
     """The server has finished before anybody reads on; of one request several choices."""
     count = ctx.tokens(LAGGING_TOKENS)

@@ -33,7 +33,10 @@ class IndexFromOne(Reference):
 
 
 @each_changed(
-    Reference.outputs, "second_choice_no_terminal", kills="SEQ-02", also=("STR-02/seen", "USE-04/seen")
+    Reference.outputs,
+    "second_choice_no_terminal",
+    kills="SEQ-02",
+    also=("MUX-08/seen", "STR-02/seen", "USE-04/seen"),
 )
 def second_choice_no_terminal(output: pb.LLMEngineOutput) -> None:
     if output.index == 1:
@@ -54,7 +57,7 @@ class StoppedChoiceGoesOn(Reference):
                 stopped.add(output.index)
 
 
-@mutant("usage_prompt_times_n", kills="SEQ-03")
+@mutant("usage_prompt_times_n", kills="SEQ-03", also="USE-05/seen")
 class UsagePromptTimesN(Reference):
     def usage(self, job: Job) -> pb.CompletionUsage:
         usage = super().usage(job)

@@ -106,18 +106,17 @@ class UsageOfSeveralResumedOnesWithoutResume(Reference):
 
 @mutant(
     "aborted_choices_are_not_counted",
-    kills=("SEQ-03/drawn", "USE-05/multiplexed", "USE-05/seen"),
-    also="RES-04/seen",
+    kills=("USE-05/ended", "USE-05/multiplexed", "USE-05/seen"),
     traffic=CHOICES,
 )
 class AbortedChoicesAreNotCounted(Reference):
-    def usage(self, job: Job) -> pb.CompletionUsage:
-        usage = super().usage(job)
-        is_cut = any(len(choice.tokens) < self.room(choice) for choice in job.choices)
-        if has_several(job) and is_cut and not job.request.stop_conditions.stop_token_ids:
+    def cancelled(self, choice: Choice) -> pb.LLMEngineOutput:
+        output, job = super().cancelled(choice), choice.job
+        if has_several(job) and output.HasField("completion_usage"):
+            usage = output.completion_usage
             usage.completion_tokens = len(job.choices[0].tokens)
             usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
-        return usage
+        return output
 
 
 # -- positions and the shape

@@ -111,10 +111,10 @@ class AbortedEmbeddingsAreUnavailable(Reference):
 
 @mutant("aborted_embeddings_run_on", kills="EMB-07")
 class AbortedEmbeddingsRunOn(Reference):
-    """Their callers are told, and their slots are taken until all is computed."""
+    """Their callers are told, and their slots are taken until all is computed, or until a second abort."""
 
     def abort(self, job: Job) -> None:
-        if isinstance(job, EmbeddingJob):
+        if isinstance(job, EmbeddingJob) and job.open_choices:
             self.send(job, self.cancelled(job.choices[0]))
             job.left *= 1000
         else:

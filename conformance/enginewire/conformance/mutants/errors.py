@@ -83,7 +83,8 @@ class OverlengthOk(Reference):
 @mutant("overlength_truncated", kills="ERR-04", also=("INF-04/seen", "USE-02/seen"))
 class OverlengthTruncated(Reference):
     def check_prompt(self, request: pb.PreprocessedRequest) -> None:
-        del request.token_ids[: len(request.token_ids) - self.config.context_length + 8]
+        if (excess := len(request.token_ids) - self.config.context_length) >= 0:
+            del request.token_ids[: excess + 8]
         super().check_prompt(request)
 
 

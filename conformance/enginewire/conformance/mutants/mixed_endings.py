@@ -230,7 +230,7 @@ class MinTokensAnewForResumedEos(_Least):
         return super().least(choice, token) + (delivered(choice) if is_eos else 0)
 
 
-@mutant("max_tokens_anew_beside_stops", kills="RES-04/drawn")
+@mutant("max_tokens_anew_beside_stops", kills="RES-04/drawn", also="RES-10/seen")
 class MaxTokensAnewBesideStops(Reference):
     """A resumed choice with stop ids has all its tokens again."""
 
@@ -260,7 +260,7 @@ class LengthAtTheLeastIsEos(Reference):
         return (EOS, None) if is_both else (reason, match)
 
 
-@mutant("mux_shows_hidden_ids", kills="MUX-01/drawn", also="STP-04/seen")
+@mutant("mux_shows_hidden_ids", kills="MUX-01/drawn", also=("STP-02/seen", "STP-04/seen"))
 class MuxShowsHiddenIds(KnowsItsStreams):
     """Over a multiplexed stream a hidden id is one of the caller's."""
 

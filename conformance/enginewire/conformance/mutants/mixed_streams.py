@@ -37,7 +37,11 @@ class GatheredPositionOfTheLast(_Gathering):
         output.MergeFrom(later)
 
 
-@mutant("gathered_past_the_end", kills=("STP-01/drawn", "STP-04/drawn"), also=("LIM-01/seen", "RES-04/seen"))
+@mutant(
+    "gathered_past_the_end",
+    kills=("STP-01/drawn", "STP-04/drawn"),
+    also=("LIM-01/seen", "RES-04/seen", "RES-10/seen"),
+)
 class GatheredPastTheEnd(Reference):
     """Looks for stops when an interval is full."""
 

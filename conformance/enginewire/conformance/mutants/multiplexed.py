@@ -41,7 +41,11 @@ class MuxUnseeded(Reference):
         return super().submitted(submit, call)
 
 
-@mutant("mux_forgets_choices", kills="MUX-01/choices", also=("RES-06/seen", "STR-03/seen", "STR-06/seen"))
+@mutant(
+    "mux_forgets_choices",
+    kills="MUX-01/choices",
+    also=("RES-06/seen", "RES-08/seen", "STR-03/seen", "STR-06/seen"),
+)
 class MuxForgetsChoices(Reference):
     def frames_of(self, events: Events) -> Iterator[Frame]:
         for frame in super().frames_of(events):

@@ -119,7 +119,11 @@ class AllCandidatesAreOne(Reference):
         return 1 if options.top_k == -1 else super().top_k(options)
 
 
-@mutant("usage_of_choices_that_end_together", kills="INF-09/mixed", also="SEQ-03/seen")
+@mutant(
+    "usage_of_choices_that_end_together",
+    kills="INF-09/mixed",
+    also=("RES-04/seen", "SEQ-03/seen", "USE-05/seen"),
+)
 class UsageOfChoicesThatEndTogether(Reference):
     """As many tokens for each choice as the last one has."""
 

@@ -36,6 +36,13 @@ class StopsOneLate(Reference):
         return ending if ending[0] == pb.FINISH_REASON_EOS else GOES_ON
 
 
+DROPPED = tuple(
+    f"{identifier}/seen"
+    for identifier in ("LIM-03", "LIM-06", "RES-04", "RES-05", "SEQ-03", "STP-03", "USE-01")
+)
+"""Where else the token is missed: where tokens are counted, and where the one that stopped is named."""
+
+
 class _Dropped(Reference):
     """Leaves the token that ended a choice out of its ids."""
 
@@ -51,11 +58,7 @@ class _Dropped(Reference):
         return True
 
 
-@mutant(
-    "visible_stop_dropped",
-    kills="STP-02",
-    also=("LIM-03/seen", "LIM-06/seen", "SEQ-03/seen", "STP-03/seen", "USE-01/seen"),
-)
+@mutant("visible_stop_dropped", kills="STP-02", also=DROPPED)
 class VisibleStopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 
@@ -63,20 +66,12 @@ class VisibleStopDropped(_Dropped):
         return token in request.stop_conditions.stop_token_ids_visible
 
 
-@mutant(
-    "stop_dropped",
-    kills="STP-02",
-    also=("LIM-03/seen", "LIM-06/seen", "RES-04/seen", "SEQ-03/seen", "STP-03/seen", "USE-01/seen"),
-)
+@mutant("stop_dropped", kills="STP-02", also=DROPPED)
 class StopDropped(_Dropped):
     dropped = (pb.FINISH_REASON_STOP,)
 
 
-@mutant(
-    "eos_dropped",
-    kills="STP-02",
-    also=("LIM-03/seen", "LIM-06/seen", "RES-04/seen", "RES-05/seen", "SEQ-03/seen", "USE-01/seen"),
-)
+@mutant("eos_dropped", kills="STP-02", also=DROPPED)
 class EosDropped(_Dropped):
     dropped = (pb.FINISH_REASON_EOS,)
 

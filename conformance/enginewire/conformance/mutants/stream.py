@@ -56,7 +56,7 @@ class AfterTerminal(Reference):
                 yield pb.LLMEngineOutput(index=output.index, token_ids=[1])
 
 
-@mutant("drop_empty_terminal", kills="STR-04", also="STR-02/seen")
+@mutant("drop_empty_terminal", kills="STR-04", also=("MUX-08/seen", "STR-02/seen"))
 class DropEmptyTerminal(Reference):
     async def outputs(self, job: Job) -> Outputs:
         async for output in super().outputs(job):

@@ -21,7 +21,7 @@ def usage_off_by_one(usage: pb.CompletionUsage) -> None:
     usage.total_tokens -= missing
 
 
-@changed(Reference.usage, "prompt_usage_wrong", kills="USE-02", also="SEQ-03/seen")
+@changed(Reference.usage, "prompt_usage_wrong", kills="USE-02", also=("SEQ-03/seen", "USE-05/seen"))
 def prompt_usage_wrong(usage: pb.CompletionUsage) -> None:
     usage.prompt_tokens += 1
     usage.total_tokens += 1

@@ -58,7 +58,7 @@ def requirement(fault: Fault, case: Case) -> str:
             return "RES-10"
         if is_position:
             return "RES-06"
-        if fault.of_ending and case.min_tokens:
+        if fault.of_ending and case.min_tokens and fault.rule != "LIM-01":
             return "RES-05"
         return "RES-01" if fault.rule == "SAM-01" else "RES-04"
     if case.beyond and fault.rule in ("LIM-01", "LIM-02", "STR-06"):

@@ -19,7 +19,7 @@ from enginewire.conformance.running import verdict
 from enginewire.conformance.running.accompanied import Accompanied
 from enginewire.conformance.running.gates import why_closed
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life, died
-from enginewire.conformance.running.monitor.watch import SHARED, Monitor
+from enginewire.conformance.running.monitor.watch import SHARED, Monitor, stands_on
 from enginewire.conformance.running.order import ROOT, beside_each_other, needs_first, needs_of
 from enginewire.conformance.running.outcome import IN_PART, NEEDS_LAUNCH, Outcome, Report, Status
 from enginewire.conformance.running.registry import REFUSED, Check, Phase
@@ -293,11 +293,17 @@ class Runner:
                 yield outcome
 
     def _seen(self) -> Iterator[Outcome]:
-        """What the monitor found, of requirements that hold for this target and were not left out."""
+        """What the monitor found, of requirements that hold for this target and were not left out.
+
+        What follows from the failure of a check is not told a second time.
+        """
         info = self.session.info
         for finding in self._monitor.findings.values():
-            check, gate = verdict.seen_in_passing(finding.id), requirements()[finding.id].gate
+            check = verdict.seen_in_passing(finding.id, stands_on(finding.id))
+            gate = requirements()[finding.id].gate
             if why_closed(gate, info.config, self.session.declared) or self.selection.leaves_out(check):
+                continue
+            if self._blocker(check):
                 continue
             outcome = verdict.failure(check, finding.violation)
             where = f"{outcome.message}, in the traffic of {finding.check}"

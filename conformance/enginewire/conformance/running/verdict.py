@@ -103,13 +103,16 @@ def disturbed(failed: Outcome) -> Outcome:
     return replace(failed, status=Status.BLOCKED, message=message, is_disturbed=True)
 
 
-def seen_in_passing(identifier: str) -> Check:
-    """Stands for what the monitor saw of a requirement, in the traffic of whichever check."""
+def seen_in_passing(identifier: str, needs: tuple[str, ...] = ()) -> Check:
+    """Stands for what the monitor saw of a requirement, in the traffic of whichever check.
+
+    `needs`: the checks without which it says nothing.
+    """
 
     async def watched(context: Evidence) -> None:
         """Nothing runs: the calls are those of others."""
 
-    return Check(identifier, watched, SEEN)
+    return Check(identifier, watched, SEEN, needs)
 
 
 def without_check(requirement: Requirement) -> Outcome:

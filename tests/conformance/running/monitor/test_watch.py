@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 
 from enginewire import v1 as pb
@@ -32,8 +33,9 @@ from tests.conformance.running.monitor.cases import (  # noqa: F401  # each of t
 )
 from tests.conformance.running.monitor.cases.register import CASES
 from tests.conformance.running.monitor.cases.right import RIGHT
-from tests.conformance.running.monitor.made import INFO, generated, outputs, request, seen
+from tests.conformance.running.monitor.made import INFO, generated, outputs, refused, request, seen
 
+STUCK = grpc.StatusCode.UNAVAILABLE
 EVERY: tuple[Invariant[Any], ...] = (*ANSWERS, *FAILURES, *CALLS, *STREAMS)
 NAMED = {invariant.name: invariant for invariant in EVERY}
 BROKEN = [(name, wrong, make) for name, cases in CASES.items() for wrong, make in cases]
@@ -122,6 +124,26 @@ def test_what_stands_on_something_broken_is_not_said_as_well() -> None:
     made = outputs(request())
     made.append(made[-1])
     assert [line[:6] for line in seen(generated(request(), made))] == ["STR-02"]
+
+
+def test_what_stands_on_what_cannot_be_told_is_not_said_either() -> None:
+    asked = request(n=2, resume=pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=[8, 9])]))
+    made = outputs(asked, ((11, 12), (11, 12, 13, 14)))
+    for output in made:
+        output.first_output_position += 1
+    # STR-06 stands on RES-06, and what is said of usage and ends stands on STR-06.
+    made[-1].completion_usage.completion_tokens += 1
+    assert [line[:6] for line in seen(generated(asked, made))] == ["RES-06"]
+
+
+def test_what_is_refused_behind_a_message_was_not_accepted() -> None:
+    asked = request(request_id="r 1", top_p=0.0)
+    exchange = refused(asked, pb.ErrorDetail(reason=pb.ERROR_REASON_INVALID_REQUEST, field="request_id"))
+    exchange.arrived = generated(asked, outputs(asked)[:1]).arrived
+    assert seen(exchange) == []
+    cut = refused(asked, pb.ErrorDetail(reason=pb.ERROR_REASON_STUCK, retryable=True), STUCK)
+    cut.arrived = exchange.arrived
+    assert sorted(line[:6] for line in seen(cut)) == ["ERR-05", "ERR-27"]
 
 
 def test_an_exchange_is_looked_at_once_whoever_shows_it() -> None:

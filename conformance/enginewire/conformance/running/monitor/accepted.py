@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Answer
+from enginewire.conformance.running.monitor.failures import EARLY
 from enginewire.conformance.running.monitor.invariant import of_answers
 from enginewire.conformance.wire.violation import expect
 from enginewire.field_rules import FIELD_RULES, Rule
@@ -204,8 +205,10 @@ def _is_within_its_limit(answer: Answer, requirement: str) -> None:
 
 
 def _is_accepted(answer: Answer) -> bool:
-    # Not what was accepted and then refused: that is a matter of MUX-03.
-    return answer.is_ok or bool(answer.outputs)
+    # Not what was accepted and then refused: that is a matter of ERR-11 and MUX-03.
+    reason = answer.detail.reason if answer.detail else pb.ERROR_REASON_UNSPECIFIED
+    is_refused = reason in EARLY or reason == pb.ERROR_REASON_INVALID_REQUEST
+    return answer.is_ok or (bool(answer.outputs) and not is_refused)
 
 
 def _fields(answer: Answer) -> Iterator[tuple[Rule, Sequence[float] | float]]:

@@ -14,7 +14,7 @@ SHAPE = ("STR-02", "STR-03", "STR-05", "STR-06", "STR-10")
 EOS, STOP, LENGTH = pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH
 
 
-@of_answers("RES-08")
+@of_answers("RES-08", needs=("SEQ-01",))
 def finished_choices_are_silent(answer: Answer) -> None:
     """Those that were handed in as such."""
     for index, choice in answer.resumed.items():
@@ -94,7 +94,7 @@ def max_tokens_ends_with_length(answer: Answer) -> None:
             expect_equal(reason_name(choice.finish_reason), "LENGTH", message)
 
 
-@of_answers("LIM-08", needs=SHAPE)
+@of_answers("LIM-08", needs=(*SHAPE, "LIM-02"))
 def the_window_ends_with_length(answer: Answer) -> None:
     """When the last token is none that stops; not with an error either."""
     prompt, window = answer.prompt_tokens, answer.config.context_length

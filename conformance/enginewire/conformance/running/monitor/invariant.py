@@ -20,7 +20,8 @@ T = TypeVar("T")
 class Invariant(Generic[T]):
     """One sentence of the contract as it can be judged without a scenario.
 
-    `function` raises Violation. `needs`: ids that have to hold for the same thing, or this would say nothing.
+    `function` raises Violation. `needs`: ids that have to hold for the same thing, and in their own checks:
+    without them this would say nothing.
     """
 
     id: str

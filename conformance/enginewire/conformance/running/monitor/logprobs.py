@@ -23,7 +23,7 @@ SAME: Final = 1e-4
 ROWS: Final = ("LOG-01", "LOG-03", "LOG-04")
 
 
-@of_answers("LOG-01")
+@of_answers("LOG-01", needs=("STR-03",))
 def each_token_has_a_row(answer: Answer) -> None:
     """In its own message."""
     if not answer.body.output_options.HasField("logprobs"):

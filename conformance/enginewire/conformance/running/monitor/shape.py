@@ -72,7 +72,7 @@ def tokens_are_deltas(answer: Answer) -> None:
                 expect(not is_repeated, f"token_ids of choice {index} are cumulative", seen=ids)
 
 
-@of_answers("RES-06")
+@of_answers("RES-06", needs=("SEQ-01",))
 def resumed_positions_go_on(answer: Answer) -> None:
     """From the number of tokens that were handed in."""
     for index, choice in answer.choices.items():

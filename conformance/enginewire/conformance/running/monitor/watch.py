@@ -55,7 +55,8 @@ MODULES: Final[Sequence[ModuleType]] = (
 """Importing one of them adds its invariants. They are applied in this order: what others need comes first."""
 
 _PLACES: Final = {module.__name__: place for place, module in enumerate(MODULES)}
-for _kind in (ANSWERS, FAILURES, CALLS, STREAMS):
+KINDS: Final = (ANSWERS, FAILURES, CALLS, STREAMS)
+for _kind in KINDS:
     _kind.sort(key=lambda invariant: _PLACES[invariant.function.__module__])
 
 SHARED: Final = "what the checks share"
@@ -64,7 +65,13 @@ SHARED: Final = "what the checks share"
 
 def watched_ids() -> frozenset[str]:
     """The ids of which the monitor may say something."""
-    return frozenset(invariant.id for kind in (ANSWERS, FAILURES, CALLS, STREAMS) for invariant in kind)
+    return frozenset(invariant.id for kind in KINDS for invariant in kind)
+
+
+def stands_on(identifier: str) -> tuple[str, ...]:
+    """The ids whose checks have to hold, or what is seen of this one says nothing."""
+    own = (invariant for kind in KINDS for invariant in kind if invariant.id == identifier)
+    return tuple(sorted({need for invariant in own for need in invariant.needs} - {identifier}))
 
 
 @dataclass(slots=True)
@@ -134,12 +141,14 @@ def _taken_apart(seen: Seen, handles: Handles | None) -> tuple[list[Answer], lis
 
 
 def _broken(invariants: Iterable[Invariant[T]], thing: T) -> Iterator[tuple[str, Violation]]:
-    """What does not hold, but for what stands on something else that does not hold."""
+    """What does not hold, but for what stands on something that does not hold or cannot be told."""
     broken: set[str] = set()
     for invariant in invariants:
-        if broken.isdisjoint(invariant.needs):
-            try:
-                invariant.function(thing)
-            except Violation as violation:
-                broken.add(invariant.id)
-                yield invariant.id, violation
+        if not broken.isdisjoint(invariant.needs):
+            broken.add(invariant.id)
+            continue
+        try:
+            invariant.function(thing)
+        except Violation as violation:
+            broken.add(invariant.id)
+            yield invariant.id, violation
