@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.mutants.limits import OneTooMany
 from enginewire.conformance.mutants.mixed_endings import LastEosIsLength, ResumedTokensFillTheWindowTwice
+from enginewire.conformance.oracle import findings
+from enginewire.conformance.oracle.ask import Answer, Target
+from enginewire.conformance.oracle.case import Case
+from enginewire.conformance.oracle.findings import Failed
+from enginewire.conformance.oracle.judge import Fault
+from enginewire.conformance.oracle.shrink import Patience
 from enginewire.conformance.reference.generation.choices import Ending
 from enginewire.conformance.reference.generation.job import Choice
 from enginewire.conformance.reference.server import Reference
@@ -23,6 +31,7 @@ from enginewire.conformance.running.verdict import SEEN
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.exchange import Exchange
 
 
 def is_seen(outcome: Outcome) -> bool:
@@ -115,7 +124,8 @@ class WrongOnce(Reference):
 
 
 async def test_a_failure_that_does_not_come_again_says_so() -> None:
-    [failed] = (await judged(WrongOnce)).unexpected
+    found = (await judged(WrongOnce)).unexpected
+    [failed] = [each for each in found if each.status is Status.FAIL]
     assert failed.key.startswith(("STP-03", "MUX-01", "RES-04"))
     assert "seed 1, once and not again)" in failed.message
 
@@ -153,3 +163,23 @@ async def test_cases_fill_the_window_where_it_is_not_too_long() -> None:
     assert failed.key == "RES-06/drawn"
     assert re.search(r"max_tokens \d+, resumed \[\d+\]; case 30000\d of seed 1", failed.message)
     assert (await judged(Wide)).unexpected == []
+
+
+async def test_what_there_is_no_time_to_look_into_is_not_told_beside_another_one_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def as_small_as_it_is(target: Target, failed: Failed, patience: Patience) -> Failed:
+        return failed
+
+    monkeypatch.setattr(findings, "_smallest", as_small_as_it_is)
+    answer = Answer([], "OK", Exchange("EngineService.Generate", None))
+    cases = (Case(max_tokens=2, stop_token_ids=(5,)), Case(max_tokens=2, multiplexed=True))
+    faults = [Fault(rule, "is wrong", "", "") for rule in ("STP-01", "STP-03")]
+    failed = [Failed(1, case, fault, answer, ()) for fault in faults for case in cases]
+    now = time.monotonic()
+    for deadline, expected in (
+        (now + 60, ["MUX-01", "MUX-01", "STP-01", "STP-03"]),
+        (now, ["STP-01", "STP-03"]),
+    ):
+        found = [each.id async for each in findings._explained(cast(Target, None), failed, deadline, 1)]
+        assert sorted(found) == expected

@@ -36,7 +36,7 @@ class IndexFromOne(Reference):
     Reference.outputs,
     "second_choice_no_terminal",
     kills="SEQ-02",
-    also=("MUX-08/seen", "STR-02/seen", "USE-04/seen"),
+    also=("MUX-08/seen", "STP-03/seen", "STR-02/seen", "STR-08/seen", "USE-04/seen"),
 )
 def second_choice_no_terminal(output: pb.LLMEngineOutput) -> None:
     if output.index == 1:

@@ -223,7 +223,7 @@ class MinTokensOfAllChoices(_Least):
         return -(-super().least(choice, token) // siblings)
 
 
-@mutant("min_tokens_anew_for_resumed_eos", kills="RES-05/drawn", also="STP-04/seen")
+@mutant("min_tokens_anew_for_resumed_eos", kills="RES-05/drawn", also=("RES-10/seen", "STP-04/seen"))
 class MinTokensAnewForResumedEos(_Least):
     def least(self, choice: Choice, token: int) -> int:
         is_eos = token in self.system_stops(choice.job.request)
@@ -260,7 +260,7 @@ class LengthAtTheLeastIsEos(Reference):
         return (EOS, None) if is_both else (reason, match)
 
 
-@mutant("mux_shows_hidden_ids", kills="MUX-01/drawn", also=("STP-02/seen", "STP-04/seen"))
+@mutant("mux_shows_hidden_ids", kills="MUX-01/drawn", also=("LIM-02/seen", "STP-02/seen", "STP-04/seen"))
 class MuxShowsHiddenIds(KnowsItsStreams):
     """Over a multiplexed stream a hidden id is one of the caller's."""
 

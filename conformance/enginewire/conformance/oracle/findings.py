@@ -169,10 +169,12 @@ async def _explained(
     """The failures of each kind in their smallest form, as long as it does not explain the others."""
     for rule in sorted({each.fault.rule for each in failed}):
         rest = sorted((each for each in failed if each.fault.rule == rule), key=_size)
-        for _ in range(PER_KIND):
+        for place in range(PER_KIND):
             if not rest:
                 break
             first, small = rest[0], await _smallest(target, rest[0], Patience(STEPS, deadline))
+            if place and time.monotonic() >= deadline:
+                break  # for want of time nobody knows whether it is another one
             if small is not first or rule not in LATE:
                 yield _finding(small, first, seed)
             needed = set(small.case.options) - {"prompt"}
