@@ -101,7 +101,7 @@ async def may_be_repeated(ctx: Context) -> None:
             expect(result.outcome in OVER, "a request that ended is aborted once more", seen=_name(result))
 
 
-@check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02", "CAN-01", "INF-08"))
+@check("ABO-05", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02", "INF-08"))
 async def reaches_the_queue(ctx: Context) -> None:
     """Requests of several kinds while all slots are taken; nothing is left of them when these are free."""
     async with saturated(ctx) as running:

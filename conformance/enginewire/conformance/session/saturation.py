@@ -10,7 +10,7 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import pause
-from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.context import LEFT, Context
 from enginewire.conformance.session.requests import change
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.stream import Stream
@@ -31,7 +31,8 @@ PER_CONNECTION: Final = 96
 
 @asynccontextmanager
 async def saturated(ctx: Context, slots: int = 0) -> AsyncIterator[list[Stream]]:
-    """As many long requests as there are slots, all running; they are cancelled at the end.
+    """As many long requests as there are slots, all running; at the end they are cancelled, and aborted for
+    engines that go on without a caller: whether they do is not what is judged here.
 
     A fast engine may have ended some of them by the time the body looks: `max_tokens` ends at the
     window. NotApplicable where the number of slots is not said.
@@ -51,8 +52,10 @@ async def saturated(ctx: Context, slots: int = 0) -> AsyncIterator[list[Stream]]
         await _filled(ctx, streams, started)
         yield streams
     finally:
+        alive = [stream.request.request_id for stream in streams if stream.exchange.code in LEFT]
         for stream in streams:
             stream.cancel()
+        await ctx.end(alive)
 
 
 async def queued(
