@@ -26,6 +26,7 @@ from enginewire.conformance.client_side.stage.backends import InProcessStarter
 from enginewire.conformance.mutants import Mutant, mutants
 from enginewire.conformance.proof.matrix import Kill, line, show, show_reference, summary_of, verdict_of
 from enginewire.conformance.proof.second_order import survey
+from enginewire.conformance.proof.second_order.survey import Breadth
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.capabilities.adapters import SOURCES
 from enginewire.conformance.reference.handoffs import Decode
@@ -212,17 +213,19 @@ async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
     return await judge(mutant.server, phases, name=mutant.name, run=run, skip=spared, companies=0)
 
 
-async def judge_at_times(mutant: Mutant, quick: bool) -> Report:
+async def judge_at_times(mutant: Mutant, breadth: Breadth) -> Report:
     """The kit against a second-order mutant: as against the first one, but for what starts programs.
 
-    Mixes are asked as well: nobody said that it shows in one thing alone.
+    Mixes are asked as well where nothing simpler sees it: nobody said that it shows in one thing alone.
     """
-    costly = [check for check in all_checks() if check.is_costly and check.variant not in survey.BESIDE]
+    beside = () if breadth is Breadth.OWN else survey.BESIDE
+    costly = [check for check in all_checks() if check.is_costly and check.variant not in beside]
     spared = [check.key for check in costly if check.key not in mutant.kills]
-    everywhere = (f"*/{variant}" for variant in (survey.DRAWN, *survey.BESIDE))
-    run = [*needed_by(mutant), *everywhere] if quick else ()
+    everywhere = (f"*/{variant}" for variant in (survey.DRAWN, *beside))
+    run = () if breadth is Breadth.ALL else [*needed_by(mutant), *everywhere]
     phases = phases_of(mutant) - {Phase.LAUNCH}
-    return await reached(judge(mutant.server, phases, run=run, skip=spared))
+    companies = 0 if breadth is Breadth.OWN else COMPANIES
+    return await reached(judge(mutant.server, phases, run=run, skip=spared, companies=companies))
 
 
 async def kill(mutant: Mutant, *, quick: bool = False) -> Kill:

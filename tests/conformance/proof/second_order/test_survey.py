@@ -14,7 +14,7 @@ from enginewire.conformance.mutants.limits import OneTooMany
 from enginewire.conformance.proof import self_test
 from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.proof.second_order.draw import Pair, Standing, named
-from enginewire.conformance.proof.second_order.survey import Sample, is_about, notice, sample, wanted
+from enginewire.conformance.proof.second_order.survey import Breadth, Sample, is_about, notice, sample, wanted
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Phase
 from tests.conformance.report.reports import outcome, report
@@ -35,16 +35,22 @@ def test_what_fails_is_to_be_about_what_the_first_mutant_breaks(key: str, expect
 
 @pytest.mark.parametrize(
     ("seen_by", "quick", "runs", "killed"),
-    [("own", True, [True], True), ("all", True, [True, False], True), ("nobody", False, [False], False)],
+    [
+        (Breadth.OWN, True, [Breadth.OWN], True),
+        (Breadth.BESIDE, True, [Breadth.OWN, Breadth.BESIDE], True),
+        (Breadth.ALL, True, list(Breadth), True),
+        (None, True, list(Breadth), False),
+        (None, False, [Breadth.ALL], False),
+    ],
 )
-async def test_the_other_areas_are_asked_only_where_its_own_see_nothing(
-    seen_by: str, quick: bool, runs: Sequence[bool], killed: bool
+async def test_more_is_asked_only_where_its_own_areas_see_nothing(
+    seen_by: Breadth | None, quick: bool, runs: Sequence[Breadth], killed: bool
 ) -> None:
     asked = []
 
-    async def judge(mutant: Mutant, quick: bool) -> Report:
-        asked.append(quick)
-        sees = seen_by == "own" or (seen_by == "all" and not quick)
+    async def judge(mutant: Mutant, breadth: Breadth) -> Report:
+        asked.append(breadth)
+        sees = breadth is seen_by
         return report(outcome(Status.FAIL if sees else Status.PASS, "STR-02", "boom"))
 
     done = await notice(named()["one_too_many@resumed"], judge, quick)
@@ -54,7 +60,7 @@ async def test_the_other_areas_are_asked_only_where_its_own_see_nothing(
 
 
 async def test_what_nobody_reaches_is_a_fault_and_not_killed() -> None:
-    async def judge(mutant: Mutant, quick: bool) -> Report:
+    async def judge(mutant: Mutant, breadth: Breadth) -> Report:
         return Report(target="", invocation="", unreachable="nothing listens")
 
     done = await notice(named()["one_too_many@resumed"], judge, True)
@@ -100,7 +106,7 @@ def test_the_summary_names_those_that_live(
     monkeypatch.setattr(survey, "named", lambda: {seen.name: seen, unseen.name: invisible})
 
     # A survivor costs a run of the whole kit: here two areas are all.
-    async def judge(mutant: Mutant, quick: bool) -> Report:
+    async def judge(mutant: Mutant, breadth: Breadth) -> Report:
         return await self_test.judge(
             mutant.server, frozenset({Phase.SAFE}), run=["RES-*", "*/drawn"], companies=0
         )

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from enginewire.conformance.mutants import Mutant
@@ -30,8 +31,17 @@ DRAWN: Final = "drawn"
 BESIDE: Final = ("mixed", "guided")
 KILLING: Final = FAILED | {Status.WARN}
 
-Judge = Callable[[Mutant, bool], Awaitable[Report]]
-"""The kit against a mutant; with True without the areas that it does not break."""
+
+class Breadth(Enum):
+    """How much of the kit a mutant meets, the quickest first."""
+
+    OWN = "the areas that it breaks, and what is drawn"
+    BESIDE = "the same in company, and mixes"
+    ALL = "everything"
+
+
+Judge = Callable[[Mutant, Breadth], Awaitable[Report]]
+"""The kit against a mutant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +153,12 @@ def is_about(key: str, mutant: Mutant) -> bool:
 
 
 async def notice(pair: Pair, judge: Judge, quick: bool) -> Noticed:
-    """The kit against one; if `quick`, its own areas first, and the others only where those see nothing."""
+    """The kit against one; if `quick`, its own areas first, and more only where those see nothing."""
     started, mutant = time.monotonic(), pair.mutant()
-    report = await judge(mutant, quick)
-    if quick and not _failures(report):
-        report = await judge(mutant, False)
-    failed = _failures(report)
+    for breadth in Breadth if quick else (Breadth.ALL,):
+        report = await judge(mutant, breadth)
+        if failed := _failures(report):
+            break
     faults = [each for each in report.outcomes if each.status is Status.ERROR]
     return Noticed(
         name=pair.name,
