@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -14,7 +14,6 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.embeddings import embed
 from enginewire.conformance.checks.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import (
     INVALID,
     LASTING_SECONDS,
@@ -23,6 +22,7 @@ from enginewire.conformance.session.context import (
     require_refusal,
 )
 from enginewire.conformance.session.saturation import all_queued, saturated
+from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
@@ -207,13 +207,13 @@ async def nothing_follows_the_end(ctx: Context) -> None:
 
 async def _gathers(ctx: Context, stream: Stream, before: int) -> None:
     """Wait until more tokens are generated than came, where the load tells it."""
-    deadline = time.monotonic() + ctx.bounds.reaction
     came = before + sum(len(choice.tokens) for choice in stream.choices.values())
-    while time.monotonic() < deadline:
-        load = await ctx.client.load()
-        if load.tokens_generated > came or not (load.running and load.tokens_generated):
-            return
-        await pause()
+
+    def is_ahead(load: pb.Load) -> bool:
+        return load.tokens_generated > came or not (load.running and load.tokens_generated)
+
+    with suppress(Violation):
+        await until(ctx, is_ahead, "")
 
 
 @check("ABO-08", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "ABO-01", "ABO-02"))

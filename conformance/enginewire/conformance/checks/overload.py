@@ -14,7 +14,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.company import FULL
-from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.saturation import MOST_SLOTS
 from enginewire.conformance.session.watching import is_idle, until
 from enginewire.conformance.wire.client import Client
@@ -25,6 +25,7 @@ from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.tasks import stop
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
+NO_ROOM: Final = (grpc.StatusCode.RESOURCE_EXHAUSTED,)
 MOST_QUEUED: Final = 2048
 BURST: Final = 32
 READ_SECONDS: Final = 0.1
@@ -49,7 +50,9 @@ class Overload:
 async def overload_is_refused(ctx: Context) -> None:
     """More requests at once than there are slots and places in the queue: they fill the engine themselves."""
     for exchange in (await _overload(ctx)).calls:
-        _require_overload(exchange)
+        require_refusal(exchange, NO_ROOM, reason=pb.ERROR_REASON_QUEUE_FULL)
+        detail = exchange.detail
+        expect(detail and detail.retryable, "overload is not retryable", expected="retryable", seen=detail)
 
 
 @check(
@@ -242,18 +245,3 @@ def _failed(streams: list[Stream]) -> list[Stream]:
 
 def _was_slow(exchange: Exchange) -> bool:
     return bool(exchange.detail and exchange.detail.reason == pb.ERROR_REASON_SLOW_CONSUMER)
-
-
-def _require_overload(exchange: Exchange) -> None:
-    expect(
-        exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "overload has another status",
-        expected="RESOURCE_EXHAUSTED",
-        seen=exchange.status,
-    )
-    detail = exchange.detail or pb.ErrorDetail()
-    name = pb.ErrorReason.Name(pb.ERROR_REASON_QUEUE_FULL)
-    expect(
-        detail.reason == pb.ERROR_REASON_QUEUE_FULL, "overload has another reason", expected=name, seen=detail
-    )
-    expect(detail.retryable, "overload is not retryable", expected="retryable", seen=detail)
