@@ -88,7 +88,7 @@ async def late_waiters_are_never_started(ctx: Context) -> None:
         await freed(ctx, [stream.request for stream in waiting])
 
 
-@check("CAN-04", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
+@check("CAN-04", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01", "CON-01"))
 async def a_reset_connection_is_freed(ctx: Context) -> None:
     """With several streams on it."""
     proxy, client = await ctx.proxy()

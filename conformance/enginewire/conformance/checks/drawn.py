@@ -26,6 +26,8 @@ BY_ENDS: Final = (
     *("STP-01", "STP-02", "STP-03", "STP-04", "STP-07", "LIM-01", "LIM-02", "LIM-06", "STR-06"),
     *("RES-04", "RES-05", "MUX-01"),
 )
+EDGES: Final = ("STR-04", "LIM-05")
+"""Of cases that have no token left to get, and of those that name no `max_tokens`."""
 STREAMS: Final = ("MUX-01/choices", "MUX-08", "MUX-08/queued")
 RELIES_ON: Final = {"MUX-01": STREAMS, "MUX-10": STREAMS, "RES-10": ("RES-04/drawn",)}
 """What else an id relies on."""
@@ -82,7 +84,7 @@ def _tell(ctx: Context, identifier: str, found: Sequence[Finding]) -> None:
 
 
 for _id in (*BY_ENDS, *BY_THE_REST):
-    _needs = (*WHOLE, "STR-04", _id, *RELIES_ON.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
+    _needs = (*WHOLE, *EDGES, _id, *RELIES_ON.get(_id, ()), *(ENDS if _id in BY_ENDS else ()))
     check(_id, variant="drawn", needs=_needs, phase=Phase.LOAD, alone=True)(_drawn(_id))
 
 DRAWN: Final = tuple(f"{identifier}/drawn" for identifier in (*BY_ENDS, *BY_THE_REST))
