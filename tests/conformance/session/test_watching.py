@@ -1,18 +1,39 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
+from enginewire import v1 as pb
 from enginewire.conformance.mutants.cancellation import LeakOnCancel
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.session.bounds import LEAST_LOOKS
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.session.session import Session
-from enginewire.conformance.session.watching import freed, still_running
+from enginewire.conformance.session.watching import freed, is_idle, still_running, until
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.violation import NotApplicable, Violation
+
+
+class SlowToTell(Reference):
+    """Takes so long to say what its load is that few can ask in the time that they have."""
+
+    busy_looks = LEAST_LOOKS - 1
+    looks = 0
+
+    async def get_load(self) -> pb.GetLoadResponse:
+        await asyncio.sleep(0.01)
+        self.looks += 1
+        response = await super().get_load()
+        response.load.running += self.looks <= self.busy_looks
+        return response
+
+
+class NeverIdle(SlowToTell):
+    busy_looks = 1000
 
 
 @pytest.fixture
@@ -46,6 +67,17 @@ async def test_what_is_not_freed_is_a_violation_and_aborted(ctx: Context, server
     with pytest.raises(Violation, match="not freed"):
         await freed(ctx, [stream.request], within=0.2)
     assert server.live == {}
+
+
+@pytest.mark.parametrize("server", [SlowToTell, NeverIdle], indirect=True)
+async def test_who_is_slow_to_tell_has_time_for_enough_looks(ctx: Context, server: SlowToTell) -> None:
+    server.looks = 0
+    if isinstance(server, NeverIdle):
+        with pytest.raises(Violation, match="is not idle"):
+            await until(ctx, is_idle, "it is not idle", within=0.02)
+    else:
+        await until(ctx, is_idle, "it is not idle", within=0.02)
+    assert server.looks == LEAST_LOOKS
 
 
 async def test_a_stream_that_ended_by_itself_cannot_be_judged(ctx: Context) -> None:

@@ -19,6 +19,9 @@ from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import Violation
 
+LEAST_LOOKS: Final = 25
+"""At something that is polled, before it is late."""
+
 MEASURED_REQUESTS: Final = 3
 MEASURED_TOKENS: Final = 16
 
@@ -108,6 +111,21 @@ class Bounds:
 async def pause(seconds: float = 0.005) -> None:
     """Between two looks at something that is polled."""
     await asyncio.sleep(seconds)
+
+
+class Looks:
+    """At something that is polled: it is late when its time is over and there were enough of them.
+
+    A target that takes long to answer, on a busy machine, takes as long to react.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end, self._due = time.monotonic() + seconds, LEAST_LOOKS
+
+    def are_over(self) -> bool:
+        """Asked once after each look."""
+        self._due -= 1
+        return self._due <= 0 and time.monotonic() > self._end
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ Knows nothing about requirements and verdicts.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.session import requests
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.company import ALONE, FULL, MULTIPLEXED, REVISION, USED_ID, Company, draw
 from enginewire.conformance.session.session import Program, Session
 from enginewire.conformance.session.sizes import Sizes
@@ -220,12 +219,12 @@ class Context(Sizes):
 
     async def idle(self) -> pb.Load:
         """Wait until nothing is held any more; a Violation when it takes longer than the reaction bound."""
-        deadline = time.monotonic() + self.bounds.reaction
+        looks = Looks(self.bounds.reaction)
         while True:
             load = await self.client.load()
             if not (load.running or load.waiting or load.kv_blocks_used):
                 return load
-            if time.monotonic() > deadline:
+            if looks.are_over():
                 raise Violation(
                     f"the server is not idle {self.bounds.reaction:.1f} s after its last request",
                     expected="running 0, waiting 0, kv_blocks_used 0",

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import LEFT, Context
 from enginewire.conformance.session.requests import change
 from enginewire.conformance.wire.client import Client
@@ -112,8 +112,8 @@ async def _seen_to_wait(
 ) -> None:
     """Wait until one more request waits than `before`."""
     accepted = asyncio.ensure_future(stream.call.accepted())
-    deadline = time.monotonic() + ctx.bounds.reaction
-    while time.monotonic() < deadline:
+    looks = Looks(ctx.bounds.reaction)
+    while not looks.are_over():
         load = await ctx.client.load()
         if load.waiting > before:
             return

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context, describe_load
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
-LOOKS: Final = 400
-"""At most, so that whoever waits for long asks less often."""
+MOST_LOOKS: Final = 400
+"""So that whoever waits for long asks less often."""
 
 
 async def until(
@@ -21,11 +20,11 @@ async def until(
 ) -> pb.Load:
     """The first load of which `holds` is true; a Violation when none is in time."""
     bound = within or ctx.bounds.reaction
-    deadline = time.monotonic() + bound
+    looks = Looks(bound)
     while not holds(load := await ctx.client.load()):
-        if time.monotonic() > deadline:
+        if looks.are_over():
             raise Violation(message, expected=expected, seen=describe_load(load))
-        await pause(bound / LOOKS)
+        await pause(bound / MOST_LOOKS)
     return load
 
 
