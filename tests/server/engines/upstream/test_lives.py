@@ -12,6 +12,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.grpc_server import bare_server
+from enginewire.server.engines.upstream.connection import Connection
 from enginewire.server.server import EngineServer
 from tests.server.engines.upstream.conftest import Front
 from tests.server.engines.upstream.raw import Odd, RawServer
@@ -76,13 +77,21 @@ async def test_an_engine_that_comes_back_between_two_looks_is_noticed(
 
 
 async def test_a_lost_connection_to_the_same_life_costs_its_requests_only(
-    odd: Odd, raw: RawServer, front: Front
+    odd: Odd, raw: RawServer, front: Front, monkeypatch: pytest.MonkeyPatch
 ):
-    serving = await front()
+    serving, is_back, info = await front(), asyncio.Event(), Connection.info
+
+    async def info_of_who_is_back(connection: Connection, seconds: float | None = None):
+        await is_back.wait()
+        return await info(connection, seconds)
+
     answer = asyncio.create_task(serving.generate(ask(max_tokens=LONG)))
     await until_true(lambda: bool(odd.live))
+    # Nobody looks while nobody listens: here a new server needs time for what a proxy does at once.
+    monkeypatch.setattr(Connection, "info", info_of_who_is_back)
     await raw.end()
     await raw.start(odd)
+    is_back.set()
     assert (await answer).failure.reason == pb.ERROR_REASON_ENGINE_DEAD
     async with asyncio.timeout(20):
         while (await serving.generate(ask("again"))).failure:  # noqa: ASYNC110  # there is no event
