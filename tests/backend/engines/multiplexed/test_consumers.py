@@ -13,7 +13,7 @@ from enginewire.backend.engines import multiplexed
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.stream import EngineStream
-from tests.backend.engines.multiplexed.fake_call import event, failure_of, last, settle, submit
+from tests.backend.engines.multiplexed.fake_call import FakeCall, event, failure_of, last, settle, submit
 from tests.backend.our_processes import PATIENCE_SECONDS
 
 
@@ -71,6 +71,17 @@ class Clock:
         return self.now
 
 
+async def two_frames(call: FakeCall, clock: Clock, tokens_per_frame: int) -> None:
+    """Each 4 ms after what was before it, with so many tokens of each of 4 streams."""
+    for frame in range(2):
+        clock.now += 0.004
+        first = [frame * tokens_per_frame] * 4
+        counts, token_ids = [tokens_per_frame] * 4, [65] * 4 * tokens_per_frame
+        await call.answer(
+            handles=range(1, 5), first_output_positions=first, token_counts=counts, token_ids=token_ids
+        )
+
+
 @pytest.mark.parametrize(("tokens_per_frame", "num_at_once"), [(1, 8), (3, 4)])
 async def test_a_pass_is_followed_by_a_pause_only_when_tokens_come_faster_than_events_can_go(
     call, monkeypatch, tokens_per_frame, num_at_once
@@ -92,13 +103,7 @@ async def test_a_pass_is_followed_by_a_pause_only_when_tokens_come_faster_than_e
 
     consumers = [asyncio.create_task(stream.read(take_of(stream.request_id))) for stream in streams]
     await settle()
-    for frame in range(2):
-        clock.now += 0.004
-        first = [frame * tokens_per_frame] * 4
-        counts, token_ids = [tokens_per_frame] * 4, [65] * 4 * tokens_per_frame
-        await call.answer(
-            handles=range(1, 5), first_output_positions=first, token_counts=counts, token_ids=token_ids
-        )
+    await two_frames(call, clock, tokens_per_frame)
     assert runs == [(f"r{number % 4}", tokens_per_frame) for number in range(num_at_once)]
     await connection.close()
     for consumer in consumers:
@@ -125,13 +130,7 @@ async def test_consumers_that_are_woken_wait_for_the_same_reason(
 
     consumers = [asyncio.create_task(consume(submit(connection, f"r{number}"))) for number in range(4)]
     await settle()
-    for frame in range(2):
-        clock.now += 0.004
-        first = [frame * tokens_per_frame] * 4
-        counts, token_ids = [tokens_per_frame] * 4, [65] * 4 * tokens_per_frame
-        await call.answer(
-            handles=range(1, 5), first_output_positions=first, token_counts=counts, token_ids=token_ids
-        )
+    await two_frames(call, clock, tokens_per_frame)
     assert runs == [tokens_per_frame] * num_read
     await connection.close()
     for consumer in consumers:
