@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SEED_STRIDE: Final = 0x9E3779B97F4A7C15
 """Between the seeds of the choices of a request: odd, so that no two are equal, and far from 1, so that
 neighbouring seeds do not share choices."""
+NUM_SEEDS: Final = 2**63
+"""vLLM's runner for GPUs dies of a larger one, and -1 would mean none."""
 TASKS: Final = ("generate",)
 
 
@@ -185,4 +187,4 @@ def _check_something_is_left(options: pb.SamplingOptions) -> None:
 
 def _seed(options: pb.SamplingOptions, index: int) -> int | None:
     """That of a choice: the caller's for choice 0."""
-    return (options.seed + index * SEED_STRIDE) % 2**64 if options.HasField("seed") else None
+    return (options.seed + index * SEED_STRIDE) % NUM_SEEDS if options.HasField("seed") else None
