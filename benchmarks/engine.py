@@ -86,7 +86,8 @@ class Contestant:
     def __init__(self, name: str, model: Path, options: argparse.Namespace) -> None:
         self.name = name
         root = options.against if name == "against" else ROOT
-        env = os.environ | {"PYTHONPATH": ":".join(str(root / place) for place in PLACES)}
+        paths = [*(str(root / place) for place in PLACES), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = os.environ | {"PYTHONPATH": ":".join(paths)}
         others = dict.fromkeys(VLLM, options.vllm_python) | {"llama-cpp": options.llama_python}
         python = others.get(name, sys.executable)
         kind = "in-process" if name == "against" else name

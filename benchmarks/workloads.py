@@ -53,7 +53,9 @@ def make_model(folder: Path, shape: str, dtype: str, *, counts: bool = False) ->
         bos_token_id=1,
         eos_token_id=2,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    # A GPU draws billions of weights in seconds.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     if counts:
         with torch.no_grad():
             table = model.get_input_embeddings().weight
