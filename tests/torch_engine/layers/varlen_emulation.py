@@ -27,7 +27,7 @@ def varlen_attn(
     assert block_table is not None
     assert {tensor.dtype for tensor in (cu_seq_q, seqused_k, block_table)} == {torch.int32}
     assert cu_seq_k is None or cu_seq_k.diff().equal(seqused_k)
-    assert window_size[1] == 0
+    assert window_size[1] == 0 or (window_size == (-1, -1) and max_q == 1), "nobody sees what comes later"
     assert num_splits == 1, "more splits are broken in torch 2.13"
     assert enable_gqa or query.shape[1] == key.shape[2]
     assert query.is_contiguous()

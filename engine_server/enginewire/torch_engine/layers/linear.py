@@ -33,7 +33,7 @@ class Linear(Protocol):
         ...
 
     def plus(self, value: Tensor, other: Tensor) -> Tensor:
-        """The projection, plus `other` [rows, outputs]."""
+        """The projection, plus `other` [rows, outputs], which may be changed."""
         ...
 
 
@@ -50,7 +50,8 @@ class PlainLinear:
 
     def plus(self, value: Tensor, other: Tensor) -> Tensor:
         """See `Linear`."""
-        return self(value) + other
+        # Into what is there: the sum is done while the product is still in registers.
+        return other.addmm_(value, self.weight.t()) if self.bias is None else self(value).add_(other)
 
 
 class PackedLinear:

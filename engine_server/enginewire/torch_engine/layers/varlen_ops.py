@@ -46,8 +46,8 @@ class VarlenOps(TorchOps):
     reading: Reading = "varlen"
 
     def __init__(self, kernel: Kernel, *, takes_key_ends: bool = True) -> None:
-        self._kernel = kernel
-        self._takes_key_ends = takes_key_ends
+        self.kernel = kernel
+        self.takes_key_ends = takes_key_ends
 
     def attend(
         self,
@@ -61,19 +61,18 @@ class VarlenOps(TorchOps):
         """See `LayerOps`."""
         rows = plan.varlen
         assert rows is not None, "the plan was made for other operations"
-        kv_heads = cache.keys[layer].shape[2]
-        query, keys, values = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-        query, keys = rotate(query, *rotation), rotate(keys, *rotation)
-        cache.write(layer, plan.slots, keys, values)
-        attended = self._kernel(
-            query,
+        # One query at the end sees everything. Only when the kernel is told that nothing is hidden, it reads
+        # keys once for all the heads that share them.
+        last_seen = -1 if window is None and rows.longest_new == 1 else 0
+        attended = self.kernel(
+            self._rotate_and_write(heads, rotation, plan.slots, cache, layer),
             cache.keys[layer],
             cache.values[layer],
             rows.query_ends,
-            rows.key_ends if self._takes_key_ends else None,
+            rows.key_ends if self.takes_key_ends else None,
             rows.longest_new,
             rows.longest_context,
-            window_size=(-1 if window is None else window - 1, 0),
+            window_size=(-1 if window is None else window - 1, last_seen),
             enable_gqa=True,
             seqused_k=rows.contexts,
             block_table=rows.blocks,
@@ -81,6 +80,15 @@ class VarlenOps(TorchOps):
             num_splits=1,
         )
         return attended.flatten(1)
+
+    def _rotate_and_write(
+        self, heads: Tensor, rotation: tuple[Tensor, Tensor], slots: Tensor, cache: KvTensors, layer: int
+    ) -> Tensor:
+        """Keys and values go to the cache; returns the query [tokens, num_heads, head_dim]."""
+        kv_heads = cache.keys[layer].shape[2]
+        query, keys, values = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+        cache.write(layer, slots, rotate(keys, *rotation), values)
+        return rotate(query, *rotation)
 
 
 def send_inputs(
@@ -152,7 +160,7 @@ def try_kernel(
     # Flash attention 2 wants to be told where keys end although it reads block tables, 3 refuses to be told.
     for ops in (VarlenOps(kernel), VarlenOps(kernel, takes_key_ends=False)):
         try:
-            error = _error(ops, device, dtype, head_counts, block_size)
+            error = attention_error(ops, device, dtype, head_counts, block_size)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as failure:
             reason = reason or str(failure).partition("\n")[0]
         else:
@@ -169,35 +177,40 @@ def try_kernel(
 
 
 @torch.inference_mode()
-def _error(
+def attention_error(
     ops: VarlenOps,
     device: torch.device,
     dtype: torch.dtype,
     head_counts: tuple[int, int, int],
     block_size: int,
 ) -> float:
-    """The largest difference to plain torch."""
+    """The largest difference to plain torch: of a decode beside a chunk, and of decodes alone."""
     heads, kv_heads, head_dim = head_counts
     like = torch.empty(0, dtype=dtype, device=device)
-    spans = [Span(1, block_size + 1, [3, 1]), Span(2, block_size + 2, [0, 2])]
     generator = torch.Generator().manual_seed(0)
-    made = [
-        torch.randn(shape, generator=generator).to(like)
-        for shape in ((3, heads + 2 * kv_heads, head_dim), (2, 4, block_size, kv_heads, head_dim))
-    ]
-    angles = torch.zeros(3, 1, head_dim // 2, dtype=dtype, device=device)
-    rotation = angles.cos(), angles.sin()
-    found = []
-    for tried in (ops, TorchOps()):
-        cache = KvTensors(1, (4, block_size, kv_heads, head_dim), like)
-        cache.keys[0].copy_(made[1][0])
-        cache.values[0].copy_(made[1][1])
-        if tried is ops:
-            plan = send_inputs(spans, [0] * 3, [0], block_size, device).plan
-        else:
-            plan = plan_attention(spans, block_size, frozenset({None}), like)
-        found.append(tried.attend(made[0].clone(), rotation, plan, cache, 0, None).float())
-    return float((found[0] - found[1]).abs().nan_to_num(nan=torch.inf).max())
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(like)
+
+    stored = randn(2, 4, block_size, kv_heads, head_dim)
+    largest = 0.0
+    for num_new in (2, 1):
+        spans = [Span(1, block_size + 1, [3, 1]), Span(num_new, block_size + 2, [0, 2])]
+        rows = 1 + num_new
+        new, angles = randn(rows, heads + 2 * kv_heads, head_dim), randn(rows, 1, head_dim // 2)
+        found = []
+        for tried in (ops, TorchOps()):
+            cache = KvTensors(1, (4, block_size, kv_heads, head_dim), like)
+            cache.keys[0].copy_(stored[0])
+            cache.values[0].copy_(stored[1])
+            if tried is ops:
+                plan = send_inputs(spans, [0] * rows, [0], block_size, device).plan
+            else:
+                plan = plan_attention(spans, block_size, frozenset({None}), like)
+            rotation = angles.cos(), angles.sin()
+            found.append(tried.attend(new.clone(), rotation, plan, cache, 0, None).float())
+        largest = max(largest, float((found[0] - found[1]).abs().nan_to_num(nan=torch.inf).max()))
+    return largest
 
 
 def _padded(table: list[int], width: int) -> list[int]:

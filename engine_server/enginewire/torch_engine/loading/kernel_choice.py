@@ -16,6 +16,7 @@ from enginewire.torch_engine.layers.arithmetic import Arithmetic
 from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.device import is_far
 from enginewire.torch_engine.layers.few_rows import FewRowsLinear, quick_with_few_rows
+from enginewire.torch_engine.layers.fused_ops import fused_ops
 from enginewire.torch_engine.layers.linear import (
     Int8Linear,
     Linear,
@@ -44,9 +45,12 @@ def choose_arithmetic(
         ops = _invariant_ops(options, device, dtype)
         return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
-    varlen = varlen_ops(device, dtype, head_counts, choose_block_size(options, device, dtype))
+    block_size = choose_block_size(options, device, dtype)
+    varlen = varlen_ops(device, dtype, head_counts, block_size)
     if options.batch_invariant and varlen is None:
         raise ModelLoadError(NOT_INVARIANT)
+    if varlen is not None and options.compile_kernels:
+        varlen = fused_ops(varlen, device, dtype, head_counts, block_size)
     compiled = compiled_ops(device, dtype) if options.compile_kernels else None
     ops = varlen or compiled or TorchOps()
     return Arithmetic(ops, _project(options, device, dtype, ops))

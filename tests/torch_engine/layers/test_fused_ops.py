@@ -1,0 +1,112 @@
+"""Small operations as Triton kernels: what they compute, in Triton's interpreter, and when they are taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from random import Random
+
+import pytest
+import torch
+
+from enginewire.torch_engine.layers import fused_ops as module
+from enginewire.torch_engine.layers.fused_ops import FusedOps, fused_ops
+from enginewire.torch_engine.layers.ops import TorchOps
+from enginewire.torch_engine.layers.rotary import rotate
+from enginewire.torch_engine.layers.varlen_ops import VarlenOps
+from tests.repository import ROOT
+from tests.torch_engine.layers.varlen_emulation import varlen_attn
+
+CPU = torch.device("cpu")
+BASE = VarlenOps(varlen_attn)
+
+
+class Kernels:
+    """Plain torch behind the signatures of the kernels."""
+
+    def rms_norm(self, value, weight, eps):
+        return TorchOps().rms_norm(value, weight, eps)
+
+    def gate(self, gate_up):
+        return TorchOps().gate(gate_up)
+
+    def rotate_and_write(self, heads, rotation, slots, keys, values):
+        kv_heads = keys.shape[2]
+        num_heads = heads.shape[1] - 2 * kv_heads
+        turned = rotate(heads, *rotation)
+        keys.flatten(0, 1).index_copy_(0, slots, turned[:, num_heads : num_heads + kv_heads])
+        values.flatten(0, 1).index_copy_(0, slots, heads[:, num_heads + kv_heads :])
+        return turned[:, :num_heads].contiguous()
+
+
+def take(kernels):
+    return fused_ops(BASE, CPU, torch.bfloat16, (6, 2, 16), 16, kernels)
+
+
+def test_the_kernels_compute_what_plain_torch_computes():
+    seed = Random().randrange(2**31)
+    command = [sys.executable, "-m", "tests.torch_engine.layers.triton_numbers", str(seed)]
+    said = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+    ).stdout
+    rows = [line.split("\t") for line in said.splitlines()]
+    assert len(rows) == 22
+    for dtype, name, difference in rows:
+        assert float(difference) <= (1e-5 if dtype == "float32" else 0.0), (seed, dtype, name)
+
+
+def test_sound_kernels_are_taken():
+    assert isinstance(take(Kernels()), FusedOps)
+
+
+class Refusing(Kernels):
+    def gate(self, gate_up):
+        raise RuntimeError("Failed to find C compiler\nset CC")
+
+
+class WrongNorm(Kernels):
+    def rms_norm(self, value, weight, eps):
+        return super().rms_norm(value, weight, eps) * 1.1
+
+
+class WrongGate(Kernels):
+    def gate(self, gate_up):
+        return torch.full_like(super().gate(gate_up), float("nan"))
+
+
+class NotTurned(Kernels):
+    def rotate_and_write(self, heads, rotation, slots, keys, values):
+        straight = torch.ones_like(rotation[0]), torch.zeros_like(rotation[1])
+        return super().rotate_and_write(heads, straight, slots, keys, values)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "reason"),
+    [
+        (Refusing(), "Failed to find C compiler"),
+        (WrongNorm(), "something else"),
+        (WrongGate(), "something else"),
+        (NotTurned(), "something else"),
+    ],
+)
+def test_kernels_that_fail_leave_the_work_to_torch_and_one_line_says_why(kernels, reason, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert take(kernels) is BASE
+    (record,) = caplog.records
+    assert reason in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_without_triton_plain_torch_does_the_work(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "enginewire.torch_engine.layers.triton_kernels", raising=False)
+    assert module.find_kernels() is None
+    assert take(None) is BASE
+    assert "Triton is not installed" in caplog.text
