@@ -206,7 +206,7 @@ PAGES: Mapping[str, Ways] = {
     },
     "docs/performance.md": {
         "enginewire-server MODEL --device cuda --dtype bfloat16": GPU,
-        "make gpu-check": GPU,
+        "make gpu-check GPU='--vllm-python VENV/bin/python'": GPU,
         "python benchmarks/engine.py --json --device cuda --shape 7b --dtype bfloat16 --output 128 --rounds 3": GPU,
     },
     "docs/reliability.md": {
