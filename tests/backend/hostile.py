@@ -152,6 +152,8 @@ class HostileEngine:
         self.num_streams += 1
         outgoing: asyncio.Queue[Step] = asyncio.Queue()
         reader = asyncio.create_task(self._read(frames, outgoing))
+        # A script that raises ends the stream: nobody shall wait for the rest of it.
+        reader.add_done_callback(lambda _: outgoing.put_nowait(END))
         try:
             while (step := await outgoing.get()) is not END:
                 if isinstance(step, pb.Status):

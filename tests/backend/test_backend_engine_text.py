@@ -11,7 +11,7 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import HostileEngine, engine_info, terminal, tokens
-from tests.backend.replay.test_attempts import LOST, Lives, backend_on
+from tests.backend.replay.test_attempts import ELSEWHERE, LOST, Lives, backend_on
 from tests.server.serving import until_true
 
 STOPS = {
@@ -63,7 +63,7 @@ async def test_each_engine_of_a_fleet_gets_what_it_can_do(socket_folder, vocabul
         Lives([LOST], stop_strings=evaluates[0]),
         Lives([end], stop_strings=evaluates[1]),
     ]
-    async with backend_on(socket_folder, vocabulary, *engines) as backend:
+    async with backend_on(socket_folder, vocabulary, *engines, policy=ELSEWHERE) as backend:
         heard = await hear(backend, ask(**STOPS))
     assert (heard.text(), heard.finishes()) == ("abcd", {0: STOP})
     assert [bool(engine.parts[0].stop_conditions.stop) for engine in engines] == list(evaluates)
@@ -76,7 +76,7 @@ async def test_a_stop_string_across_the_cut_is_found_whoever_evaluates_it(
     begun = [tokens(b"ab", text="ab"), tokens(b"c", 2, text=""), LOST]
     end = [terminal(b"d", 3, STOP, text="cd", stop_match=MATCH)] if evaluates[1] else [tokens(b"de", 3), 60.0]
     engines = [Lives(begun, stop_strings=evaluates[0]), Lives(end, stop_strings=evaluates[1])]
-    async with backend_on(socket_folder, vocabulary, *engines) as backend:
+    async with backend_on(socket_folder, vocabulary, *engines, policy=ELSEWHERE) as backend:
         heard = await hear(backend, ask(**STOPS))
     assert (heard.text(), heard.token_ids(), heard.finishes()) == ("abcd", list(b"abcd"), {0: STOP})
     assert engines[1].parts[0].resume.choices[0].generated_token_ids == list(b"abc")

@@ -22,6 +22,8 @@ from tests.backend.hostile import END, PROMPT, HostileEngine, engine_info, termi
 from tests.server.serving import PATIENCE_SECONDS, until_true
 
 LOST = Failure(14, pb.ERROR_REASON_ENGINE_DEAD, "gone", retryable=True).to_proto()
+# What a script does not foresee shall not be tried once more, nor leave a caller waiting.
+TOO_OFTEN = Failure(13, pb.ERROR_REASON_INTERNAL, "asked more often than there are scripts").to_proto()
 QUICK = RetryPolicy(shortest_backoff=0.001, longest_backoff=0.002, recovery=0.5)
 # Whoever failed is left alone for longer than it takes to ask another one.
 ELSEWHERE = RetryPolicy(shortest_backoff=PATIENCE_SECONDS, longest_backoff=PATIENCE_SECONDS)
@@ -38,7 +40,7 @@ class Lives(HostileEngine):
         self.lives = list(scripts)
 
     def _script(self, request: pb.GenerateRequest) -> object:
-        return self.lives.pop(0)
+        return self.lives.pop(0) if self.lives else [TOO_OFTEN]
 
     @property
     def parts(self) -> list[pb.PreprocessedRequest]:
