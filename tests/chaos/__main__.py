@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from enginewire.program import event_loop
-from tests.chaos.history import FAULTS as FAULTS_OF_STREAMS
+from tests.chaos.history import FAULTS as FAULTS_OF_STREAMS, reasons
 from tests.chaos.machine import Stage, Trouble
 from tests.chaos.world import FAULTS, World, world
 
@@ -63,10 +63,12 @@ async def break_things(world: World, options: argparse.Namespace) -> None:
         fault = "kill" if dice.random() < SHARE_OF_KILLS else dice.choice(FAULTS)
         engine = dice.choice(world.engines)
         await world.strike(options.only or fault, engine, dice)
+        # One that hit nobody was over at once, and callers have to begin.
+        await asyncio.sleep(0)
 
 
-async def run(options: argparse.Namespace) -> dict[str, int]:
-    """The whole run; what there is to say about it."""
+async def run(options: argparse.Namespace) -> tuple[dict[str, int], list[str]]:
+    """The whole run: what there is to say about it, and why something is wrong with streams."""
     with tempfile.TemporaryDirectory(prefix="ew-") as folder:
         async with world(Path(folder), options.engines, multiplexed=not options.per_request) as made:
             callers = [
@@ -81,7 +83,8 @@ async def run(options: argparse.Namespace) -> dict[str, int]:
             await made.all_have_ended()
             await made.is_idle()
             report(made, options)
-            return {**made.verdict(), "rotations": made.certificates.num_rotations}
+            verdict = {**made.verdict(), "rotations": made.certificates.num_rotations}
+            return verdict, reasons(made.records)
 
 
 def try_schedules(count: int, number: int) -> dict[str, int]:
@@ -127,10 +130,12 @@ def main() -> int:
     parser.add_argument("--only", choices=FAULTS, help="nothing but this fault")
     parser.add_argument("--schedules", type=int, default=0, help="then try so many that hypothesis draws")
     options = parser.parse_args()
-    verdict = Counter(event_loop.run(run(options)))
+    found, why = event_loop.run(run(options))
+    verdict = Counter(found)
     if options.schedules:
         verdict.update(try_schedules(options.schedules, options.seed))
-    print(json.dumps(verdict))
+    # Once more at the end, which is what is left of a long log.
+    print(*why, json.dumps(verdict), sep="\n")
     return int(any(verdict[fault] for fault in FAULTS_OF_STREAMS))
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from enginewire import v1 as pb
 from tests.backend.asking import Heard
 from tests.end_to_end.chaos import answer_of
 
@@ -74,6 +75,15 @@ class Record:
             return "lost"
         return "" if answer_of(self.heard) == truth.answer else "changed"
 
+    @property
+    def why(self) -> str:
+        """What its end was, of one that has something wrong with it."""
+        if failure := self.heard.failure:
+            return f"{pb.ErrorReason.Name(failure.reason).removeprefix('ERROR_REASON_')}, {failure.message}"
+        if self.task.done() and not self.task.cancelled() and (error := self.task.exception()):
+            return repr(error)
+        return "the end of the answer" if self.heard.finishes() else "nothing"
+
     def as_json(self) -> dict[str, object]:
         """What its caller heard: per choice where each piece began and its tokens; and how it ended."""
         pieces = [
@@ -81,9 +91,14 @@ class Record:
             for output in self.heard.outputs
         ]
         events = [item.event for item in self.heard.items if item.event]
-        failure = str(self.heard.failure or "")
-        said = {"events": events, "failure": failure, "heard": pieces}
+        said = {"events": events, "why": self.why, "heard": pieces}
         return {"kind": self.kind, "left": self.was_left, "fault": self.fault, **said}
+
+
+def reasons(records: Sequence[Record]) -> list[str]:
+    """Why streams have a fault, the most frequent reason first."""
+    found = Counter(f"{record.fault}: it ended with {record.why}" for record in records if record.fault)
+    return [f"{count} × {reason}" for reason, count in found.most_common()]
 
 
 def tally(records: Sequence[Record]) -> dict[str, int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
 from enginewire.backend.engines.failure import internal_failure
 from tests.backend.asking import Heard
-from tests.chaos.history import Record, Truth, tally
+from tests.chaos.history import Record, Truth, reasons, tally
 
 Item = Annotated[BackendOutput]
 USAGE = pb.CompletionUsage(prompt_tokens=1, completion_tokens=3, total_tokens=4)
@@ -76,3 +78,24 @@ def test_streams_are_counted_by_what_is_wrong() -> None:
     for each in records:
         each.judge(TRUTH)
     assert tally(records) == {"streams": 10, "lost": 3, "duplicated": 3, "changed": 3}
+
+
+async def test_it_is_told_why_streams_have_a_fault() -> None:
+    async def raises() -> Heard:
+        raise KeyError("handle")
+
+    tasks = [asyncio.create_task(raises()) for _ in range(2)]
+    await asyncio.wait(tasks)
+    ended = asyncio.create_task(asyncio.sleep(0))
+    await ended
+    records = [Record(0, Heard(RIGHT[:2]), task) for task in tasks]
+    records += [Record(0, Heard(items), ended) for items in ([FAILED], [], WRONG["another end"][0], RIGHT)]
+    for each in records:
+        each.judge(TRUTH)
+    message = FAILED.error.message
+    assert reasons(records) == [
+        "2 × lost: it ended with KeyError('handle')",
+        f"1 × lost: it ended with INTERNAL, {message}",
+        "1 × lost: it ended with nothing",
+        "1 × changed: it ended with the end of the answer",
+    ]

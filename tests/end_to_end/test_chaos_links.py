@@ -15,12 +15,15 @@ from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
+from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.stream import Patience
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import Heard, ask, hear
+from tests.chaos.fleet import MOCKER, Certificates, fleet
 from tests.chaos.history import Record, Truth
 from tests.chaos.link import Change, Link, corrupted, doubled, dropped
-from tests.end_to_end.chaos import engines, hear_slowly, replaying
+from tests.end_to_end.chaos import PATIENCE_SECONDS, engines, hear_slowly, replaying
 from tests.end_to_end.processes import Client, start_client_process
 from tests.long import long, long_but
 from tests.server.serving import until_true
@@ -90,6 +93,26 @@ async def test_a_byte_that_is_another_one_ends_nobody_but_whom_it_hit(
     _, record = await disturbed(folder, vocabulary, True, corrupted(random.Random(seed)))
     # Plain TCP has no more than a checksum, so another token may be in its place; TLS shows it.
     assert record.heard.failure is not None or len(record.heard.token_ids()) == MAX_TOKENS
+
+
+async def test_over_tls_whatever_is_falsified_is_a_lost_connection(folder: Path) -> None:
+    certificates = Certificates(folder)
+    async with (
+        fleet(folder, 1, (*MOCKER, *certificates.options)) as [engine],
+        EngineClient(engine.link.target, trust=certificates.trust) as client,
+    ):
+
+        async def ask_until_it_fails() -> None:
+            # What is falsified may be something else that the engine has to say just then.
+            while True:
+                await client.load(PATIENCE_SECONDS)
+                engine.link.change_next(lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+
+        await client.wait_ready(PATIENCE_SECONDS)
+        with pytest.raises(RequestFailed) as told:
+            await ask_until_it_fails()
+        assert (told.value.reason, told.value.retryable) == (pb.ERROR_REASON_ENGINE_DEAD, True)
+        await client.load(PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("code", [NO_ERROR, ENHANCE_YOUR_CALM])

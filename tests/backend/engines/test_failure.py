@@ -75,11 +75,12 @@ def test_what_the_server_raises_is_what_the_backend_reads(kind):
 
 
 @pytest.mark.parametrize("code", FAILING_CODES)
-def test_a_bare_code_has_a_reason_and_only_unavailable_is_retryable(code):
+def test_a_bare_code_has_a_reason_and_only_a_lost_engine_is_retryable(code):
     failure = from_rpc_error(rpc_error(code)).failure
     assert failure.code == code.value[0]
     assert failure.reason in KNOWN_REASONS
-    assert failure.retryable is (code is grpc.StatusCode.UNAVAILABLE)
+    assert failure.retryable is (code.name in ("UNAVAILABLE", "UNKNOWN", "INTERNAL", "CANCELLED"))
+    assert failure.retryable is (failure.reason == pb.ERROR_REASON_ENGINE_DEAD)
     assert (failure.field, failure.retry_after, failure.message) == ("", None, "no")
 
 

@@ -8,13 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import grpc
 import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
-from enginewire.backend.engines.failure import Failure
+from enginewire.backend.engines.failure import CODES_OF_BROKEN_CALLS, Failure
 from enginewire.backend.engines.stream import PATIENCE, Patience
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 from tests.backend.asking import Heard, ask, hear
@@ -539,3 +540,18 @@ async def test_an_answer_goes_on_when_its_bytes_are_broken_on_the_way(
                 break_it()
     assert (heard.text(), heard.failure) == ("pong", None)
     assert len(engine.received) == 2
+
+
+@pytest.mark.parametrize("code", sorted(CODES_OF_BROKEN_CALLS, key=str))
+async def test_an_engine_that_is_lost_while_it_is_asked_who_it_is_costs_no_request(
+    socket_folder, vocabulary, code: grpc.StatusCode
+) -> None:
+    class LostMeanwhile(Lives):
+        async def _info(self, data: bytes, call: grpc.aio.ServicerContext) -> bytes:
+            # As gRPC itself says of bytes that are no TLS, and of calls that were reset.
+            await call.abort(code, "Stream removed")
+
+    engines = LostMeanwhile(), Lives([terminal(b"pong")])
+    async with backend_on(socket_folder, vocabulary, *engines, policy=ELSEWHERE) as backend:
+        heard = await hear(backend, ask())
+    assert (heard.text(), heard.failure) == ("pong", None)

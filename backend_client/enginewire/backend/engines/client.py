@@ -17,7 +17,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.dialled import Dialled, OpenChannel
-from enginewire.backend.engines.failure import RequestFailed, failed, from_stream_error
+from enginewire.backend.engines.failure import RequestFailed, failed, from_rpc_error
 from enginewire.backend.engines.messages import take_message
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.offered_tokenizer import received
@@ -230,9 +230,13 @@ class EngineClient:
                 request, longest if timeout is None else timeout, metadata or {}
             )
         except RequestFailed as failure:
-            if failure.code is grpc.StatusCode.UNAVAILABLE:
-                self._info = None
+            self._may_be_another_life(failure)
             raise
+
+    def _may_be_another_life(self, failure: RequestFailed) -> None:
+        """Ask who it is before the next request, if the engine was lost."""
+        if failure.code is grpc.StatusCode.UNAVAILABLE or failure.reason == pb.ERROR_REASON_ENGINE_DEAD:
+            self.forget()
 
     async def abort(self, request_ids: list[str], reason: str) -> pb.AbortResponse:
         """End requests by id, whoever started them. Raises RequestFailed."""
@@ -317,9 +321,8 @@ class EngineClient:
                 take_message(parsed(pb.GenerateResponse, data), stream)
             failure = None
         except grpc.aio.AioRpcError as error:
-            failure = from_stream_error(error, is_accepted=has_answered)
-            if failure.code is grpc.StatusCode.UNAVAILABLE or failure.reason == pb.ERROR_REASON_ENGINE_DEAD:
-                self._info = None
+            failure = from_rpc_error(error, is_accepted=has_answered)
+            self._may_be_another_life(failure)
         except RequestFailed as error:
             failure = error
         finally:

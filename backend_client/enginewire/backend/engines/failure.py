@@ -42,9 +42,10 @@ REASON_OF_CODE: Final = {
     grpc.StatusCode.UNAUTHENTICATED: pb.ERROR_REASON_AUTH,
     grpc.StatusCode.PERMISSION_DENIED: pb.ERROR_REASON_AUTH,
 }
-# gRPC's own words for bytes that are no HTTP/2, and for a stream that was reset: CANCELLED when a server
-# that ends does it, for what is cancelled here ends as an asyncio.CancelledError. An engine gives its reason.
-CODES_OF_BROKEN_STREAMS: Final = frozenset(
+# gRPC's own words for bytes that are no HTTP/2 or no TLS, and for a call that was reset: CANCELLED when a
+# server that ends does it, for what is cancelled here ends as an asyncio.CancelledError. An engine gives its
+# reason.
+CODES_OF_BROKEN_CALLS: Final = frozenset(
     {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED}
 )
 CODE_NUMBERS: Final = {code.value[0]: code for code in grpc.StatusCode}
@@ -169,18 +170,16 @@ def from_status(status: pb.Status) -> RequestFailed:
 def from_rpc_error(error: grpc.aio.AioRpcError, *, is_accepted: bool = False) -> RequestFailed:
     """The failure that ended a call. Causes are told apart by code and details, never by text.
 
-    `is_accepted`: the engine had answered before, so gRPC can have refused nothing but an answer.
+    gRPC's own word for a broken call is a lost engine. `is_accepted`: the engine had answered before, so
+    gRPC can have refused nothing but an answer.
     """
     details = _trailing_details(error)
     if not details and is_accepted and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return violation("a message above the size limit")
-    return from_status(pb.Status(code=error.code().value[0], message=error.details() or "", details=details))
-
-
-def from_stream_error(error: grpc.aio.AioRpcError, *, is_accepted: bool) -> RequestFailed:
-    """The failure that ended a stream of outputs; gRPC's own word for a broken one is a lost engine."""
-    failure = from_rpc_error(error, is_accepted=is_accepted)
-    if error.code() in CODES_OF_BROKEN_STREAMS and not _trailing_details(error):
+    failure = from_status(
+        pb.Status(code=error.code().value[0], message=error.details() or "", details=details)
+    )
+    if not details and error.code() in CODES_OF_BROKEN_CALLS:
         lost = pb.ERROR_REASON_ENGINE_DEAD
         return RequestFailed(replace(failure.failure, reason=lost, retryable=True))
     return failure

@@ -22,8 +22,8 @@ from enginewire.backend.engines.failure import (
     RequestFailed,
     duration,
     failed,
+    from_rpc_error,
     from_status,
-    from_stream_error,
     violation,
 )
 from enginewire.backend.engines.rpc import MultiplexedCall, parsed
@@ -146,7 +146,7 @@ class MultiplexedConnection:
                 self._take(parsed(pb.GenerateMultiplexedResponse, data))
                 self._has_answered = True
         except grpc.aio.AioRpcError as error:
-            failure = from_stream_error(error, is_accepted=self._has_answered)
+            failure = from_rpc_error(error, is_accepted=self._has_answered)
         except RequestFailed as error:
             failure = error
         finally:
