@@ -14,8 +14,9 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
-from tests.backend.asking import Heard, hear
+from tests.backend.asking import Heard, ask, hear
 from tests.end_to_end.chaos import (
+    MOCKER,
     EngineSlot,
     answer_of,
     engines,
@@ -29,6 +30,9 @@ from tests.server.serving import until_true
 PROMPT = b"the quick brown fox"
 MAX_TOKENS = 120
 NUM_KILLS_PER_WAY = 5
+# Two minutes of an engine: nothing ends that but its caller.
+ENDLESS_TOKENS = 60_000
+LONG_CONTEXT = ("--max-model-len", "65536")
 SLOW_TO_GO_ON = ("--engine", "mocker", "--mocker-itl-ms", "200")
 
 
@@ -112,9 +116,8 @@ async def test_a_frozen_engine_is_left(folder: Path, vocabulary: Vocabulary) -> 
 async def test_a_rolling_restart_under_load_loses_nothing(
     folder: Path, vocabulary: Vocabulary, drain_timeout: str
 ) -> None:
-    arguments = ("--engine", "mocker", "--mocker-itl-ms", "2", "--shutdown-timeout", drain_timeout)
     async with (
-        engines(folder, 2, arguments) as slots,
+        engines(folder, 2, (*MOCKER, *LONG_CONTEXT, "--shutdown-timeout", drain_timeout)) as slots,
         replaying([slot.target for slot in slots], vocabulary) as backend,
     ):
         # One that is still being started does not handle the signal yet.
@@ -123,17 +126,38 @@ async def test_a_rolling_restart_under_load_loses_nothing(
         truth = await oracle(backend)
         is_over = asyncio.Event()
         callers = [asyncio.create_task(ask_until(is_over, backend, truth, i)) for i in range(len(truth))]
-        for slot in slots:
-            await asyncio.sleep(0.2)
-            assert await slot.end(signal.SIGTERM) == 0
-            await slot.start()
-            endpoint = backend.engines.all[slots.index(slot)]
-            await endpoint.client.wait_ready(20)
+        if drain_timeout == "0.1":
+            endless = ask(PROMPT, ENDLESS_TOKENS, stop_conditions=pb.StopConditions(ignore_eos=True))
+            await restart_one_after_the_other(slots, backend, endless)
+        else:
+            await restart_one_after_the_other(slots, backend)
         is_over.set()
         all_heard = await asyncio.gather(*callers)
     assert min(map(len, all_heard)) >= 2
     # An engine with patience finishes what it has begun: replay has nothing to hide.
-    assert any(any(map(migrations, heard)) for heard in all_heard) == (drain_timeout == "0.1")
+    if drain_timeout == "30":
+        assert not any(any(map(migrations, heard)) for heard in all_heard)
+
+
+async def restart_one_after_the_other(
+    slots: list[EngineSlot], backend: Backend, *endless: pb.PreprocessedRequest
+) -> None:
+    """What does not end within the drain of its engine goes on at another one."""
+    all_heard = [Heard() for _ in endless]
+    tasks = [
+        asyncio.create_task(hear_slowly(backend, request, heard))
+        for request, heard in zip(endless, all_heard, strict=True)
+    ]
+    await until_true(lambda: all(heard.outputs for heard in all_heard))
+    for slot, endpoint in zip(slots, backend.engines.all, strict=True):
+        await asyncio.sleep(0.2)
+        assert await slot.end(signal.SIGTERM) == 0
+        await slot.start()
+        await endpoint.client.wait_ready(20)
+    await until_true(lambda: all(migrations(heard) and heard.items[-1].data for heard in all_heard))
+    for task in tasks:
+        assert task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def ask_until(
