@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,21 @@ async def oracle(backend: Backend) -> list[dict[int, tuple[object, ...]]]:
     return [answer_of(heard) for heard in await asyncio.gather(*(hear(backend, r) for r in requests()))]
 
 
+@asynccontextmanager
+async def endless_answer(backend: Backend) -> AsyncIterator[Heard]:
+    """What a caller has heard so far whose answer has begun, and goes on as long as this lasts."""
+    request, heard = ask(PROMPT, ENDLESS_TOKENS), Heard()
+    request.stop_conditions.ignore_eos = True
+    task = asyncio.create_task(hear_slowly(backend, request, heard))
+    try:
+        await until_true(lambda: bool(heard.outputs))
+        yield heard
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def kill_one_while_talking(
     backend: Backend, slots: list[EngineSlot], dice: random.Random, number: int
 ) -> list[Heard]:
@@ -85,31 +102,39 @@ async def test_kills_lose_and_change_nothing(folder: Path, vocabulary: Vocabular
 
 
 async def test_the_only_engine_is_waited_for(folder: Path, vocabulary: Vocabulary) -> None:
-    async with engines(folder, 1) as slots, replaying([slots[0].target], vocabulary) as backend:
+    async with (
+        engines(folder, 1, (*MOCKER, *LONG_CONTEXT)) as slots,
+        replaying([slots[0].target], vocabulary) as backend,
+        endless_answer(backend) as endless,
+    ):
         truth = await oracle(backend)
         heard = await kill_one_while_talking(backend, slots, random.Random(2), 0)
         assert [answer_of(each) for each in heard] == truth
-        assert any(migrations(each) for each in heard)
+        await until_true(lambda: bool(migrations(endless)))
 
 
 async def test_a_frozen_engine_is_left(folder: Path, vocabulary: Vocabulary) -> None:
-    async with engines(folder, 2) as slots, replaying([s.target for s in slots], vocabulary) as backend:
+    async with (
+        engines(folder, 2, (*MOCKER, *LONG_CONTEXT)) as slots,
+        replaying([slot.target for slot in slots], vocabulary) as backend,
+    ):
         await backend.engines.all[1].client.wait_ready(20)
         truth = await oracle(backend)
-        all_heard = [Heard() for _ in requests()]
-        tasks = [
-            asyncio.create_task(hear_slowly(backend, request, heard))
-            for request, heard in zip(requests(), all_heard, strict=True)
-        ]
-        await until_true(lambda: sum(bool(heard.outputs) for heard in all_heard) >= 4)
-        busy = [endpoint.in_flight for endpoint in backend.engines.all]
-        process = slots[busy.index(max(busy))].process
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(20):
-            heard = await asyncio.gather(*tasks)
+        async with endless_answer(backend) as endless:
+            talking = next(i for i, endpoint in enumerate(backend.engines.all) if endpoint.in_flight)
+            all_heard = [Heard() for _ in requests()]
+            tasks = [
+                asyncio.create_task(hear_slowly(backend, request, heard))
+                for request, heard in zip(requests(), all_heard, strict=True)
+            ]
+            await until_true(lambda: any(heard.outputs for heard in all_heard))
+            process = slots[talking].process
+            assert process is not None
+            process.send_signal(signal.SIGSTOP)
+            async with asyncio.timeout(20):
+                heard = await asyncio.gather(*tasks)
+                await until_true(lambda: bool(migrations(endless)))
     assert [answer_of(each) for each in heard] == truth
-    assert any(migrations(each) for each in heard)
 
 
 @pytest.mark.parametrize("drain_timeout", ["30", "0.1"], ids=["patient", "hasty"])
@@ -127,8 +152,9 @@ async def test_a_rolling_restart_under_load_loses_nothing(
         is_over = asyncio.Event()
         callers = [asyncio.create_task(ask_until(is_over, backend, truth, i)) for i in range(len(truth))]
         if drain_timeout == "0.1":
-            endless = ask(PROMPT, ENDLESS_TOKENS, stop_conditions=pb.StopConditions(ignore_eos=True))
-            await restart_one_after_the_other(slots, backend, endless)
+            async with endless_answer(backend) as endless:
+                await restart_one_after_the_other(slots, backend)
+                await until_true(lambda: bool(migrations(endless)))
         else:
             await restart_one_after_the_other(slots, backend)
         is_over.set()
@@ -139,25 +165,13 @@ async def test_a_rolling_restart_under_load_loses_nothing(
         assert not any(any(map(migrations, heard)) for heard in all_heard)
 
 
-async def restart_one_after_the_other(
-    slots: list[EngineSlot], backend: Backend, *endless: pb.PreprocessedRequest
-) -> None:
-    """What does not end within the drain of its engine goes on at another one."""
-    all_heard = [Heard() for _ in endless]
-    tasks = [
-        asyncio.create_task(hear_slowly(backend, request, heard))
-        for request, heard in zip(endless, all_heard, strict=True)
-    ]
-    await until_true(lambda: all(heard.outputs for heard in all_heard))
+async def restart_one_after_the_other(slots: list[EngineSlot], backend: Backend) -> None:
+    """By SIGTERM, while callers ask."""
     for slot, endpoint in zip(slots, backend.engines.all, strict=True):
         await asyncio.sleep(0.2)
         assert await slot.end(signal.SIGTERM) == 0
         await slot.start()
         await endpoint.client.wait_ready(20)
-    await until_true(lambda: all(migrations(heard) and heard.items[-1].data for heard in all_heard))
-    for task in tasks:
-        assert task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def ask_until(
