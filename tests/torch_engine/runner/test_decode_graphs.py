@@ -12,7 +12,9 @@ from enginewire import v1 as pb
 from enginewire.torch_engine.layers.attention import Span
 from enginewire.torch_engine.layers.varlen_ops import VarlenOps
 from enginewire.torch_engine.loading import graphs as recorded_graphs, kernel_choice
+from enginewire.torch_engine.options import SpeculativeConfig
 from enginewire.torch_engine.runner.decode_graphs import Compute, graph_sizes
+from tests.torch_engine.drafting.drafters import KINDS, draft_with
 from tests.torch_engine.layers.varlen_emulation import varlen_attn
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.tiny import CoreUnderTest, greedy
@@ -62,6 +64,35 @@ def test_tokens_that_the_host_has_not_read_reach_the_graphs(far, recorder, expec
     assert engine.num_failed_batches == 0
     for i, (context, prompt) in enumerate(zip(contexts, prompts(), strict=True)):
         assert engine.answers[context].tokens[0] == expected("llama", prompt, 8 + i)
+
+
+def drafts(num_tokens: int) -> SpeculativeConfig:
+    return SpeculativeConfig(num_speculative_tokens=num_tokens, prompt_lookup_min=1, prompt_lookup_max=2)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_replayed_as_rows_of_their_own_and_equal_transformers(
+    family, kind, load, recorder, expected
+):
+    engine = load(family, max_num_seqs=3, block_size=4, speculative_config=drafts(7))
+    asked = prompts()
+    draft_with(engine, kind, {(tuple(prompt), 0): list(expected(family, prompt, 12)) for prompt in asked})
+    recorder.replayed.clear()
+    contexts = [engine.add(greedy(prompt, 12)) for prompt in asked]
+    engine.run()
+    for context, prompt in zip(contexts, asked, strict=True):
+        assert engine.answers[context].tokens[0] == expected(family, prompt, 12)
+    assert max(recorder.replayed) > 3, "more rows than sequences"
+
+
+@pytest.mark.parametrize(
+    ("sequences", "drafted", "largest"), [(1, 0, 1), (1, 8, 9), (4, 8, 36), (16, 8, 64), (100, 8, 100)]
+)
+def test_graphs_are_large_enough_for_what_is_drafted(sequences, drafted, largest, load, recorder):
+    config = drafts(drafted) if drafted else None
+    engine = load("llama", max_num_seqs=sequences, speculative_config=config)
+    assert max(engine.core._runner._graphs._graphs) == largest
 
 
 def test_what_pads_a_batch_touches_no_block_of_the_pool(load, recorder):

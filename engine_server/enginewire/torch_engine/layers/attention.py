@@ -39,6 +39,12 @@ class Span:
     block_table: list[int]
     as_decodes: bool = False
 
+    @property
+    def rows(self) -> list[Span]:
+        """The new tokens one by one, each at the end of what it sees."""
+        contexts = range(self.context - self.num_new + 1, self.context + 1)
+        return [Span(1, context, self.block_table) for context in contexts]
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DRAFTED_ROWS = 64
+"""Of a step with drafts that a graph computes. In a larger batch they seldom pay."""
+
 
 def record_decodes(
     options: TorchEngineOptions, model: Model | GenericModel, cache: KvTensors, context_length: int
@@ -32,7 +35,7 @@ def record_decodes(
     if record is None or not isinstance(model, Model) or model.reading != "varlen":
         return None
     try:
-        return GraphedDecode(model, cache, graph_sizes(options.max_num_seqs), context_length, record)
+        return GraphedDecode(model, cache, graph_sizes(_most_rows(options)), context_length, record)
     except RuntimeError as error:
         log.warning("decode steps run without graphs, which is slower: %s", str(error).partition("\n")[0])
         return None
@@ -55,6 +58,13 @@ def record_fixed_shape(
     if not fixed_shape.is_invariant(cache.block_size):
         raise ModelLoadError("batch_invariant: on this device a row still depends on the rows beside it")
     return fixed_shape
+
+
+def _most_rows(options: TorchEngineOptions) -> int:
+    """One for each sequence, and for its draft while all of them are few."""
+    config, sequences = options.speculative_config, options.max_num_seqs
+    drafted = sequences * config.num_speculative_tokens if config else 0
+    return max(sequences, min(sequences + drafted, DRAFTED_ROWS))
 
 
 def graph_recorder(device: torch.device) -> Record | None:

@@ -33,7 +33,7 @@ class FixedShape:
         self, spans: Seq[Span], token_ids: list[int], sampled: Seq[int], unread: UnreadRows | None = None
     ) -> Tensor:
         """Logits [len(sampled), vocab] of the rows `sampled` of the flat batch, in any order."""
-        rows = [row for span in spans for row in _rows_of(span)]
+        rows = [row for span in spans for row in span.rows]
         wanted = sorted(set(sampled))
         found: list[Tensor] = []
         for first in range(0, len(rows), FIXED_ROWS):
@@ -51,7 +51,7 @@ class FixedShape:
         The text goes into the first block of the cache, which has `block_size` tokens.
         """
         text = [3, 1, 4, 1, 5][:block_size]
-        rows = _rows_of(Span(len(text), len(text), [0]))
+        rows = Span(len(text), len(text), [0]).rows
         num_others = FIXED_ROWS - len(text)
         alone = self._compute(rows, text)[: len(text)].clone()
         others = [self._graphs.nobody] * num_others
@@ -65,9 +65,3 @@ class FixedShape:
         logits = self._graphs.forward(rows, token_ids, unread, first)
         assert logits is not None, "a part fits into the graph, and every context into its tables"
         return logits
-
-
-def _rows_of(span: Span) -> list[Span]:
-    """Its new tokens one by one, each at the end of what it sees."""
-    contexts = range(span.context - span.num_new + 1, span.context + 1)
-    return [Span(1, context, span.block_table) for context in contexts]

@@ -111,8 +111,8 @@ class ModelRunner:
             sampled = _sampled_rows(batch, spans)
             return Computed(self._fixed_shape.forward(spans, tokens, sampled, unread), NO_SUMS)
         embedded, pieces = embedded_rows(batch, self.device), list(pieces_of(batch))
-        if self._graphs and embedded is None and all(map(_is_plain_decode, batch)):
-            replayed = self._graphs.forward(spans, tokens, unread)
+        if self._graphs and embedded is None and all(map(_is_decode, batch)):
+            replayed = self._replay(self._graphs, batch, spans, tokens, unread)
             if replayed is not None:
                 return Computed(replayed, NO_SUMS)
         inputs = self._inputs(batch, spans, tokens, embedded)
@@ -125,6 +125,21 @@ class ModelRunner:
             inputs, self.cache, send_index(shares.rows, self.device)
         )
         return Computed(logits, add_up(states, shares))
+
+    def _replay(
+        self,
+        graphs: GraphedDecode,
+        batch: Seq[Scheduled],
+        spans: Seq[Span],
+        tokens: list[int],
+        unread: UnreadRows | None,
+    ) -> Tensor | None:
+        """The logits of decodes; None when no graph is large enough."""
+        if len(tokens) == len(spans):
+            return graphs.forward(spans, tokens, unread)
+        # A drafted token is a row like any other: the keys of all rows are written before one is read.
+        logits = graphs.forward([row for span in spans for row in span.rows], tokens, unread)
+        return None if logits is None else logits[send_index(_sampled_rows(batch, spans), self.device)]
 
     def _inputs(
         self, batch: Seq[Scheduled], spans: Seq[Span], tokens: list[int], embedded: EmbeddedRows | None
@@ -170,9 +185,10 @@ def _adapter_rows(batch: Seq[Scheduled]) -> list[tuple[LowRanks, list[int]]]:
     return [(adapter.low_ranks, numbers) for adapter, numbers in rows.items()]
 
 
-def _is_plain_decode(grant: Scheduled) -> bool:
-    """One token in, one row of logits out, by the model as it is."""
-    return grant.num_tokens == 1 and grant.samples and not grant.scored and not grant.sequence.request.adapter
+def _is_decode(grant: Scheduled) -> bool:
+    """One token and its draft in, a row of logits for each of them out, by the model as it is."""
+    is_one = grant.num_pending_tokens == 1 and grant.samples
+    return is_one and not grant.scored and not grant.sequence.request.adapter
 
 
 def _sampled_rows(batch: Seq[Scheduled], spans: Seq[Span]) -> list[int]:
