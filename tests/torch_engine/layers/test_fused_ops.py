@@ -6,13 +6,14 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 
-from enginewire.torch_engine.layers import fused_ops as module
-from enginewire.torch_engine.layers.fused_ops import FusedOps, fused_ops
+from enginewire.torch_engine.layers.fused_ops import FusedOps, find_kernels, fused_ops
 from enginewire.torch_engine.layers.ops import TorchOps
 from enginewire.torch_engine.layers.rotary import rotate
 from enginewire.torch_engine.layers.varlen_ops import VarlenOps
@@ -42,7 +43,16 @@ class Kernels:
 
 
 def take(kernels):
-    return fused_ops(BASE, CPU, torch.bfloat16, (6, 2, 16), 16, kernels)
+    return fused_ops(BASE, CPU, torch.bfloat16, (6, 2, 16), 16, lambda: kernels)
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path: Path) -> Iterator[Path]:
+    """Where Triton is to keep what it compiles."""
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    yield tmp_path / "enginewire" / "triton"
+    os.environ.pop("TRITON_CACHE_DIR", None)
 
 
 def test_the_kernels_compute_what_plain_torch_computes():
@@ -104,9 +114,34 @@ def test_kernels_that_fail_leave_the_work_to_torch_and_one_line_says_why(kernels
     assert "\n" not in record.getMessage()
 
 
-def test_without_triton_plain_torch_does_the_work(monkeypatch, caplog):
+def missing(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "enginewire.torch_engine.layers.triton_kernels", raising=False)
-    assert module.find_kernels() is None
-    assert take(None) is BASE
-    assert "Triton is not installed" in caplog.text
+
+
+def test_without_triton_plain_torch_does_the_work(cache, monkeypatch, caplog):
+    missing(monkeypatch)
+    assert fused_ops(BASE, CPU, torch.bfloat16, (6, 2, 16), 16) is BASE
+    assert "triton" in caplog.text
+
+
+def test_what_triton_compiles_is_kept_where_nobody_else_may_write(cache):
+    find_kernels()
+    assert os.environ["TRITON_CACHE_DIR"] == str(cache)
+    assert [path.stat().st_mode & 0o777 for path in (cache, cache.parent)] == [0o700, 0o700]
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(cache, caplog):
+    cache.mkdir(parents=True)
+    cache.parent.chmod(0o700)
+    cache.chmod(0o770)
+    assert fused_ops(BASE, CPU, torch.bfloat16, (6, 2, 16), 16) is BASE
+    assert "XDG_CACHE_HOME says where" in caplog.text
+    assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_a_folder_that_the_operator_has_chosen_is_used(cache, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/srv/kernels")
+    find_kernels()
+    assert os.environ["TRITON_CACHE_DIR"] == "/srv/kernels"
+    assert not cache.exists()

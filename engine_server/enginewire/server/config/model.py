@@ -52,7 +52,7 @@ class ServedModelOptions:
         "none", "form of the weights while serving; int8 is faster and changes answers (CPU only)"
     )
     compile_kernels: bool = option(
-        True, "run small kernels that the machine's C++ compiler builds once, if it has one (CPU only)"
+        True, "run small kernels that the machine's C++ compiler, on a GPU Triton, builds once, if it can"
     )
     batch_invariant: bool = option(
         False,

@@ -7,12 +7,15 @@ it. Knows nothing about weights, sequences or sampling.
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from enginewire.torch_engine.layers.attention import KvTensors
+from enginewire.torch_engine.layers.library_cache import private_folder
 from enginewire.torch_engine.layers.ops import TorchOps
 from enginewire.torch_engine.layers.varlen_ops import TOLERANCE, VarlenOps, attention_error
 
@@ -58,12 +61,15 @@ class FusedOps(VarlenOps):
         return self._kernels.rotate_and_write(heads, rotation, slots, cache.keys[layer], cache.values[layer])
 
 
-def find_kernels() -> SmallKernels | None:
-    """The kernels, where this torch has brought Triton along."""
-    try:
-        from enginewire.torch_engine.layers import triton_kernels
-    except ImportError:
-        return None
+def find_kernels() -> SmallKernels:
+    """The kernels of Triton. Raises anything where there is none, or no place for what it compiles."""
+    # What it finds there, it runs.
+    folder = os.environ.get("TRITON_CACHE_DIR") or private_folder("triton")
+    if folder is None:
+        raise FileNotFoundError("Triton has no folder for what it compiles: XDG_CACHE_HOME says where")
+    os.environ["TRITON_CACHE_DIR"] = str(folder)
+    from enginewire.torch_engine.layers import triton_kernels
+
     return triton_kernels
 
 
@@ -73,25 +79,20 @@ def fused_ops(
     dtype: torch.dtype,
     head_counts: tuple[int, int, int],
     block_size: int,
-    kernels: SmallKernels | None = None,
+    find: Callable[[], SmallKernels] = find_kernels,
 ) -> VarlenOps:
     """`base` with such kernels; `base` itself where they are missing, fail, or compute something else."""
-    kernels = kernels or find_kernels()
-    if kernels is None:
-        reason = "Triton is not installed"
+    try:
+        ops = FusedOps(base, find())
+        error = max(
+            _small_error(ops, device, dtype), attention_error(ops, device, dtype, head_counts, block_size)
+        )
+    except Exception as failure:  # noqa: BLE001  # a compiler is missing, a driver too old: whatever it was
+        reason = str(failure).partition("\n")[0] or type(failure).__name__
     else:
-        ops = FusedOps(base, kernels)
-        try:
-            error = max(
-                _small_error(ops, device, dtype),
-                attention_error(ops, device, dtype, head_counts, block_size),
-            )
-        except Exception as failure:  # noqa: BLE001  # a compiler is missing, a driver too old: whatever it was
-            reason = str(failure).partition("\n")[0] or type(failure).__name__
-        else:
-            if error < TOLERANCE:
-                return ops
-            reason = "they compute something else"
+        if error < TOLERANCE:
+            return ops
+        reason = "the kernels compute something else"
     log.warning("norms, gates and rotations run in plain torch, which is slower: %s", reason)
     return base
 

@@ -1,4 +1,4 @@
-"""Compiled libraries that stay for the next start, in a folder that belongs to this user alone.
+"""What is compiled and stays for the next start, in a folder that belongs to this user alone.
 
 Who can write a library there can run code in this process, so nothing is loaded from a folder or a file
 that anybody else owns or may write to. Both are opened first and then looked at: what was checked is what
@@ -59,6 +59,18 @@ def user_cache_folder() -> Path:
     return next(path for path in (chosen, usual, Path(os.devnull)) if path.is_absolute()) / "enginewire"
 
 
+def private_folder(name: str) -> Path | None:
+    """A folder of that name in it, for others to keep files in; None where none is this user's alone."""
+    folder = user_cache_folder()
+    try:
+        for path in (folder, folder / name):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_ours(path.lstat(), stat.S_IFDIR)
+    except OSError:
+        return None
+    return folder / name
+
+
 def _check_ours(found: os.stat_result, kind: int) -> None:
     if stat.S_IFMT(found.st_mode) != kind or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError("not this user's alone")
@@ -73,6 +85,7 @@ def _write(folder: int, name: str, content: bytes) -> None:
 
 
 def _trim(folder: int) -> None:
-    ages = {name: os.stat(name, dir_fd=folder).st_mtime_ns for name in os.listdir(folder)}
+    with os.scandir(folder) as entries:
+        ages = {entry.name: entry.stat().st_mtime_ns for entry in entries if not entry.is_dir()}
     for name in sorted(ages, key=ages.__getitem__)[:-MOST_LIBRARIES]:
         os.unlink(name, dir_fd=folder)
