@@ -13,6 +13,7 @@ from enginewire.conformance.running.registry import SHAPE, check, negative
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
+from enginewire.conformance.session.saturation import KINDS
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import GENERATE
@@ -143,7 +144,7 @@ async def other_ranks_are_refused(ctx: Context) -> None:
 def _calls(ctx: Context) -> list[tuple[str, Message]]:
     """A request for each RPC that is served and leaves the server as it was."""
     calls: list[tuple[str, Message]] = [
-        (GENERATE, ctx.request()),
+        *((GENERATE, request) for request in ctx.unlike(ctx.request, KINDS)),
         ("EngineService.Abort", pb.AbortRequest(request_ids=[f"{ctx.request().request_id}-unknown"])),
         ("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest()),
         ("DiscoveryService.GetLoad", pb.GetLoadRequest()),

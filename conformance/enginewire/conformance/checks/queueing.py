@@ -15,8 +15,8 @@ from enginewire.conformance.checks.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
-from enginewire.conformance.session.requests import Value
-from enginewire.conformance.session.saturation import all_queued, kinds, saturated
+from enginewire.conformance.session.requests import Value, change
+from enginewire.conformance.session.saturation import KINDS, all_queued, kinds, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import detail_of
 from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
@@ -57,6 +57,11 @@ async def jumps_go_before(ctx: Context) -> None:
 
 
 async def _second_one_starts_first(ctx: Context, first: Options, second: Options, message: str) -> None:
+    for kind in ctx.unlike(ctx.long_request, KINDS):
+        await _starts_first(ctx, first, change(kind, **second, is_probe=False), message)
+
+
+async def _starts_first(ctx: Context, first: Options, second: pb.GenerateRequest, message: str) -> None:
     for _ in range(ATTEMPTS):
         with suppress(NotApplicable):
             if (has_waited := await _first_one_waits(ctx, first, second)) is not None:
@@ -65,13 +70,13 @@ async def _second_one_starts_first(ctx: Context, first: Options, second: Options
     raise NotApplicable("the slots are free again before a request can be seen to wait")
 
 
-async def _first_one_waits(ctx: Context, first_options: Options, second_options: Options) -> bool | None:
+async def _first_one_waits(ctx: Context, first_options: Options, second: pb.GenerateRequest) -> bool | None:
     """The outcomes of aborts say who was alive; None where another slot got free."""
     async with saturated(ctx) as running:
         late = ctx.start(ctx.request(**first_options))
         reading = asyncio.ensure_future(late.end())
         await _waits(ctx, len(running), 1)
-        early = ctx.start(ctx.long_request(**second_options))
+        early = ctx.start(change(second, request_id=ctx.request().request_id))
         await _waits(ctx, len(running), 2)
         first, *others = [stream.request.request_id for stream in (*running, early)]
         await ctx.client.abort([first])
