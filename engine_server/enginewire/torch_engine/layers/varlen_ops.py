@@ -193,23 +193,25 @@ def attention_error(
         return torch.randn(shape, generator=generator).to(like)
 
     stored = randn(2, 4, block_size, kv_heads, head_dim)
+
+    def attended(
+        tried: TorchOps, plan: AttentionPlan, new: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        cache = KvTensors(1, (4, block_size, kv_heads, head_dim), like)
+        cache.keys[0].copy_(stored[0])
+        cache.values[0].copy_(stored[1])
+        return tried.attend(new.clone(), rotation, plan, cache, 0, None).float()
+
     largest = 0.0
     for num_new in (2, 1):
         spans = [Span(1, block_size + 1, [3, 1]), Span(num_new, block_size + 2, [0, 2])]
         rows = 1 + num_new
         new, angles = randn(rows, heads + 2 * kv_heads, head_dim), randn(rows, 1, head_dim // 2)
-        found = []
-        for tried in (ops, TorchOps()):
-            cache = KvTensors(1, (4, block_size, kv_heads, head_dim), like)
-            cache.keys[0].copy_(stored[0])
-            cache.values[0].copy_(stored[1])
-            if tried is ops:
-                plan = send_inputs(spans, [0] * rows, [0], block_size, device).plan
-            else:
-                plan = plan_attention(spans, block_size, frozenset({None}), like)
-            rotation = angles.cos(), angles.sin()
-            found.append(tried.attend(new.clone(), rotation, plan, cache, 0, None).float())
-        largest = max(largest, float((found[0] - found[1]).abs().nan_to_num(nan=torch.inf).max()))
+        rotation = angles.cos(), angles.sin()
+        ours = send_inputs(spans, [0] * rows, [0], block_size, device).plan
+        plain = plan_attention(spans, block_size, frozenset({None}), like)
+        error = attended(ops, ours, new, rotation) - attended(TorchOps(), plain, new, rotation)
+        largest = max(largest, float(error.abs().nan_to_num(nan=torch.inf).max()))
     return largest
 
 
