@@ -99,10 +99,12 @@ class Life:
 
     def _is_pythons_own(self) -> bool:
         """Ctrl-C before `main` is called, or before Python knows what to run."""
-        has_ours = re.search(rb'^  File ".*/enginewire/', self.said, re.MULTILINE)
         if signal.SIGINT not in [number for _, number, served in self.signals if not served]:
             return False
-        return self.code == -signal.SIGINT or (self.code == 1 and not has_ours)
+        has_ours = re.search(rb'^  File ".*/enginewire/', self.said, re.MULTILINE)
+        # A second signal may meet Python while it ends of the first.
+        was_ended = self.code == -signal.SIGTERM and b"\nKeyboardInterrupt" in self.said
+        return self.code == -signal.SIGINT or was_ended or (self.code == 1 and not has_ours)
 
     def _was_hurried(self) -> bool:
         """It was told again and again, or had no time left: the next one takes its socket over."""

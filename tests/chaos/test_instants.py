@@ -102,5 +102,9 @@ def test_ctrl_c_before_our_first_line_is_pythons_own(life: Life) -> None:
     life.signals, life.code = [(1.0, INT, False)], 1
     life.said += b'Traceback (most recent call last)\n  File "<frozen runpy>", line 1\nKeyboardInterrupt'
     assert life.findings() == []
+    life.signals.append((1.1, TERM, False))
+    life.code = -TERM
+    assert life.findings() == []
     life.said += b'\n  File "/x/enginewire/backend/config.py", line 1'
+    life.code = 1
     assert life.findings()

@@ -120,7 +120,11 @@ async def test_an_engine_that_was_never_ready_is_not_started_again(lives) -> Non
         await launched.run(lambda target: asyncio.sleep(60, 0))
 
 
-async def test_a_death_that_comes_with_a_failed_answer_is_its_reason(lives) -> None:
+async def test_a_death_that_comes_with_a_failed_answer_is_its_reason(
+    lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Until it comes: on a busy machine a process takes its time to end.
+    monkeypatch.setattr("enginewire.backend.processes.relaunch.DEATH_NOTICE_SECONDS", 60)
     lives.append(program("import os, time", "print('up', flush=True)", "time.sleep(0.1)", "os._exit(3)"))
     shown = Shown()
 
