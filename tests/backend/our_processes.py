@@ -14,8 +14,7 @@ import grpc
 import psutil
 
 from enginewire import v1 as pb
-
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
 
 
 def command(*arguments: str) -> list[str]:

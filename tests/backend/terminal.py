@@ -15,7 +15,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
+
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 # Makes the pty the terminal that Ctrl-C is typed at, then becomes the program.
 ATTACH = """

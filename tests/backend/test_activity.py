@@ -17,13 +17,14 @@ from enginewire.metrics.stats_line import Seen
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import PROMPT, terminal, tokens
 from tests.backend.replay.test_attempts import LOST, Lives, backend_on
+from tests.patience import PATIENCE_SECONDS
 
 FOREVER = 30.0
 
 
 async def only(backend: Backend) -> LiveRequest:
     """The one live request, once it is there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not backend.activity.live:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.001)
     (live,) = backend.activity.live
@@ -31,7 +32,7 @@ async def only(backend: Backend) -> LiveRequest:
 
 
 async def in_phase(live: LiveRequest, phase: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while live.phase != phase:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -73,7 +74,7 @@ async def test_an_abort_reaches_a_request_that_still_waits_for_an_engine(socket_
         assert (live.phase, live.num_attempts) == ("connecting", 0)
         assert backend.activity.seen() == Seen(waiting=1, failed=0)
         live.abort("enough")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             heard = await asked
         assert heard.failure is not None
         assert heard.failure.reason == pb.ERROR_REASON_CANCELLED

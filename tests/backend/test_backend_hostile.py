@@ -11,6 +11,7 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import END, GOOD_ANSWER, VOCAB_SIZE, event, row, terminal, tokens
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
 BOTH = pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
@@ -71,7 +72,7 @@ async def test_a_violation_is_one_error_behind_a_valid_prefix(hostile_engine, vo
         backend = Backend(client, vocabulary)
         neighbour = asyncio.create_task(hear(backend, ask(), request_id="neighbour"))
         request = ask(sampling_options=pb.SamplingOptions(n=n))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             heard = await hear(backend, request, request_id="bad")
             assert heard.failure.code == 13
             assert heard.failure.reason == pb.ERROR_REASON_PROTOCOL_VIOLATION
@@ -126,7 +127,7 @@ async def test_a_broken_message_is_a_violation(hostile_engine, vocabulary, multi
     engine = await hostile_engine(scripts={"bad": [tokens(b"po"), step, asyncio.Event()]})
     async with EngineClient(engine.target, multiplexed=multiplexed) as client:
         backend = Backend(client, vocabulary)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             heard = await hear(backend, ask(), request_id="bad")
             assert heard.failure.message.startswith(f"protocol violation: {message}")
             assert heard.failure.reason == pb.ERROR_REASON_PROTOCOL_VIOLATION
@@ -158,7 +159,7 @@ async def test_an_engine_that_lost_track_loses_its_connection_once(hostile_engin
     async with EngineClient(engine.target) as client:
         backend = Backend(client, vocabulary)
         await client.wait_ready(5)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             all_heard = await asyncio.gather(
                 hear(backend, ask(), request_id="neighbour"), hear(backend, ask(), request_id="bad")
             )

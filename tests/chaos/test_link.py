@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.chaos.link import Link, corrupted, doubled, dropped
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -38,7 +39,7 @@ async def echo(at: str = "") -> AsyncIterator[tuple[Link, Streams]]:
 
 async def say(streams: Streams, data: bytes, length: int) -> bytes:
     streams[1].write(data)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         return await streams[0].readexactly(length)
 
 

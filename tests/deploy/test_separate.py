@@ -18,6 +18,7 @@ from enginewire.access.roles import Role
 from tests.certificates import Authority
 from tests.deploy.programs import DEPLOY, of_manifests
 from tests.keys import KEYS, UNKNOWN_KEY, line_of
+from tests.patience import PATIENCE_SECONDS
 
 SEPARATE = DEPLOY / "kubernetes" / "separate"
 
@@ -73,7 +74,7 @@ def backend(launch, secrets: dict[str, Path]) -> Iterator[str]:  # type: ignore[
         lines = iter(process.stderr.readline, "")
         yield next(line.split()[-1] for line in lines if "https://" in line)
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def status(address: str, authority: Path, key: str) -> int:
@@ -83,7 +84,9 @@ def status(address: str, authority: Path, key: str) -> int:
     port = address.rpartition(":")[2]
     request = Request(f"https://localhost:{port}/v1/completions", body, headers)
     try:
-        with urlopen(request, context=ssl.create_default_context(cafile=authority), timeout=20) as answer:
+        with urlopen(
+            request, context=ssl.create_default_context(cafile=authority), timeout=PATIENCE_SECONDS
+        ) as answer:
             return int(answer.status)
     except HTTPError as error:
         return error.code

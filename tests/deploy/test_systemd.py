@@ -17,8 +17,9 @@ from enginewire.backend.commands.serve import MARGIN_SECONDS
 from enginewire.backend.config import load_serve
 from enginewire.server.config.given import load_options
 from enginewire.server.lifecycle import CANCEL_GRACE_SECONDS, CLEANUP_SECONDS
-from tests.backend.our_processes import PATIENCE_SECONDS, running
+from tests.backend.our_processes import running
 from tests.deploy.programs import DEPLOY, of_unit
+from tests.patience import PATIENCE_SECONDS
 
 ENGINE, BACKEND = (DEPLOY / "systemd" / f"enginewire-{name}.service" for name in ("engine", "backend"))
 

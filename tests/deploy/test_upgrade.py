@@ -17,9 +17,10 @@ from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionChunk
 
 from enginewire import v1 as pb
-from tests.backend.our_processes import PATIENCE_SECONDS, load_of
+from tests.backend.our_processes import load_of
 from tests.end_to_end.chaos import EngineSlot, engines
 from tests.long import long
+from tests.patience import PATIENCE_SECONDS
 
 NUM_CALLERS, NUM_TOKENS = 16, 20
 # Takes longer than any test may, so that nothing ends it but its caller.

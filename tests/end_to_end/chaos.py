@@ -21,8 +21,8 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.stream import PATIENCE, Patience
 from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import Heard
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30.0
 MOCKER = ("--engine", "mocker", "--mocker-itl-ms", "2")
 
 

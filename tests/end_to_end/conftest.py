@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from tests.end_to_end.processes import Client, EngineProcess
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def demo_target() -> Iterator[str]:
         process = subprocess.Popen([sys.executable, "-m", "enginewire.server", "builtin:demo", *address])
         yield f"unix:{folder}/engine.sock"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from enginewire import v1 as pb
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import ask
-
-PATIENCE_SECONDS = 20.0
 
 
 class EngineProcess:

@@ -13,9 +13,9 @@ import pytest
 EXIT_ADDRESS = 98
 
 
-def refusal(server, within: float = 5.0) -> str:
+def refusal(server) -> str:
     """The one line of a server that could not listen."""
-    assert server.exit_code(within) == EXIT_ADDRESS
+    assert server.exit_code() == EXIT_ADDRESS
     [event] = [event for event in server.events() if event.startswith("cannot listen")]
     assert "Traceback" not in server.log_path.read_text()
     return event

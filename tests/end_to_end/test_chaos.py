@@ -27,6 +27,7 @@ from tests.end_to_end.chaos import (
     migrations,
     replaying,
 )
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
 PROMPT = b"the quick brown fox"
@@ -81,7 +82,7 @@ async def kill_one_while_talking(
     victim = slots[number % len(slots)]
     await victim.end(signal.SIGKILL)
     await victim.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         return await asyncio.gather(*tasks)
 
 
@@ -131,7 +132,7 @@ async def test_a_frozen_engine_is_left(folder: Path, vocabulary: Vocabulary) -> 
             process = slots[talking].process
             assert process is not None
             process.send_signal(signal.SIGSTOP)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 heard = await asyncio.gather(*tasks)
                 await until_true(lambda: bool(migrations(endless)))
     assert [answer_of(each) for each in heard] == truth
@@ -201,7 +202,7 @@ async def test_an_engine_killed_again_and_again_gives_a_typed_error(
             await until_true(lambda count=count: len(heard.items) >= count)
             talking = next(i for i, endpoint in enumerate(backend.engines.all) if endpoint.in_flight)
             await slots[talking].end(signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await task
     assert heard.failure is not None
     assert heard.failure.reason == pb.ERROR_REASON_ENGINE_DEAD

@@ -15,6 +15,7 @@ from tests.backend.asking import hear
 from tests.chaos.link import Link
 from tests.end_to_end.chaos import answer_of, engines, migrations, replaying
 from tests.long import long_but
+from tests.patience import PATIENCE_SECONDS
 
 OFFSETS = range(0, 2000, 53)
 
@@ -43,7 +44,7 @@ async def test_a_cut_anywhere_changes_nothing(folder: Path, multiplexed: bool, b
         num_migrated = 0
         for offset in OFFSETS:
             proxy.cut_after(offset, by_reset=by_reset)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 heard = await hear(backend, request())
             assert answer_of(heard) == truth, f"cut after {offset} bytes"
             num_migrated += len(migrations(heard))

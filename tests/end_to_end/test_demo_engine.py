@@ -18,7 +18,7 @@ from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
-from tests.end_to_end.processes import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 FAQ = questions()
 # Every seventh, so that emoji and Japanese are among them.

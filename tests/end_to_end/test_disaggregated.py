@@ -25,7 +25,8 @@ from enginewire.backend.engines.stream import some
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.server.demo_model import questions
-from tests.end_to_end.processes import PATIENCE_SECONDS, EngineProcess
+from tests.end_to_end.processes import EngineProcess
+from tests.patience import PATIENCE_SECONDS
 
 FAQ = questions()
 ASKED = list(FAQ)[::7][:12]
@@ -61,7 +62,7 @@ def trio() -> Iterator[Trio]:
         yield trio
         for process in processes:
             process.send_signal(signal.SIGTERM)
-        assert [process.wait(20) for process in processes] == [0, 0, 0]
+        assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0, 0, 0]
         assert os.listdir(trio.kv) == []
 
 

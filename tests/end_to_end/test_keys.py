@@ -20,8 +20,8 @@ import pytest
 from enginewire.access.roles import Role
 from tests.backend.our_processes import command, running
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60.0
 INFER = KEYS[Role.INFER]
 
 

@@ -9,9 +9,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import ask
-
-PATIENCE_SECONDS = 20
 
 
 async def test_a_router_that_listens_to_vllm_hears_of_cached_prompts(launch, connect, folder):

@@ -14,8 +14,9 @@ from pathlib import Path
 import grpc
 
 from enginewire import v1 as pb
-from tests.backend.our_processes import PATIENCE_SECONDS, is_idle, until
+from tests.backend.our_processes import is_idle, until
 from tests.end_to_end.leavers import leave_grpc, leave_http
+from tests.patience import PATIENCE_SECONDS
 
 SEED = 1
 NUM_LEAVERS = 300

@@ -19,9 +19,9 @@ from enginewire.backend.engines.client import EngineClient
 from tests.backend.our_processes import is_idle, load_of, running, until
 from tests.end_to_end.processes import Client
 from tests.long import long_but
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import ask
 
-PATIENCE_SECONDS = 60.0
 FEW_DESCRIPTORS = 64
 
 

@@ -22,8 +22,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.backend.our_processes import command, running
 from tests.certificates import Authority, Signed
 from tests.end_to_end.processes import EngineProcess
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60.0
 ENGINE, BACKEND, USER = "engine.example.org", "backend.example.org", "user.example.org"
 
 

@@ -23,8 +23,8 @@ from enginewire import v1 as pb
 from tests.backend.our_processes import command, load_of, running, until
 from tests.end_to_end.processes import EngineProcess
 from tests.otlp_collector import Collector, Found, collecting
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60.0
 CALLER = "b7ad6b7169203331"
 PROMPT = "a prompt that nobody but the engine shall see"
 WAYS = pytest.mark.parametrize("way", ["multiplexed", "per request"])

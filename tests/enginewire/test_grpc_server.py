@@ -17,6 +17,7 @@ import pytest
 
 from enginewire.grpc_server import LOGGER, bare_server, new_server, started
 from enginewire.listening.binding import bind_tcp, listen
+from tests.patience import PATIENCE_SECONDS
 from tests.repository import ROOT
 
 PLACES = ("engine_server", "backend_client", "conformance", "proto")
@@ -91,7 +92,7 @@ class Connection:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(60)
+        self.socket.settimeout(PATIENCE_SECONDS)
         self.socket.connect(str(path))
         self.state = h2.connection.H2Connection()
         self.state.initiate_connection()

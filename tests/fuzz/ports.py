@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import h2.connection
 from hypothesis import strategies as st
 
-PATIENCE_SECONDS = 30.0
+from tests.patience import PATIENCE_SECONDS
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 HTTP = (

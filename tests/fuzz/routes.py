@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.backend.frontends.http_api import published_fields
 from tests.fuzz.messages import ANY_TEXT, BYTES, CONTEXT, TEXTS, VOCABULARY, spoiled, tells_too_much
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30.0
 MOST_BYTES = 4096
 # Not a fault of ours: an engine that takes nothing, and a route without its `--option`.
 EXPECTED = frozenset({501, 503, 504})

@@ -18,8 +18,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from enginewire import v1 as pb
 from enginewire.v1 import revision
 from tests.fuzz.messages import changed, raw
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 30.0
 # How long a stream that may never say anything is listened to.
 GLANCE_SECONDS = 0.02
 MOST_MESSAGES = 4

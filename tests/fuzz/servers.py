@@ -14,8 +14,8 @@ import psutil
 
 from enginewire import v1 as pb
 from tests.fuzz.messages import CONTEXT
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 60.0
 ENGINE = ("--engine", "mocker", "--port", "0", "--metrics-port", "0", "--max-model-len", str(CONTEXT))
 FACES = ("--port", "0", "--http-port", "0", "--smg-port", "0", "--connect-timeout", "60")
 ADDRESS = re.compile(r"(?:listening on |metrics at )(?:grpc://|http://)?([\d.]+:\d+)")

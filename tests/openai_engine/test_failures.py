@@ -21,6 +21,7 @@ from enginewire.server.failures import (
 )
 from tests.openai_engine.conftest import Started
 from tests.openai_engine.recording import SCENARIOS, RecordedServer, answer_of, engine_at
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
 KEY = "sk-short"
@@ -88,7 +89,7 @@ async def test_silence_ends_a_request_and_its_connection(started: Started, monke
     server.break_after, server.hang = 2, True
     with pytest.raises(Stuck):
         await answer_of(engine, SCENARIOS["plain"])
-    await asyncio.wait_for(server.closed.wait(), 10)
+    await asyncio.wait_for(server.closed.wait(), PATIENCE_SECONDS)
     assert engine.load().running == 0
 
 

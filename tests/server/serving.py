@@ -23,8 +23,8 @@ from grpc_status import rpc_status
 from enginewire import v1 as pb
 from enginewire.server import status
 from enginewire.server.server import EngineServer
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 20.0
 IDLE = (0, 0, 0)
 ENGINE_SERVICE = "enginewire.v1.EngineService"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepEngine, StepOutputs
 from enginewire.server.failures import EngineError
+from tests.patience import PATIENCE_SECONDS
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Recorder:
 
     async def idle(self) -> None:
         """Wait until nothing is running or waiting."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while self.engine.load().running or self.engine.load().waiting:
                 await self.next_step()
 

@@ -15,6 +15,7 @@ from enginewire.access.roles import Role, role_of
 from enginewire.server.server import SERVICES
 from enginewire.server.services.health import SERVICE as HEALTH_SERVICE
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY, bearing, line_of
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import ENGINE_SERVICE, Serving, ask, collect, detail_of, rest_of, submit
 
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
@@ -25,7 +26,6 @@ METHODS = [
 ]
 AUTH_CODES = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 NO_MESSAGE = b"\xff"
-PATIENCE_SECONDS = 60.0
 READ, INFER, ADMIN = (bearing(KEYS[role]) for role in Role)
 
 

@@ -12,7 +12,8 @@ from enginewire import v1 as pb
 from enginewire.server import lifecycle
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
-from tests.server.serving import PATIENCE_SECONDS, Serving, ask, detail_of, seconds, submit
+from tests.patience import PATIENCE_SECONDS
+from tests.server.serving import Serving, ask, detail_of, seconds, submit
 
 LONG = 100_000
 SLOW = {"mocker_itl_ms": 10.0}

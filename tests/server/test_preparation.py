@@ -12,6 +12,7 @@ from enginewire.server.engines.interface import PreparingEngine
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.failures import InvalidRequest
 from enginewire.server.services.engine import LIFETIME_KEY
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import Serving, abort_frame, ask, collect, detail_of, submit
 
 FIELD = "sampling_options.guided_decoding.regex"
@@ -54,7 +55,7 @@ def engine() -> Compiling:
 
 
 async def until_compiling(engine: Compiling, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while engine.num_compiling != count:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.002)
 

@@ -20,11 +20,11 @@ import pytest
 
 from enginewire import v1 as pb
 from tests.long import long, long_but
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import Serving, ask, until_true
 
 GENERATE = "/enginewire.v1.EngineService/Generate"
 GET_LOAD = "/enginewire.v1.DiscoveryService/GetLoad"
-PATIENCE_SECONDS = 60.0
 # More than a call of these tests has that is sent again and again.
 ROOM_BYTES = 1024
 # More than all calls that a connection has room for.

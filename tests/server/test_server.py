@@ -20,8 +20,8 @@ from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
 from enginewire.server.status import PUSHBACK_KEY
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import (
-    PATIENCE_SECONDS,
     Serving,
     ask,
     detail_of,

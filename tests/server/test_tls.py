@@ -19,11 +19,11 @@ from enginewire.server.config.options import ServerOptions
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
 from tests.certificates import Authority, Signed
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import ENGINE_SERVICE, ask, detail_of, rest_of, submit
 
 StartServer = Callable[..., Awaitable[EngineServer]]
 BACKEND = "backend.example.org"
-PATIENCE_SECONDS = 60.0
 NUM_STREAMS = 4
 
 

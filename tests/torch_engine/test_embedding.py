@@ -21,6 +21,7 @@ from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading import load as loading
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.patience import PATIENCE_SECONDS
 from tests.torch_engine.embedding_oracle import vectors_of
 from tests.torch_engine.tiny import FAMILIES, VOCAB, greedy
 
@@ -60,7 +61,7 @@ async def stopped(engine: TorchEngine) -> AsyncIterator[Callable[[], int]]:
 
     def stop(core: EngineCore) -> None:
         reached.set()
-        assert opened.wait(20)
+        assert opened.wait(PATIENCE_SECONDS)
 
     thread.post(stop)
     await until(reached.is_set)
@@ -75,7 +76,7 @@ def assert_close(vectors: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110  # the load has no event
             await asyncio.sleep(0.001)
 

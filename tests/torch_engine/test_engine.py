@@ -24,6 +24,7 @@ from enginewire.server.failures import (
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.patience import PATIENCE_SECONDS
 from tests.torch_engine.scheduling.replica import Replica
 from tests.torch_engine.tiny import greedy
 
@@ -55,7 +56,7 @@ class Recorder:
         return [failure for step in self.steps for failure in step.failures]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -366,7 +367,7 @@ async def test_a_reset_of_an_engine_that_ends_is_refused_not_left_open(engine, c
     engine._thread.post(bug)
     for _ in range(2):  # the first finds the thread alive
         with pytest.raises(EngineDead):
-            await asyncio.wait_for(engine.reset_prefix_cache(), 20)
+            await asyncio.wait_for(engine.reset_prefix_cache(), PATIENCE_SECONDS)
     await engine.cleanup()
     with pytest.raises(EngineDead):
         await engine.reset_prefix_cache()

@@ -28,6 +28,7 @@ from enginewire.server.validation.generate import check_generate
 from enginewire.torch_engine.engine import TorchEngine
 from enginewire.torch_engine.frontend.capabilities import engine_config
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.patience import PATIENCE_SECONDS
 from tests.server.step_recorder import Answer, Recorder
 from tests.torch_engine.lora.folders import make_adapter
 from tests.torch_engine.tiny import greedy
@@ -78,7 +79,7 @@ def hand_offs(folder: Path) -> list[Path]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.005)
 
@@ -108,7 +109,7 @@ class Gate:
 
         def gated(*arguments: object) -> object:
             self.reached.set()
-            assert self.opened.wait(10)
+            assert self.opened.wait(PATIENCE_SECONDS)
             return original(*arguments)
 
         monkeypatch.setattr(owner, name, gated)

@@ -15,7 +15,8 @@ from enginewire.backend.commands.demo_show import QUESTIONS, Answer, Screen, nex
 from enginewire.backend.commands.options import DemoOptions
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.server import demo_model
-from tests.backend.our_processes import PATIENCE_SECONDS, children_of, is_alive, running, until
+from tests.backend.our_processes import children_of, is_alive, running, until
+from tests.patience import PATIENCE_SECONDS
 
 FAQ = Path(demo_model.__file__).with_name("faq.toml")
 PROCESS_LINE = re.compile(r"^the (engine server|backend): pid (\d+), unix:(\S+)$", re.MULTILINE)

@@ -22,9 +22,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from enginewire import v1 as pb
 from tests.backend.frontends.http_api.raw_http import head_of, posting
 from tests.backend.our_processes import children_of, command, is_alive, is_idle, kill, load_of, running, until
+from tests.patience import PATIENCE_SECONDS
 
 # Far more than the end may take, and far less than for ever.
-PATIENCE_SECONDS = 20.0
 ASK = {"prompt": "x", "max_tokens": 60_000, "ignore_eos": True, "logprobs": 20, "stream": True}
 
 

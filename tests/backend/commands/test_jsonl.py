@@ -13,6 +13,7 @@ from enginewire.backend.commands.jsonl import answer_lines
 from enginewire.backend.config import JsonlOptions
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
+from tests.patience import PATIENCE_SECONDS
 from tests.repository import ROOT
 
 EXAMPLE = ROOT / "examples" / "jsonl" / "requests.jsonl"
@@ -157,7 +158,7 @@ async def test_a_line_is_answered_before_the_input_has_ended(text_backend: TextB
     out = io.StringIO()
     running = asyncio.create_task(answer_lines(text_backend, JsonlOptions(), source=reading, out=out))
     os.write(writing, b'{"prompt": "now"}\n')
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while "finish_reason" not in out.getvalue():  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.01)
     os.close(writing)

@@ -19,7 +19,6 @@ import pytest
 
 from enginewire import v1 as pb
 from tests.backend.our_processes import (
-    PATIENCE_SECONDS,
     children_of,
     command,
     is_alive,
@@ -31,6 +30,7 @@ from tests.backend.our_processes import (
     until,
 )
 from tests.long import long_but
+from tests.patience import PATIENCE_SECONDS
 
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 ENDLESS = ("--raw", "--ignore-eos", "--prompt", "over and over ")
@@ -242,7 +242,7 @@ def test_serve_answers_drains_and_removes_its_socket(engine: str, socket_folder:
     argv = command("serve", "--target", engine, "--uds", str(path))
     with running(argv, stderr=subprocess.PIPE) as process, grpc.insecure_channel(f"unix:{path}") as channel:
         stub = pb.BackendServiceStub(channel)
-        call = stub.Generate(ask("a text that takes a while"), wait_for_ready=True, timeout=20)
+        call = stub.Generate(ask("a text that takes a while"), wait_for_ready=True, timeout=PATIENCE_SECONDS)
         begin = next(call).annotated.data.text
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         process.send_signal(signal.SIGTERM)
@@ -261,7 +261,9 @@ def test_where_nobody_reads_what_serve_says_it_answers_and_drains_all_the_same(
     if is_full:
         os.dup2(os.open("/dev/full", os.O_WRONLY), log)
     with running(argv, stderr=log) as process, grpc.insecure_channel(f"unix:{socket_folder}/b") as channel:
-        call = pb.BackendServiceStub(channel).Generate(ask("to its end"), wait_for_ready=True, timeout=20)
+        call = pb.BackendServiceStub(channel).Generate(
+            ask("to its end"), wait_for_ready=True, timeout=PATIENCE_SECONDS
+        )
         begin = next(call).annotated.data.text
         process.send_signal(signal.SIGTERM)
         assert begin + "".join(item.annotated.data.text for item in call) == "to its end"
@@ -275,7 +277,7 @@ def test_a_second_signal_ends_serve_at_once(engine: str, socket_folder: Path) ->
     with running(argv, stderr=subprocess.PIPE) as process, grpc.insecure_channel(f"unix:{path}") as channel:
         stops = pb.StopConditions(ignore_eos=True)
         call = pb.BackendServiceStub(channel).Generate(
-            ask("for ever", stop_conditions=stops), wait_for_ready=True, timeout=20
+            ask("for ever", stop_conditions=stops), wait_for_ready=True, timeout=PATIENCE_SECONDS
         )
         next(call)
         assert process.stderr is not None
@@ -318,7 +320,7 @@ def test_serve_picks_a_free_port_prints_it_and_shares_it_with_nobody(engine: str
         assert process.stderr is not None
         target = process.stderr.readline().decode().removeprefix("listening on ").strip()
         with grpc.insecure_channel(target) as channel:
-            items = pb.BackendServiceStub(channel).Generate(ask("hi"), timeout=20)
+            items = pb.BackendServiceStub(channel).Generate(ask("hi"), timeout=PATIENCE_SECONDS)
             assert "".join(item.annotated.data.text for item in items) == "hi"
         assert run("serve", "--target", engine, "--port", target.rpartition(":")[2]).returncode == 98
 

@@ -26,6 +26,7 @@ from enginewire.backend.commands.top_show import (
     table_of,
 )
 from tests.backend.our_processes import load_of, running
+from tests.patience import PATIENCE_SECONDS
 from tests.server.conftest import StartServer
 
 
@@ -149,4 +150,4 @@ def test_watching_goes_on_through_a_restart_and_ctrl_c_is_no_failure(socket_fold
         assert len(lives) == 2
         os.kill(watching.pid, signal.SIGINT)
         watching.stdout.read()
-        assert watching.wait(10) == 0
+        assert watching.wait(PATIENCE_SECONDS) == 0

@@ -20,6 +20,7 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.server.engines.mocker.engine import MockerEngine, MockerOptions
 from tests.backend.discovery.test_target_file import replace
 from tests.backend.hostile import HostileEngine
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
 READY = pb.ENGINE_STATE_READY
@@ -118,7 +119,7 @@ async def test_a_lost_engine_is_a_reason_to_look_again(
         while not looks.empty():
             await looks.get()
         await engine.stop()
-        await asyncio.wait_for(looks.get(), 30)
+        await asyncio.wait_for(looks.get(), PATIENCE_SECONDS)
 
 
 async def test_waiting_for_an_engine_ends_when_none_comes(path: Path) -> None:

@@ -19,7 +19,8 @@ from enginewire.backend.engines.stream import Patience
 from enginewire.v1.status_codes import STATUS_CODES
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import END, engine_info, terminal, tokens
-from tests.server.serving import PATIENCE_SECONDS, until_true
+from tests.patience import PATIENCE_SECONDS
+from tests.server.serving import until_true
 
 BOTH = pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
 

@@ -17,8 +17,7 @@ from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EngineServer
 from enginewire.tls.target import TargetTls
 from tests.certificates import Authority
-
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
 
 
 @asynccontextmanager

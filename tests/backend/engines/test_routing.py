@@ -19,7 +19,8 @@ from tests.backend.hostile import HostileEngine, terminal, tokens
 from tests.backend.replay.test_attempts import LOST, QUICK, Lives, backend_on
 from tests.backend.replay.test_prefill import backend_of, claimed
 from tests.enginewire.tracing.test_trace_context import SPAN, TRACE, VALID
-from tests.server.serving import PATIENCE_SECONDS, Serving, seconds, until_true
+from tests.patience import PATIENCE_SECONDS
+from tests.server.serving import Serving, seconds, until_true
 
 IDS = (7, 8, 2**64 - 1)
 PATIENT = RetryPolicy(recovery=30 * PATIENCE_SECONDS)

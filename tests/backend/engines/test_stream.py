@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from enginewire import v1 as pb
 from enginewire.backend.engines.failure import RequestFailed, violation
 from enginewire.backend.engines.stream import BYTES_PER_TOKEN, EngineStream, Patience
-from tests.backend.our_processes import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 
 def stream(max_waiting_tokens: int = 1000) -> tuple[EngineStream, list[str]]:

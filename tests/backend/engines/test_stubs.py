@@ -13,6 +13,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.v1 import backend_service_pb2, engine_service_pb2
+from tests.patience import PATIENCE_SECONDS
 
 T = TypeVar("T")
 BACKEND = backend_service_pb2.DESCRIPTOR.services_by_name["BackendService"]
@@ -51,7 +52,7 @@ def test_backend_service_streams_annotated_items(channel: grpc_testing.Channel) 
     for item in sent:
         call.send_response(pb.BackendServiceGenerateResponse(annotated=item))
     call.terminate((), grpc.StatusCode.OK, "")
-    assert client.result(timeout=10) == sent
+    assert client.result(timeout=PATIENCE_SECONDS) == sent
 
 
 def test_a_refusal_reaches_the_client_with_its_details(channel: grpc_testing.Channel) -> None:
@@ -62,7 +63,7 @@ def test_a_refusal_reaches_the_client_with_its_details(channel: grpc_testing.Cha
     details = pb.Status(code=3, message="prompt: must be one of text, chat and token_ids")
     trailers = (("grpc-status-details-bin", details.SerializeToString()),)
     call.terminate(trailers, grpc.StatusCode.INVALID_ARGUMENT, details.message)
-    error = client.exception(timeout=10)
+    error = client.exception(timeout=PATIENCE_SECONDS)
     assert isinstance(error, grpc.RpcError)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert pb.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"]) == details
@@ -78,7 +79,7 @@ def test_engine_service_generates_with_metadata(channel: grpc_testing.Channel) -
     output = pb.LLMEngineOutput(token_ids=[3], finish_reason=pb.FINISH_REASON_EOS)
     call.send_response(pb.GenerateResponse(output=output))
     call.terminate((), grpc.StatusCode.OK, "")
-    assert [response.output for response in client.result(timeout=10)] == [output]
+    assert [response.output for response in client.result(timeout=PATIENCE_SECONDS)] == [output]
 
 
 def test_engine_service_aborts(channel: grpc_testing.Channel) -> None:
@@ -87,7 +88,7 @@ def test_engine_service_aborts(channel: grpc_testing.Channel) -> None:
     assert list(request.request_ids) == ["r"]
     answer = pb.AbortResponse()
     call.terminate(answer, (), grpc.StatusCode.OK, "")
-    assert client.result(timeout=10) == answer
+    assert client.result(timeout=PATIENCE_SECONDS) == answer
 
 
 def test_cancelling_a_call_reaches_the_server(channel: grpc_testing.Channel) -> None:

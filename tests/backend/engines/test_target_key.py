@@ -20,9 +20,9 @@ from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import Trust, trust_of
 from enginewire.options import OptionError
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY, bearing, line_of
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import Serving, ask
 
-PATIENCE_SECONDS = 60.0
 PROGRAMS = pytest.mark.parametrize("program", [BackendOptions, BenchOptions, TopOptions])
 
 

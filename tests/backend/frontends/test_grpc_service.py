@@ -13,6 +13,7 @@ from enginewire.backend.frontends.calls import answered, invalid
 from enginewire.backend.frontends.grpc_service import BackendServicer
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
+from tests.patience import PATIENCE_SECONDS
 
 METHOD = "/enginewire.v1.BackendService/Generate"
 Dial = Callable[[TextBackend], Awaitable[grpc.aio.Channel]]
@@ -233,7 +234,7 @@ async def test_a_caller_that_stops_reading_is_ended_and_frees_the_engine(
     stops = pb.StopConditions(ignore_eos=True, max_tokens=60_000)
     call = stub.Generate(ask("x", stop_conditions=stops, output_options=pb.OutputOptions(logprobs=20)))
     await call.read()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
             await asyncio.sleep(0.02)
     await serving.until_idle()

@@ -16,6 +16,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.frontends.grpc_service import SERVICE, GrpcFace, grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import Serving
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -74,7 +75,7 @@ async def test_watchers_hear_of_the_end_and_do_not_hold_it_up(served: Served) ->
     face, health, _ = served
     watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
     assert (await watch.read()).status == SERVING
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         draining = asyncio.create_task(face.drain(60))
         assert (await watch.read()).status == NOT_SERVING
         assert await watch.read() == grpc.aio.EOF

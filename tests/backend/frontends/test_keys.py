@@ -21,11 +21,11 @@ from enginewire.backend.frontends.smg.server import smg_face
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY, bearing
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import rest_of
 
 OTHER = "canary-other-infer-6620a1"
 NO_MESSAGE = b"\xff"
-PATIENCE_SECONDS = 60.0
 AUTH_CODES = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 SERVED = {
     "/enginewire.v1.BackendService/": ("Generate", "Embed"),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from enginewire.backend.processes.engine_output import EngineOutput, wants_log_lines
+from tests.patience import PATIENCE_SECONDS
 
 
 class Screen(io.StringIO):
@@ -71,7 +72,7 @@ async def test_the_bar_moves_while_nothing_comes_and_leaves_with_the_engine() ->
     screen = Screen()
     output = EngineOutput(screen)
     for _ in range(2):
-        async with output.shown(), asyncio.timeout(30):
+        async with output.shown(), asyncio.timeout(PATIENCE_SECONDS):
             before = len(screen.getvalue())
             while len(screen.getvalue()) == before:  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)

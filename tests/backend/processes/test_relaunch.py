@@ -97,8 +97,20 @@ async def test_work_that_ends_in_the_pause_needs_no_other_life(lives) -> None:
         await shown.until("it is started again")
         return 0
 
-    assert await launch(shown, RestartPolicy(shortest_pause=0.3)).run(work) == 0
+    assert await launch(shown, RestartPolicy(shortest_pause=60, longest_pause=60)).run(work) == 0
     assert len(lives) == 2
+
+
+async def test_work_that_fails_in_the_pause_may_have_failed_of_the_death(lives) -> None:
+    lives += [DIES, FOR_EVER, FOR_EVER]
+    shown = Shown()
+
+    async def work(target: str) -> int:
+        await shown.until("it is started again")
+        return 1
+
+    with pytest.raises(SidecarDied, match=r"^it ended with exit code 3"):
+        await launch(shown, RestartPolicy(shortest_pause=60, longest_pause=60)).run(work)
 
 
 async def test_deaths_after_a_long_life_are_not_counted(lives) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from enginewire.backend.processes.sidecar import SidecarDied, private_folder, sidecar
 from tests.backend.our_processes import is_alive, until
+from tests.patience import PATIENCE_SECONDS
 from tests.repository import ROOT
 
 # A module that runs any statement, so that a test can say what its process does.
@@ -42,7 +43,7 @@ class Shown:
         self.text += text
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while text not in self.text:  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.01)
 
@@ -105,7 +106,10 @@ async def test_a_death_is_noticed_although_a_child_holds_the_output(
         "os.kill(os.getpid(), 9)",
     )
     try:
-        async with asyncio.timeout(20), sidecar(*program(*statements), name="it", show=Shown()) as it:
+        async with (
+            asyncio.timeout(PATIENCE_SECONDS),
+            sidecar(*program(*statements), name="it", show=Shown()) as it,
+        ):
             with pytest.raises(
                 SidecarDied, match=r"it ended with signal SIGKILL, its last lines:\n  last words"
             ):

@@ -20,7 +20,8 @@ from enginewire.backend.engines.stream import PATIENCE, Patience
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 from tests.backend.asking import Heard, ask, hear
 from tests.backend.hostile import END, PROMPT, HostileEngine, engine_info, terminal, tokens
-from tests.server.serving import PATIENCE_SECONDS, until_true
+from tests.patience import PATIENCE_SECONDS
+from tests.server.serving import until_true
 
 LOST = Failure(14, pb.ERROR_REASON_ENGINE_DEAD, "gone", retryable=True).to_proto()
 # What a script does not foresee shall not be tried once more, nor leave a caller waiting.
@@ -223,7 +224,7 @@ async def test_another_engine_is_asked_at_once(socket_folder, vocabulary) -> Non
     refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True, retry_after=30.0)
     full, free = Lives([refusal.to_proto()]), Lives([terminal(b"pong")])
     async with backend_on(socket_folder, vocabulary, full, free) as backend:
-        heard = await hear(backend, ask(), timeout=20)
+        heard = await hear(backend, ask(), timeout=PATIENCE_SECONDS)
     assert heard.text() == "pong"
     assert (len(full.received), len(free.received)) == (1, 1)
 

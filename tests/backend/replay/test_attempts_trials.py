@@ -12,6 +12,7 @@ from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import HostileEngine, engine_info, terminal
 from tests.backend.replay.test_attempts import LOST, backend_on
+from tests.patience import PATIENCE_SECONDS
 
 NUM_REQUESTS = 8
 PREFILL_SECONDS = 0.15
@@ -49,7 +50,7 @@ async def test_a_healthy_request_waits_for_the_trials_before_it_and_the_poison_i
     engine = DiesTwice()
     async with (
         backend_on(socket_folder, vocabulary, engine, policy=POLICY) as backend,
-        asyncio.timeout(30),
+        asyncio.timeout(PATIENCE_SECONDS),
     ):
         requests = [ask(POISON), *(ask() for _ in range(NUM_REQUESTS - 1))]
         poisoned, *healthy = await asyncio.gather(*(hear(backend, request) for request in requests))
@@ -66,7 +67,7 @@ async def test_who_waits_for_a_trial_still_ends_at_the_deadline_of_its_caller(
     engine.blocked = asyncio.Event()
     async with (
         backend_on(socket_folder, vocabulary, engine, policy=POLICY) as backend,
-        asyncio.timeout(30),
+        asyncio.timeout(PATIENCE_SECONDS),
     ):
         heard = await asyncio.gather(*(hear(backend, ask(), timeout=2.0) for _ in range(NUM_REQUESTS)))
     assert all(each.failure is not None for each in heard)
@@ -81,7 +82,7 @@ async def test_a_trial_that_an_engine_does_not_get_on_with_ends_after_some_time(
     engine.blocked = asyncio.Event()
     async with (
         backend_on(socket_folder, vocabulary, engine, policy=POLICY) as backend,
-        asyncio.timeout(30),
+        asyncio.timeout(PATIENCE_SECONDS),
     ):
         asked = [asyncio.create_task(hear(backend, ask())) for _ in range(NUM_REQUESTS)]
         while sum(each.done() for each in asked) < NUM_REQUESTS - 1:

@@ -15,6 +15,7 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.client import EngineClient
 from tests.backend.asking import Heard, ask
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
 TEXT = "abcdefgh"
@@ -54,7 +55,7 @@ async def break_while_talking(
     tasks = [asyncio.create_task(hear_until_the_end(backend, heard)) for heard in all_heard]
     await until_true(lambda: all(len(heard.items) > 5 for heard in all_heard))
     process.send_signal(number)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(*tasks)
     return all_heard
 

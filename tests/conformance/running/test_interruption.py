@@ -33,10 +33,10 @@ from enginewire.conformance.wire import presence
 from enginewire.conformance.wire.connection import Connection
 from tests.conformance.judging import made_up, statuses
 from tests.conformance.running.mortal import EXIT_CODE
+from tests.patience import PATIENCE_SECONDS
 from tests.repository import ROOT
 
 KIT = [sys.executable, "-m", "enginewire.conformance"]
-PATIENCE_SECONDS = 60
 SERVER = f"{shlex.quote(sys.executable)} -m enginewire.conformance.reference unix:{{socket}}"
 TELLS_ITS_GROUP = f"sh -c 'echo $$ > {{folder}}/group; exec {SERVER}'"
 WHY = CutShort("interrupted", ExitCode.INTERRUPTED, "by SIGINT")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from enginewire.listening.sockets import MAX_PATH_BYTES, AddressError, UnixSocket, check_port_is_free
+from tests.patience import PATIENCE_SECONDS
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def test_a_live_socket_of_someone_else_is_refused_and_left_alone(path):
     with listening(path) as server:
         with pytest.raises(AddressError, match="in use by another server"):
             UnixSocket(path)
-        server.settimeout(5)
+        server.settimeout(PATIENCE_SECONDS)
         server.accept()[0].close()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))

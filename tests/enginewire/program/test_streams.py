@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from enginewire.program import EXIT_INTERRUPTED, EXIT_NOT_READ, program
+from tests.patience import PATIENCE_SECONDS
 
 
 def test_ctrl_c_before_a_command_listens_for_signals_is_no_traceback() -> None:
@@ -59,7 +60,7 @@ from enginewire.cli import main
 sys.exit(main(["engine", "--engine", "mocker"]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
     )
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "")
 
@@ -91,7 +92,7 @@ sys.exit(main())
     assert writer.stdout
     writer.stdout.close()
     writer.stdout = None
-    _, err = writer.communicate("go\n", timeout=20)
+    _, err = writer.communicate("go\n", timeout=PATIENCE_SECONDS)
     # What fits into the buffer fails when the command has its result.
     is_late = lines == 3 and not unbuffered
     assert (writer.returncode, err) == (7 if is_late else EXIT_NOT_READ, "")

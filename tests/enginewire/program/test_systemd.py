@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from enginewire.program import event_loop, systemd
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -20,7 +21,7 @@ def heard(
     name = str(tmp_path / "n") if request.param == "path" else f"@enginewire-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(name.replace("@", "\0"))
-        listener.settimeout(20)
+        listener.settimeout(PATIENCE_SECONDS)
         monkeypatch.setenv("NOTIFY_SOCKET", name)
         yield listener
 

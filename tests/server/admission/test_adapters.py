@@ -19,6 +19,7 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import InvalidRequest, ModelNotFound
 from enginewire.server.load_engine import EngineUnavailable, make_engine
+from tests.patience import PATIENCE_SECONDS
 from tests.server.admin_calls import admin, load, unload
 from tests.server.serving import Serving, abort_frame, ask, detail_of, submit
 
@@ -310,13 +311,13 @@ async def test_a_load_whose_caller_hung_up_goes_on_to_its_end(engine_server, fol
     engine = SlowEngine()
     serving = await engine_server(engine, adapter_folder=folder)
     call = admin(serving).LoadAdapter(pb.LoadAdapterRequest(name="a", source="one"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not engine.num_loads:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.005)
     call.cancel()
     assert await listed(serving) == []
     engine.may_load.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await listed(serving) != ["a"]:  # noqa: ASYNC110  # there is no event to await
             await asyncio.sleep(0.005)
 

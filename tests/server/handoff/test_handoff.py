@@ -32,6 +32,7 @@ from enginewire.server.handoff.folder import KvFolder, KvFolderError
 from enginewire.server.handoff.offers import Offers
 from enginewire.server.handoff.options import TransferOptions
 from enginewire.server.handoff.requests import prompt_digest
+from tests.patience import PATIENCE_SECONDS
 
 LAYOUT = KvLayout("model", "float32", 4, ((2, 3, 5), (1, 4, 4)))
 REQUEST = pb.PreprocessedRequest(token_ids=[5, 6, 7])
@@ -147,7 +148,7 @@ def test_of_many_takers_one_gets_it(path):
     def take(params: bytes) -> bool:
         found = folder.find(params)
         try:
-            barrier.wait(10)
+            barrier.wait(PATIENCE_SECONDS)
             found.take()
         except HandoffInvalid:
             return False

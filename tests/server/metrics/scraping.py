@@ -10,6 +10,7 @@ from urllib.request import urlopen
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.patience import PATIENCE_SECONDS
 from tests.repository import ROOT
 
 DOCUMENTED = ROOT / "docs/metrics.md"
@@ -59,7 +60,7 @@ async def scrape(url: str) -> Scrape:
     """Over HTTP."""
 
     def read() -> str:
-        with urlopen(url, timeout=10) as answer:
+        with urlopen(url, timeout=PATIENCE_SECONDS) as answer:
             content: bytes = answer.read()
         return content.decode()
 

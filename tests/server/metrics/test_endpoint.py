@@ -16,6 +16,7 @@ from enginewire.listening.sockets import AddressError
 from enginewire.server.metrics import endpoint as endpoint_module
 from enginewire.server.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY
+from tests.patience import PATIENCE_SECONDS
 
 READ_KEY = KEYS[Role.READ]
 
@@ -148,7 +149,7 @@ async def test_who_reads_nothing_is_cut_off_and_does_not_hold_up_the_end(endpoin
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", port))
         stalled.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not page.accepts or connections_at(port):  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
 
@@ -166,7 +167,7 @@ async def test_closing_ends_what_is_open(endpoint, monkeypatch):
     reader, writer = await connect(endpoint)
     await exchange(endpoint, b"GET / HTTP/1.1\r\n\r\n")  # by then the server knows of the other
     endpoint.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await reader.read() == b""
     writer.close()
 

@@ -20,6 +20,7 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.lifecycle import CleanupState, DrainPlan, Lifecycle
 from enginewire.server.metrics.exporter import MetricsExporter
+from tests.patience import PATIENCE_SECONDS
 from tests.server.metrics.scraping import Scrape, documented
 from tests.server.serving import ask, until_true
 
@@ -264,7 +265,7 @@ async def any_work(work: list[tuple[object, ...]], fails: bool, is_drained: bool
         scrapes.append(shown.collect())
     if is_drained:
         await shown.engine.drain()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await shown.table.wait_idle()
     scrapes.append(shown.collect())
     assert scrapes[-1].of_kind("gauge") == scrapes[0].of_kind("gauge")

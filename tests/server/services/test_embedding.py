@@ -15,7 +15,8 @@ from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import DeadlineExceeded
-from tests.server.serving import PATIENCE_SECONDS, Serving, ask, detail_of, submit
+from tests.patience import PATIENCE_SECONDS
+from tests.server.serving import Serving, ask, detail_of, submit
 
 OWN_SIZE = 64
 

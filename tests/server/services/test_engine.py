@@ -11,7 +11,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.server.services.engine import LIFETIME_KEY
-from tests.server.serving import PATIENCE_SECONDS, ask, detail_of, rest_of
+from tests.patience import PATIENCE_SECONDS
+from tests.server.serving import ask, detail_of, rest_of
 
 SLOW = {"mocker_itl_ms": 20.0}
 
@@ -47,7 +48,7 @@ async def test_the_lifetime_is_in_the_initial_metadata_and_the_first_message_onl
 async def test_initial_metadata_comes_at_acceptance_before_the_first_token(engine_server):
     serving = await engine_server(mocker_ttft_ms=60_000.0)
     call = serving.engine.Generate(ask())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await call.initial_metadata()
     call.cancel()
 

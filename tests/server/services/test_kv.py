@@ -13,6 +13,7 @@ from enginewire import v1 as pb
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.torch_engine.frontend.kv_events import KvEventLog
 from enginewire.torch_engine.scheduling.prefix_cache import BlocksStored
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import Serving, ask, detail_of
 from tests.torch_engine.scheduling.replica import Replica
 
@@ -116,7 +117,7 @@ async def test_subscriptions_end_when_the_engine_is_cleaned_up(serving):
     call = kv(serving).SubscribeKvEvents(pb.SubscribeKvEventsRequest())
     await call.read()
     await serving.engine.Cleanup(pb.CleanupRequest())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await call.read() is grpc.aio.EOF
 
 

@@ -19,8 +19,8 @@ from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.failures import SlowConsumer, Unsupported
 from enginewire.server.services.kv_publisher import END_OF_REPLAY, publishing
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 20
 BEAT = pb.KvEvent(sequence=1, cleared=pb.KvCacheCleared())
 CLEARED = pb.KvEvent(sequence=1, cleared=pb.KvCacheCleared())
 STORED = pb.KvEvent(

@@ -14,6 +14,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.services.orca import LEAST_SECONDS, OrcaServicer, report_of
 from enginewire.server.services.orca_messages import OrcaLoadReport, OrcaLoadReportRequest
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import Serving, ask, seconds
 
 TRAILER = b"endpoint-load-metrics-bin"
@@ -35,7 +36,7 @@ def stream(serving: Serving, interval: float) -> grpc.aio.UnaryStreamCall:
     )
     request = OrcaLoadReportRequest.FromString(bytes.fromhex("0a00"))
     request.report_interval.MergeFromString(seconds(interval).SerializeToString())
-    return call(request, timeout=20)
+    return call(request, timeout=PATIENCE_SECONDS)
 
 
 def metrics(report) -> dict[str, float]:
@@ -97,7 +98,7 @@ async def test_reports_come_without_a_request_too_and_follow_the_load(engine_ser
     reports = stream(serving, LEAST_SECONDS / 100)
     assert metrics(await reports.read())["num_requests_running"] == 0
     running = asyncio.create_task(serving.generate(ask(max_tokens=100_000)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not metrics(report := await reports.read())["num_requests_running"]:
             pass
     assert report.application_utilization > 0

@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineDead, EngineError, InvalidRequest
+from tests.patience import PATIENCE_SECONDS
 from tests.torch_engine.guided.byte_level import BOS, EOS, TOKENIZER
 from tests.torch_engine.guided.engines import (
     ask,
@@ -188,7 +189,7 @@ async def test_a_guide_that_was_not_prepared_is_compiled_on_submit(engine):
     engine.submit(ask(regex="(unprepared"), bad)
     assert engine.load().waiting == 2
     ends = {}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(ends) < 2:
             step = await steps.get()
             ends |= dict(step.failures)
@@ -205,7 +206,7 @@ async def test_a_request_cancelled_while_its_grammar_compiles_ends_as_cancelled(
     engine.submit(ask(regex="[0-9]{11}y"), context)
     context.cancel("gone")
     await engine.abort(context)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         step = await steps.get()
     assert [(c, out.finish_reason) for c, out in step.outputs] == [(context, pb.FINISH_REASON_CANCELLED)]
 
@@ -218,7 +219,7 @@ async def test_cleanup_fails_a_request_whose_grammar_is_still_compiling(folder):
     context = GenerateContext("late")
     engine.submit(ask(regex="[0-9]{12}z"), context)
     await engine.cleanup()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         step = await steps.get()
     assert [(c, type(error)) for c, error in step.failures] == [(context, EngineDead)]
 

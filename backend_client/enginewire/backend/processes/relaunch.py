@@ -70,16 +70,19 @@ class Launch:
             try:
                 while True:
                     async with engine_on(socket, self._arguments, self._output) as engine:
-                        if (exit_code := await self._live(engine, working)) is not None:
-                            return exit_code
+                        ended = await self._live(engine, working)
+                    if isinstance(ended, int):
+                        return ended
                     await asyncio.wait([working], timeout=self._policy.pause(self._num_quick_deaths))
                     if working.done():
-                        return working.result()
+                        if working.result():
+                            raise ended
+                        return 0
             finally:
                 await _end(working)
 
-    async def _live(self, engine: Sidecar, working: asyncio.Task[int]) -> int | None:
-        """The exit code of the work, or None when the engine died and may be started again."""
+    async def _live(self, engine: Sidecar, working: asyncio.Task[int]) -> int | SidecarDied:
+        """The exit code of the work, or the death of an engine that may be started again."""
         began = time.monotonic()
         try:
             exit_code = await engine.unless_it_dies(_result_of(working))
@@ -91,7 +94,7 @@ class Launch:
             if working.done():
                 raise
             self._count(death, time.monotonic() - began)
-            return None
+            return death
         except asyncio.CancelledError:
             # First the requests end, then the engine.
             await _end(working)

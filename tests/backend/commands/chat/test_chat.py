@@ -14,11 +14,11 @@ import pytest
 from enginewire.server.demo_model import questions
 from tests.backend.our_processes import children_of, command, is_alive, is_idle, load_of, running, until
 from tests.backend.terminal import CTRL_C, CTRL_D, PROMPT, Terminal
+from tests.patience import PATIENCE_SECONDS
 
 CHAT = [sys.executable, "-m", "enginewire", "chat"]
 DRAIN, JAPANESE = "What does Drain do?", "なぜ文字を保留するのですか?"
 SLOW_MOCKER = "--engine mocker --mocker-itl-ms 5"
-PATIENCE_SECONDS = 60.0
 
 
 def piped(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,10 +15,10 @@ from enginewire.backend.commands.stack.panel import QUESTION
 from enginewire.server.demo_model import questions
 from tests.backend.our_processes import children_of, is_alive, running
 from tests.backend.terminal import CTRL_C, Terminal
+from tests.patience import PATIENCE_SECONDS
 from tests.repository import ROOT
 
 SERVE = [sys.executable, "-m", "enginewire", "serve"]
-PATIENCE_SECONDS = 60.0
 
 
 def typed(line: str) -> str:

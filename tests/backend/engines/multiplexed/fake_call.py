@@ -11,7 +11,7 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.stream import EngineStream
-from tests.backend.our_processes import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 
 class FakeCall:

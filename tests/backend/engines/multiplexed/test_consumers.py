@@ -14,7 +14,7 @@ from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.stream import EngineStream
 from tests.backend.engines.multiplexed.fake_call import FakeCall, event, failure_of, last, settle, submit
-from tests.backend.our_processes import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 
 async def test_a_consumer_that_never_reads_is_aborted_and_the_rest_goes_on(connection, call):

@@ -11,7 +11,7 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.failure import failed
 from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from tests.backend.engines.multiplexed.fake_call import event, failure_of, last, settle, submit
-from tests.backend.our_processes import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 GONE = grpc.aio.AioRpcError(
     grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "Socket closed"

@@ -9,7 +9,7 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.frontends.dynamo.watch import follow_kv_events, follow_load
-from tests.server.serving import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS
 
 
 async def test_an_engine_that_goes_away_is_dead_until_it_is_back(hostile_engine):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import orjson
 
+from tests.patience import PATIENCE_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -44,7 +46,7 @@ class Caller:
 
     async def answer(self) -> Answered:
         """The next answer."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             pairs = (line.partition(": ") for line in head[1:] if line)
             headers = {name.lower(): value for name, _, value in pairs}
@@ -55,7 +57,7 @@ class Caller:
         """All that still comes, until the server has ended the connection."""
         received = b""
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while piece := await self.reader.read(1 << 16):
                     received += piece
         except ConnectionError:

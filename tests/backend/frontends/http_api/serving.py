@@ -12,6 +12,7 @@ from enginewire.access.listener_options import access_of
 from enginewire.backend.config import ServeOptions
 from enginewire.backend.frontends.http_api.server import HttpFace, http_face
 from enginewire.backend.frontends.text_backend import TextBackend
+from tests.patience import PATIENCE_SECONDS
 
 
 @asynccontextmanager
@@ -27,7 +28,9 @@ async def sdk(backend: TextBackend, **given: object) -> AsyncIterator[AsyncOpenA
     """The SDK, which does not hide failures by trying again."""
     async with (
         serving_http(backend, **given) as face,
-        AsyncOpenAI(base_url=f"{face.address}/v1", api_key="none", max_retries=0, timeout=20) as client,
+        AsyncOpenAI(
+            base_url=f"{face.address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SECONDS
+        ) as client,
     ):
         yield client
 
@@ -37,6 +40,6 @@ async def client_of(backend: TextBackend, **given: object) -> AsyncIterator[http
     """A client of plain HTTP, for what the SDK hides."""
     async with (
         serving_http(backend, **given) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client

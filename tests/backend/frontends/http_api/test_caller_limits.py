@@ -13,9 +13,9 @@ from enginewire.access.roles import Role
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.keys import KEYS, line_of
+from tests.patience import PATIENCE_SECONDS
 
 OTHER = "canary-other-infer-6620a1"
-PATIENCE_SECONDS = 60.0
 
 
 def bearing(key: str) -> dict[str, str]:

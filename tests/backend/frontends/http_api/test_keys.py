@@ -18,10 +18,10 @@ from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.certificates import Authority
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY
+from tests.patience import PATIENCE_SECONDS
 
 OTHER = "canary-other-infer-6620a1"
 LONG = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-PATIENCE_SECONDS = 60.0
 
 
 def bearing(key: str) -> dict[str, str]:

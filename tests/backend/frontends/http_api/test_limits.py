@@ -27,6 +27,7 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.raw_http import Caller, caller, head_of, posting
 from tests.backend.frontends.http_api.serving import serving_http
+from tests.patience import PATIENCE_SECONDS
 
 GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
 ASK = orjson.dumps({"prompt": "abc", "max_tokens": 3})
@@ -215,7 +216,7 @@ async def test_what_unfinished_bodies_hold_is_bounded_and_small_ones_still_pass(
         holding = [asyncio.create_task(hold(stranger)) for stranger in strangers]
         room = (size - SMALL_BODY_BYTES) * (MAX_LARGE_BODIES + 8) - MAX_LARGE_BODIES * size
         num_refused = -(-room // (size - SMALL_BODY_BYTES))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(statuses) < num_refused:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.01)
         assert {answer.status for answer in statuses} == {503}
@@ -248,7 +249,7 @@ async def test_connections_beyond_the_limit_are_told_to_come_back(text_backend: 
         # So many are not even told.
         assert await strangers[-1].everything() == b""
         await stack.aclose()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await still_serves_now(face.address):  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
 
@@ -292,7 +293,7 @@ async def test_the_reader_of_a_stream_who_stalls_is_ended_and_so_is_its_request(
         await stalled.say(posting(orjson.dumps(asked)))
         await stalled.reader.readuntil(b"data: ")
         # Nothing is read any more: what the kernels hold is full soon.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         assert backend.backend.activity.totals.finished["abort"] == more.get("n", 1)
@@ -325,7 +326,7 @@ async def test_an_answer_in_one_piece_that_nobody_reads_ends_too(start_backend: 
     ):
         await stalled.say(posting(orjson.dumps(asked)))
         await stalled.reader.readuntil(b"\r\n\r\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while connections_of(face.address):  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.05)
 

@@ -13,6 +13,7 @@ from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.openai.echoing import HERMES, LAST_MESSAGE, with_template
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.backend.frontends.http_api.test_messages import WEATHER, saying
+from tests.patience import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -28,7 +29,9 @@ async def sdk(backend: TextBackend, **given: object) -> AsyncIterator[AsyncAnthr
 
     async with (
         serving_http(backend, **given) as face,
-        AsyncAnthropic(base_url=face.address, api_key="none", max_retries=0, timeout=20) as client,
+        AsyncAnthropic(
+            base_url=face.address, api_key="none", max_retries=0, timeout=PATIENCE_SECONDS
+        ) as client,
     ):
         yield client
 

@@ -15,8 +15,8 @@ from openai import OpenAI
 
 from enginewire.backend.__main__ import missing_packages
 from enginewire.server.demo_model import questions
+from tests.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 120.0
 FAQ = questions()
 
 
@@ -59,7 +59,7 @@ def test_the_demo_model_answers_through_the_sdk_and_sigterm_ends_it(
     assert whole.choices[0].finish_reason == "stop"
     assert streamed == answer
     backend.send_signal(signal.SIGTERM)
-    assert backend.wait(30) == 0
+    assert backend.wait(PATIENCE_SECONDS) == 0
 
 
 def test_packages_that_are_not_installed_are_named() -> None:

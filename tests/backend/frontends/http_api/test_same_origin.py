@@ -9,6 +9,7 @@ import pytest
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.http_api.serving import serving_http
+from tests.patience import PATIENCE_SECONDS
 
 GETS = ("/", "/health", "/version", "/metrics", "/v1/models", "/v1/models/mocker", "/enginewire/status")
 POSTS = ("/v1/completions", "/v1/chat/completions", "/enginewire/generate", "/tokenize")
@@ -28,7 +29,7 @@ CHAT_PAGE = "https://chat.example.org"
 async def http(text_backend: TextBackend) -> AsyncIterator[httpx2.AsyncClient]:
     async with (
         serving_http(text_backend) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=20) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client
 

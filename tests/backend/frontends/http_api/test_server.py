@@ -20,6 +20,7 @@ from enginewire.listening.sockets import AddressError
 from enginewire.version import __version__
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import sdk, serving_http
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
 COMPLETIONS = "/v1/completions"
@@ -29,7 +30,7 @@ COMPLETIONS = "/v1/completions"
 async def http(text_backend: TextBackend) -> AsyncIterator[httpx2.AsyncClient]:
     async with (
         serving_http(text_backend, max_message_bytes=4096) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=20) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client
 
@@ -155,7 +156,7 @@ async def test_a_wrong_method_is_told_the_right_one(
 async def test_below_a_path_of_a_proxy_every_route_is_found(text_backend: TextBackend) -> None:
     async with (
         serving_http(text_backend, root_path="/llm/v2") as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=20, follow_redirects=True) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS, follow_redirects=True) as client,
     ):
         for path in ("", "/", "/v1/models", "/v1/models/mocker", "/enginewire/about", "/health"):
             if path:
@@ -171,7 +172,7 @@ async def test_below_a_path_of_a_proxy_every_route_is_found(text_backend: TextBa
 async def test_the_page_finds_its_files_below_a_path_of_a_proxy(text_backend: TextBackend) -> None:
     async with (
         serving_http(text_backend, root_path="/llm") as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=20, follow_redirects=True) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS, follow_redirects=True) as client,
     ):
         page = await client.get("/llm")
         assert page.url.path == "/llm/"

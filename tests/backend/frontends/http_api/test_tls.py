@@ -14,6 +14,7 @@ from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.raw_http import caller, posting
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.certificates import Authority
+from tests.patience import PATIENCE_SECONDS
 
 GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
 SOON = 0.3
@@ -73,7 +74,7 @@ async def test_the_reader_who_stalls_is_ended_and_so_is_its_request(
         await stalled.say(posting(orjson.dumps(asked)))
         await stalled.reader.readuntil(b"data: ")
         # Nothing is read any more: what the kernels and TLS hold is full soon.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         assert backend.backend.activity.totals.finished["abort"] == 1

@@ -17,8 +17,7 @@ from pathlib import Path
 import httpx2
 
 from tests.backend.our_processes import command, running
-
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.listening.sockets import AddressError
 from tests.backend.frontends.conftest import StartBackend
+from tests.patience import PATIENCE_SECONDS
 
 PROMPT = list(b"abcdefgh")
 
@@ -81,7 +82,7 @@ async def test_a_gateway_that_stops_reading_is_ended(start_backend: StartBackend
     async with smg(backend, slow_consumer_timeout=0.3) as stub:
         call = stub.Generate(asked(max_tokens=60_000, ignore_eos=True, logprobs=20))
         await call.read()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while backend.backend.activity.live:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         await serving.until_idle()
@@ -131,7 +132,7 @@ async def test_metadata_comes_before_the_first_token(start_backend: StartBackend
     backend, _ = await start_backend(mocker_ttft_ms=60_000.0)
     async with smg(backend) as stub:
         call = stub.Generate(asked())
-        await asyncio.wait_for(call.initial_metadata(), 10)
+        await asyncio.wait_for(call.initial_metadata(), PATIENCE_SECONDS)
         call.cancel()
 
 

@@ -13,6 +13,7 @@ from enginewire.conformance.client_side.stage.backends import SCRIPTED
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.script import Stay, say
 from enginewire.conformance.running.in_process import InProcess
+from tests.patience import PATIENCE_SECONDS
 
 
 class Context:
@@ -39,7 +40,7 @@ async def test_a_backend_that_hides_stops_still_leaves_for_a_caller_that_is_gone
         answer = backend.answer(asked, request, cast(CONTEXT, Context()))
         await anext(answer)
         await answer.aclose()  # type: ignore[attr-defined]  # a generator
-        await asyncio.wait_for(scene.turns[0].left.wait(), 10)
+        await asyncio.wait_for(scene.turns[0].left.wait(), PATIENCE_SECONDS)
     finally:
         await server.stop()
         await engine.stop()

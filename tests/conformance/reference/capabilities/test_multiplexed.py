@@ -15,6 +15,7 @@ from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.multiplexed import Multiplexed, rows_of
 from enginewire.conformance.wire.violation import Violation
+from tests.patience import PATIENCE_SECONDS
 
 LENGTH = pb.FINISH_REASON_LENGTH
 
@@ -50,7 +51,7 @@ async def after(*frames: Frame, submits: int = 1, **changes: object) -> Multiple
     server = await InProcess(Server()).start()
     try:
         async with Connection(target=server.target).channel() as channel:
-            stream = Multiplexed(Client(channel), timeout=20)
+            stream = Multiplexed(Client(channel), timeout=PATIENCE_SECONDS)
             for number in range(1, submits + 1):
                 stream.submit(number, request(number, **changes))
             await stream.finish()
@@ -97,7 +98,7 @@ async def test_requests_run_beside_each_other_and_are_told_apart() -> None:
     server = await InProcess(Reference()).start()
     async with Connection(target=server.target).channel() as channel:
         client = Client(channel)
-        stream = Multiplexed(client, timeout=20)
+        stream = Multiplexed(client, timeout=PATIENCE_SECONDS)
         stream.send(
             *(stream.submitted(number, request(number, max_tokens=2 + number)) for number in (1, 2, 3))
         )
@@ -115,7 +116,7 @@ async def test_requests_run_beside_each_other_and_are_told_apart() -> None:
 async def test_a_handle_that_is_used_again_begins_anew() -> None:
     server = await InProcess(Reference()).start()
     async with Connection(target=server.target).channel() as channel:
-        stream = Multiplexed(Client(channel), timeout=20)
+        stream = Multiplexed(Client(channel), timeout=PATIENCE_SECONDS)
         for number in (1, 2):
             stream.submit(1, request(number, max_tokens=number))
             await stream.until_ended(1, within=20)
@@ -127,7 +128,7 @@ async def test_a_handle_that_is_used_again_begins_anew() -> None:
 async def test_an_aborted_handle_ends_and_the_stream_lives() -> None:
     server = await InProcess(Reference()).start()
     async with Connection(target=server.target).channel() as channel:
-        stream = Multiplexed(Client(channel), timeout=20)
+        stream = Multiplexed(Client(channel), timeout=PATIENCE_SECONDS)
         stream.submit(1, request(max_tokens=1000))
         await stream.until(lambda: bool(stream.handle(1).outputs))
         stream.send(abort=(1,))
@@ -141,7 +142,7 @@ async def test_an_aborted_handle_ends_and_the_stream_lives() -> None:
 async def test_a_handle_without_an_end_is_a_violation_that_names_it() -> None:
     server = await InProcess(Reference()).start()
     async with Connection(target=server.target).channel() as channel:
-        stream = Multiplexed(Client(channel), timeout=20)
+        stream = Multiplexed(Client(channel), timeout=PATIENCE_SECONDS)
         stream.submit(1, request(1, max_tokens=1000))
         stream.submit(2, request(2, max_tokens=1))
         await stream.until_ended(2, within=20)
@@ -155,7 +156,7 @@ async def test_a_handle_without_an_end_is_a_violation_that_names_it() -> None:
 async def test_a_stream_that_ends_before_its_handles_is_a_violation() -> None:
     stream = await after(Frame(events=[output(1)]))
     with pytest.raises(Violation, match="too early"):
-        await asyncio.wait_for(stream.until_ended(1), 20)
+        await asyncio.wait_for(stream.until_ended(1), PATIENCE_SECONDS)
 
 
 async def test_what_follows_the_end_of_a_handle_is_late() -> None:

@@ -20,6 +20,7 @@ from enginewire.server.failures import (
     StepFailed,
 )
 from enginewire.server.validation.generate import check_generate
+from tests.patience import PATIENCE_SECONDS
 from tests.server.engines.mocker.mockers import HELLO, LONG, assert_idle, started, turns
 from tests.server.step_recorder import Recorder
 
@@ -139,7 +140,7 @@ async def test_deadlines_end_running_and_waiting_requests() -> None:
     deadline = time.monotonic() + 0.05
     answers = [recorder.submit(token_ids=HELLO, deadline=deadline)[1] for _ in range(2)]
     _, patient = recorder.submit(token_ids=HELLO)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not all(answer.failure for answer in answers):
             await recorder.next_step()
     assert time.monotonic() >= deadline

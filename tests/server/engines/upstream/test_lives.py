@@ -14,6 +14,7 @@ from enginewire import v1 as pb
 from enginewire.grpc_server import bare_server
 from enginewire.server.engines.upstream.connection import Connection
 from enginewire.server.server import EngineServer
+from tests.patience import PATIENCE_SECONDS
 from tests.server.engines.upstream.conftest import Front
 from tests.server.engines.upstream.raw import Odd, RawServer
 from tests.server.serving import Serving, ask, run_until_ready, until_true
@@ -37,7 +38,7 @@ async def held(
 async def died(held_by: tuple[asyncio.Task[int], list[asyncio.Task], Serving]) -> None:
     """Everybody hears that the engine is dead, and so does whoever started the process."""
     running, answers, serving = held_by
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for answer in answers:
             failure = (await answer).failure
             assert failure.reason == pb.ERROR_REASON_ENGINE_DEAD
@@ -72,7 +73,7 @@ async def test_an_engine_that_comes_back_between_two_looks_is_noticed(
     running = await run_until_ready(server)
     await raw.end()
     await raw.start(Odd(life="two"))
-    assert await asyncio.wait_for(running, 20) == DEAD
+    assert await asyncio.wait_for(running, PATIENCE_SECONDS) == DEAD
     assert server.lifecycle.state == pb.ENGINE_STATE_DEAD
 
 
@@ -93,7 +94,7 @@ async def test_a_lost_connection_to_the_same_life_costs_its_requests_only(
     await raw.start(odd)
     is_back.set()
     assert (await answer).failure.reason == pb.ERROR_REASON_ENGINE_DEAD
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await serving.generate(ask("again"))).failure:  # noqa: ASYNC110  # there is no event
             await asyncio.sleep(0.05)
     assert serving.server.lifecycle.state == pb.ENGINE_STATE_READY
@@ -110,7 +111,7 @@ async def test_an_engine_that_answers_nothing_more_is_stuck(odd: Odd, server_of:
     running, answers, serving = await held(server_of(watchdog_timeout=1.0), 8)
     odd.answers_info.clear()
     assert {(await answer).failure.reason for answer in answers} == {pb.ERROR_REASON_STUCK}
-    assert await asyncio.wait_for(running, 20) == DEAD
+    assert await asyncio.wait_for(running, PATIENCE_SECONDS) == DEAD
     await serving.channel.close()
     odd.answers_info.set()
 
@@ -131,7 +132,7 @@ async def test_the_server_waits_until_the_engine_is_there(raw: RawServer, server
 
 
 async def fails_to_start(server: EngineServer, caplog: pytest.LogCaptureFixture, *words: str) -> None:
-    assert await asyncio.wait_for(server.run(), 20) == START_FAILED
+    assert await asyncio.wait_for(server.run(), PATIENCE_SECONDS) == START_FAILED
     [said] = [each for each in caplog.messages if each.startswith("the engine failed to start")]
     for word in words:
         assert word in said

@@ -12,8 +12,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from tests.backend.frontends.http_api.test_compatibility import check
-from tests.backend.frontends.http_api.test_process import PATIENCE_SECONDS, address_in
+from tests.backend.frontends.http_api.test_process import address_in
 from tests.long import long
+from tests.patience import PATIENCE_SECONDS
 from tests.torch_engine.minilm import MINILM
 
 SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]

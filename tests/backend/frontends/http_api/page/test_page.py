@@ -16,6 +16,7 @@ from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
+from tests.patience import PATIENCE_SECONDS
 
 GENERATE = "/enginewire/generate"
 LONG = {"prompt": "x" * 100, "max_tokens": 4000, "ignore_eos": True}
@@ -35,14 +36,14 @@ async def watched(start_backend: StartBackend) -> AsyncIterator[TextBackend]:
 async def http(watched: TextBackend) -> AsyncIterator[httpx2.AsyncClient]:
     async with (
         serving_http(watched) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=20) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client
 
 
 async def status_until(http: httpx2.AsyncClient, *, requests: int, blocks: bool) -> dict[str, object]:
     """The state, once it is about so many requests and an engine that holds blocks for them, or none."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             status = (await http.get("/enginewire/status")).json()
             engine = status["engines"][0]
@@ -101,7 +102,7 @@ async def test_an_engine_that_nobody_watches_is_asked_what_it_bears(start_backen
     assert backend.backend.engines.all[0].load == pb.Load(), "it is watched"
     async with (
         serving_http(backend) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=20) as http,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as http,
     ):
         asked = asyncio.create_task(http.post("/v1/completions", json=LONG))
         status = await status_until(http, requests=1, blocks=True)
@@ -167,7 +168,7 @@ async def test_events_tell_the_state_again_and_again_until_the_server_ends(watch
         states = [await anext(lines) for _ in range(4)]
         assert [bool(line) for line in states] == [True, False] * 2
         assert orjson.loads(states[2].removeprefix("data: "))["engines"][0]["state"] == "ready"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await face.drain(30)
             async for _ in lines:
                 pass
@@ -237,12 +238,12 @@ async def test_metrics_and_health_tell_that_the_engine_takes_nothing_more(
     async with (
         Endpoints([EngineClient(serving.server.target)]) as engines,
         serving_http(TextBackend(Backend(engines, backend.backend.vocabulary), backend.tokenizer)) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=20) as http,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as http,
     ):
         await engines.wait_ready(10)
         async for _ in serving.engine.Drain(pb.DrainRequest()):
             pass
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while engines.all[0].load.state != pb.ENGINE_STATE_DRAINING:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         assert (await metrics_of(http))["enginewire:engine_up", "0"] == 0
@@ -263,13 +264,13 @@ async def test_one_of_two_engines_is_enough_for_every_route(start_backend: Start
     clients = [EngineClient("unix:/nowhere/engine.sock"), EngineClient(serving.server.target)]
     async with Endpoints(clients) as engines:
         await engines.wait_ready(10)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while engines.all[0].is_usable or not engines.all[1].is_usable:  # noqa: ASYNC110  # no event tells
                 await asyncio.sleep(0.02)
         text = TextBackend(Backend(engines, backend.backend.vocabulary), backend.tokenizer)
         async with (
             serving_http(text) as face,
-            httpx2.AsyncClient(base_url=face.address, timeout=20) as http,
+            httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as http,
         ):
             assert (await http.get("/enginewire/about")).json()["model"] == "mocker"
             assert (await http.get("/v1/models")).json()["data"][0]["id"] == "mocker"

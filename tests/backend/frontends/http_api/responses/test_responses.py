@@ -14,6 +14,7 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.openai.echoing import with_template
 from tests.backend.frontends.http_api.serving import sdk, serving_http
+from tests.patience import PATIENCE_SECONDS
 
 MODEL = "mocker"
 LOGPROBS = "message.output_text.logprobs"
@@ -277,7 +278,7 @@ async def test_what_is_wrong_is_a_bad_request_with_its_field(
 ) -> None:
     async with (
         serving_http(text_backend) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
         answer = await client.post("/v1/responses", json={"model": MODEL, "input": "x"} | body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -17,6 +17,7 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
+from tests.patience import PATIENCE_SECONDS
 from tests.server.conftest import StartServer
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -34,7 +35,7 @@ def adapters(tmp_path: Path) -> Path:
 async def asking(backend: TextBackend, **given: object) -> AsyncIterator[httpx2.AsyncClient]:
     async with (
         serving_http(backend, **{"allow_runtime_lora_updating": True} | given) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client
 

@@ -17,6 +17,7 @@ from tests.backend.decoding import toy_tokenizers as toy
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.openai.echoing import with_template
 from tests.backend.frontends.http_api.serving import serving_http
+from tests.patience import PATIENCE_SECONDS
 
 JAPANESE = "東京は日本の首都です。"
 MESSAGES = [{"role": "user", "content": JAPANESE}]
@@ -26,7 +27,7 @@ MESSAGES = [{"role": "user", "content": JAPANESE}]
 async def http(text_backend: TextBackend) -> AsyncIterator[httpx2.AsyncClient]:
     async with (
         serving_http(text_backend) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=30) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client
 
