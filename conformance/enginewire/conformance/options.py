@@ -15,7 +15,7 @@ from enginewire.conformance.requirements.levels import NO_LEVEL, Level
 from enginewire.conformance.running.gates import OUTSIDE
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.session.run_options import PAIR, ROLES, add_options, adopt, drawn
+from enginewire.conformance.session.run_options import PAIR, READY_SECONDS, ROLES, add_options, adopt, drawn
 from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.v1.revision import CONTRACT_REVISION
@@ -166,7 +166,11 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--launch", metavar="COMMAND", help="start servers with this command; {port} or {socket} is filled in"
     )
     group.add_argument(
-        "--ready-timeout", type=float, default=120.0, metavar="S", help="for a launched server"
+        "--ready-timeout",
+        type=float,
+        default=READY_SECONDS,
+        metavar="S",
+        help="for a server that is launched, or still loading (default %(default)g)",
     )
     group.add_argument("--tls", action="store_true", help="use TLS")
     group.add_argument(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from enginewire.conformance.session.run_options import READY_SECONDS
 from enginewire.conformance.session.session import Unreachable
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
@@ -106,7 +107,7 @@ class CommandLauncher:
     """
 
     command: str
-    ready_seconds: float = 120.0
+    ready_seconds: float = READY_SECONDS
     connection: Connection = field(default_factory=lambda: Connection(target=""))
 
     def __post_init__(self) -> None:

@@ -89,7 +89,7 @@ class Runner:
         return self._report(time.monotonic() - started)
 
     async def _run_all(self) -> None:
-        await self.session.open()
+        await self.session.open(self.say)
         if self.session.others:
             self.say(NOT_ALONE.format(number=self.session.others))
         if (most := self.session.bounds.tokens_with_patience) < ENOUGH:

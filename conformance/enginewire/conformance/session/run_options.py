@@ -26,6 +26,9 @@ COMPANIES: Final = 2
 PATIENCE: Final = 2.0
 """Seconds. At a token per second a run takes about a quarter of an hour with it."""
 
+READY_SECONDS: Final = 120.0
+"""For a model to be loaded."""
+
 ROLES: Final = ("read", "infer", "admin")
 """Of keys, each with what those before it may do."""
 
@@ -41,6 +44,7 @@ class RunOptions:
     """Empty where the user gave nothing. `adapters`: as LoadAdapter takes them; `cases`: how many to draw.
 
     `patience`: seconds for one answer that could be shorter; a slower target is asked for fewer tokens.
+    `ready_seconds`: how long a target may still load.
     """
 
     prefill: str = ""
@@ -50,6 +54,7 @@ class RunOptions:
     cases: int = CASES
     companies: int = COMPANIES
     patience: float = PATIENCE
+    ready_seconds: float = READY_SECONDS
     keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Keys of the target by role: read, infer, admin. Secret."""
     expired_certificate: Path | None = None
@@ -159,6 +164,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         cases=options.cases,
         companies=options.companies,
         patience=options.patience,
+        ready_seconds=options.ready_timeout,
         keys=tuple((role, key) for role in ROLES if (key := getattr(options, f"{role}_key"))),
         expired_certificate=options.tls_expired_cert,
         is_bare=any(BARE in names.split(",") for names in options.profile),

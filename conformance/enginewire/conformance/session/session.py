@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
@@ -31,7 +32,7 @@ from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.foreign.collector import Collector
-from enginewire.conformance.wire.presence import absence
+from enginewire.conformance.wire.presence import absence, is_loading
 from enginewire.conformance.wire.violation import Violation
 
 T = TypeVar("T")
@@ -47,7 +48,9 @@ MOST_PAST_IDS: Final = 256
 
 LOOKS: Final = 5
 LOOK_SECONDS: Final = 0.25
-"""Between two looks at how many requests have ended."""
+"""Between two looks at how many requests have ended, or whether the engine has started."""
+
+LOADING: Final = "the engine still loads; it may take {seconds:g} s, and --ready-timeout gives more"
 
 
 class Server(Protocol):
@@ -162,8 +165,11 @@ class Session:
         """1, 2, 3, … for unique request ids."""
         return next(self._numbers) + 1
 
-    async def open(self) -> None:
-        """Connect, read the facts, measure. Raises Unreachable; whatever answers is let in."""
+    async def open(self, say: Callable[[str], None] = lambda text: None) -> None:
+        """Connect, read the facts, measure. Raises Unreachable; whatever answers is let in.
+
+        `say` is told why it takes long.
+        """
         self.bounds = replace(self.bounds, scale=self.time_scale)
         try:
             async with asyncio.timeout(self.bounds.answer):
@@ -172,7 +178,7 @@ class Session:
             raise Unreachable(f"nothing listens at {self.connection.target}") from None
         # What is wrong with an answer is for the checks to say.
         with suppress(Violation):
-            self.info = await self._first_answer()
+            self.info = await self._first_answer(say)
             before = await self._load()
             self.bounds = await self._measure()
             ended = (await self._load()).requests_finished - before.requests_finished
@@ -229,14 +235,28 @@ class Session:
         # One check that gives up must not take the observation from the others.
         return cast(T, await asyncio.shield(self._observations[key]))
 
-    async def _first_answer(self) -> pb.GetEngineInfoResponse:
+    async def _first_answer(self, say: Callable[[str], None]) -> pb.GetEngineInfoResponse:
         """The facts. Raises Unreachable where something listens that has nobody behind it."""
-        exchange = await self.client().ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
+        exchange = await self._once_loaded(say)
         if exchange.code is not grpc.StatusCode.UNAVAILABLE:
             return cast(pb.GetEngineInfoResponse, exchange.response())
         if how := await absence(self.connection):
             raise Unreachable(f"{self.connection.target}: {how}")
         return await self.client().info()
+
+    async def _once_loaded(self, say: Callable[[str], None]) -> Exchange:
+        """GetEngineInfo of an engine that has started. Raises Unreachable where that takes too long."""
+        ready_seconds, deadline = self.options.ready_seconds, 0.0
+        while True:
+            exchange = await self.client().ask("DiscoveryService.GetEngineInfo", pb.GetEngineInfoRequest())
+            if not is_loading(exchange):
+                return exchange
+            if not deadline:
+                deadline = time.monotonic() + ready_seconds
+                say(LOADING.format(seconds=ready_seconds))
+            elif time.monotonic() > deadline:
+                raise Unreachable(f"{self.connection.target} still loads after {ready_seconds:g} s")
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _load(self) -> pb.Load:
         """Empty where the target tells none."""

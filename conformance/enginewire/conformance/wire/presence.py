@@ -11,6 +11,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection
+from enginewire.conformance.wire.exchange import Exchange
 
 PATIENCE_SECONDS: Final = 4.0
 """A server that does not answer for so long is gone; one that restarts may be back."""
@@ -30,6 +31,12 @@ async def absence(connection: Connection, seconds: float | None = None) -> str:
             return why
         await asyncio.sleep(POLL_SECONDS)
     return ""
+
+
+def is_loading(exchange: Exchange) -> bool:
+    """Whether it says that the engine has not started."""
+    reason = exchange.detail.reason if exchange.detail else pb.ERROR_REASON_UNSPECIFIED
+    return exchange.code is grpc.StatusCode.UNAVAILABLE and reason == pb.ERROR_REASON_NOT_STARTED
 
 
 async def _why_not(connection: Connection, seconds: float) -> str:
