@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.repository import ROOT
 
 FILES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
@@ -60,6 +61,9 @@ def test_the_health_check_tells_an_engine_that_loads_from_one_that_is_ready(laun
 def asked(target: str, *service: str) -> tuple[int, str]:
     """The exit code of the check, and what it says."""
     done = subprocess.run(
-        [sys.executable, str(CHECK), target, *service], capture_output=True, text=True, timeout=60
+        [sys.executable, str(CHECK), target, *service],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     return done.returncode, done.stderr

@@ -55,7 +55,10 @@ async def callers(addresses: Sequence[str]) -> AsyncIterator[Counter[str]]:
     `addresses` may change meanwhile. An answer that fails, or is short, ends it with an error.
     """
     seen, leaving = Counter[str](), asyncio.Event()
-    async with AsyncOpenAI(api_key="none", max_retries=0, timeout=60) as client, asyncio.TaskGroup() as group:
+    async with (
+        AsyncOpenAI(api_key="none", max_retries=0, timeout=PATIENCE_SECONDS) as client,
+        asyncio.TaskGroup() as group,
+    ):
         for number in range(NUM_CALLERS):
             dice = random.Random(number)
             group.create_task(_ask_again_and_again(client, addresses, dice, seen, leaving))
@@ -93,7 +96,7 @@ async def ask(client: AsyncOpenAI, address: str, num_tokens: int) -> AsyncStream
 @asynccontextmanager
 async def endless_answer(address: str) -> AsyncIterator[None]:
     """A caller whose answer has begun, and goes on as long as this lasts."""
-    async with AsyncOpenAI(api_key="none", max_retries=0, timeout=60) as client:
+    async with AsyncOpenAI(api_key="none", max_retries=0, timeout=PATIENCE_SECONDS) as client:
         stream, pieces = await ask(client, address, ENDLESS_TOKENS), asyncio.Semaphore(0)
 
         async def listen() -> None:

@@ -9,6 +9,7 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.end_to_end.chaos import replaying
 from tests.end_to_end.test_chaos_demo import tokenizer_of
+from tests.patience import PATIENCE_SECONDS
 
 PROMPT = "and so on, and so on, " * 20
 # All ask the same engine: each form begins in a way of its own.
@@ -28,7 +29,7 @@ async def test_a_tenant_has_no_tokens_from_the_cache_of_another(
     async with (
         replaying([demo_target], tokenizer.vocabulary) as backend,
         serving_http(TextBackend(backend, tokenizer)) as face,
-        httpx2.AsyncClient(base_url=face.address, timeout=60) as client,
+        httpx2.AsyncClient(base_url=face.address, timeout=PATIENCE_SECONDS) as client,
     ):
 
         async def cached(**salt: str) -> int:

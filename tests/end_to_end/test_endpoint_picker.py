@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from tests.deploy.test_upgrade import backend
+from tests.patience import PATIENCE_SECONDS
 from tests.server.metrics.scraping import Scrape, scrape
 
 GAUGES = ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc")
@@ -20,7 +21,7 @@ LORA = "vllm:lora_requests_info"
 
 def post(address: str, path: str, **body: object) -> bytes:
     request = Request(f"{address}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
-    with urlopen(request, timeout=60) as answer:
+    with urlopen(request, timeout=PATIENCE_SECONDS) as answer:
         return bytes(answer.read())
 
 

@@ -22,6 +22,7 @@ from enginewire import v1 as pb
 from tests.certificates import Authority
 from tests.end_to_end.processes import start_client_process
 from tests.long import long
+from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import ask, detail_of, until_true
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -252,5 +253,5 @@ sys.exit(main(sys.argv[1:]))
 def test_a_signal_the_moment_it_listens_leaves_no_socket(folder: Path) -> None:
     at = folder / "e.sock"
     command = [sys.executable, "-c", HIT_WHEN_IT_LISTENS, "--engine", "mocker", "--uds", str(at)]
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(command, capture_output=True, timeout=PATIENCE_SECONDS).returncode == 0
     assert not at.exists()

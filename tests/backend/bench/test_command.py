@@ -14,6 +14,7 @@ from enginewire.backend.bench.__main__ import with_every_limit
 from enginewire.backend.bench.options import BenchOptions, parse_goodput
 from enginewire.options import OptionError
 from tests.backend.our_processes import command, running
+from tests.patience import PATIENCE_SECONDS
 
 TTFT_MS, ITL_MS = 30.0, 4.0
 SPEED = f"--engine mocker --log-level error --mocker-ttft-ms {TTFT_MS} --mocker-itl-ms {ITL_MS}"
@@ -37,7 +38,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "enginewire", "bench", *arguments]
-    return subprocess.run(argv, capture_output=True, encoding="utf-8", timeout=60)
+    return subprocess.run(argv, capture_output=True, encoding="utf-8", timeout=PATIENCE_SECONDS)
 
 
 def figures(*arguments: str) -> dict[str, float]:

@@ -24,7 +24,7 @@ PROCESS_LINE = re.compile(r"^the (engine server|backend): pid (\d+), unix:(\S+)$
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "enginewire.backend.commands.demo", *arguments]
-    return subprocess.run(argv, capture_output=True, encoding="utf-8", timeout=60)
+    return subprocess.run(argv, capture_output=True, encoding="utf-8", timeout=PATIENCE_SECONDS)
 
 
 def test_the_last_lines_of_an_engine_that_dies_are_for_people() -> None:
@@ -77,12 +77,17 @@ def test_what_it_says_to_type_next_works(
         assert typed.split()[0] == command
         assert ("--engine" in typed) == (options is MOCKER)
     done = subprocess.run(
-        chat, shell=True, input="What does Drain do?\n", capture_output=True, encoding="utf-8", timeout=60
+        chat,
+        shell=True,
+        input="What does Drain do?\n",
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     done = subprocess.run(
-        f"{serve} --dump-config", shell=True, capture_output=True, encoding="utf-8", timeout=60
+        f"{serve} --dump-config", shell=True, capture_output=True, encoding="utf-8", timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stderr
     assert f"{options.model} --engine {options.engine}".removesuffix(" --engine torch") in done.stdout

@@ -20,6 +20,7 @@ import pytest
 
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
+from tests.patience import PATIENCE_SECONDS
 
 HEADERS, SETTINGS, GOAWAY = 1, 4, 7
 PREFACE_BYTES = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
@@ -81,7 +82,7 @@ def test_an_engine_that_says_goodbye_ends_a_process_only_where_the_page_says_so(
         listener.listen()
         threading.Thread(target=say_goodbye, args=(listener, code), daemon=True).start()
         argv = [sys.executable, "-c", CLIENT, f"unix:{socket_folder}/e"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
         listener.shutdown(socket.SHUT_RDWR)
     if ABORTS and code > 12:
         assert done.returncode == -signal.SIGABRT

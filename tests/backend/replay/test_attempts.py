@@ -231,7 +231,7 @@ async def test_another_engine_is_asked_at_once(socket_folder, vocabulary) -> Non
 
 async def test_each_attempt_gets_the_time_that_is_left(socket_folder, vocabulary) -> None:
     engine = Lives([tokens(b"pon"), 0.3, LOST], [terminal(b"g", 3)])
-    heard = await heard_of(socket_folder, vocabulary, engine, timeout=10.0)
+    heard = await heard_of(socket_folder, vocabulary, engine, timeout=PATIENCE_SECONDS)
     assert heard.text() == "pong"
     first, second = (received.timeout for received in engine.received)
     assert second <= first - 0.3
@@ -279,7 +279,9 @@ async def test_what_nobody_saw_anything_of_begins_at_an_engine_of_another_kind(
     handed_back = Failure(14, pb.ERROR_REASON_DRAINING, "going", retryable=True).to_proto()
     first, second = Lives([handed_back]), OfAnotherKind([terminal(b"pong")], seed=False)
     async with backend_on(socket_folder, vocabulary, first, second, policy=ELSEWHERE) as backend:
-        heard = await hear(backend, ask(sampling_options=pb.SamplingOptions(temperature=1.0)), timeout=10.0)
+        heard = await hear(
+            backend, ask(sampling_options=pb.SamplingOptions(temperature=1.0)), timeout=PATIENCE_SECONDS
+        )
     assert heard.text() == "pong"
     # The first one can go on with what has a seed; the second one knows none.
     assert first.parts[0].sampling_options.HasField("seed")
@@ -292,7 +294,9 @@ async def test_prompt_logprobs_that_were_told_are_not_told_by_an_engine_of_anoth
     told = tokens(b"", prompt_logprobs=pb.PromptLogprobs())
     first, second = Lives([told, LOST], [terminal(b"pong")]), OfAnotherKind()
     async with backend_on(socket_folder, vocabulary, first, second) as backend:
-        heard = await hear(backend, ask(output_options=pb.OutputOptions(prompt_logprobs=1)), timeout=10.0)
+        heard = await hear(
+            backend, ask(output_options=pb.OutputOptions(prompt_logprobs=1)), timeout=PATIENCE_SECONDS
+        )
     assert heard.text() == "pong"
     assert (len(first.received), len(second.received)) == (2, 0)
 
@@ -302,7 +306,9 @@ async def test_a_greedy_answer_goes_on_at_an_engine_of_another_kind_that_can(
 ) -> None:
     first, second = OfAnotherKind([tokens(b"pon"), LOST]), Lives([terminal(b"g", 3)])
     async with backend_on(socket_folder, vocabulary, first, second) as backend:
-        heard = await hear(backend, ask(sampling_options=pb.SamplingOptions(temperature=0.0)), timeout=10.0)
+        heard = await hear(
+            backend, ask(sampling_options=pb.SamplingOptions(temperature=0.0)), timeout=PATIENCE_SECONDS
+        )
     assert heard.text() == "pong"
     assert second.parts[0].resume.choices[0].generated_token_ids == list(b"pon")
 
@@ -313,7 +319,9 @@ async def test_where_no_engine_goes_on_with_a_greedy_answer_its_failure_is_told_
     first, second = OfAnotherKind([tokens(b"pon"), LOST]), OfAnotherKind()
     patient = RetryPolicy(recovery=PATIENCE_SECONDS)
     async with backend_on(socket_folder, vocabulary, first, second, policy=patient) as backend:
-        heard = await hear(backend, ask(sampling_options=pb.SamplingOptions(temperature=0.0)), timeout=10.0)
+        heard = await hear(
+            backend, ask(sampling_options=pb.SamplingOptions(temperature=0.0)), timeout=PATIENCE_SECONDS
+        )
     assert (heard.text(), heard.failure.reason) == ("pon", pb.ERROR_REASON_ENGINE_DEAD)
     assert len(second.received) == 0
 

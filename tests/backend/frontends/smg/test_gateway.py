@@ -8,6 +8,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.backend.frontends.smg.gateway import gateway, worker
+from tests.patience import PATIENCE_SECONDS
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is Enginewire?"}]
 ANSWER = (
@@ -23,7 +24,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     with worker(folder, "builtin:demo --log-level error") as url, gateway(folder, url) as base_url:
         # The gateway looks for tokenizers on a public hub when it can; it shall not have tried.
         assert "hub" not in (folder / "smg.log").read_text(errors="replace").lower()
-        with OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=60) as client:
+        with OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=PATIENCE_SECONDS) as client:
             yield client
 
 
