@@ -1,17 +1,23 @@
-"""What weights of 8 bits cost in accuracy: the distributions of the next token beside those of float32.
+"""What weights of fewer bits cost in accuracy: the distributions of the next token beside those of float32.
 
     python benchmarks/quantized.py [--model FOLDER] [--tokens 64]
 
 The model is transformers', so that nothing but the projections differs: those of the layers, the head, or
-both are the ones that `--quantization int8` has. Each text is a question and what the float32 model answers.
+both are the ones that `--quantization int8` has; or the weights of both went through a kind of GGUF, by the
+package `gguf`, and are floats again, as the engine reads them. Each text is a question and what the float32
+model answers.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
@@ -30,8 +36,12 @@ QUESTIONS = (
 )
 
 
+KINDS = (Kind.Q8_0, Kind.Q5_1, Kind.Q5_0, Kind.Q4_1, Kind.Q4_0)
+"""Those of 4 bits and more that the package makes; others it only reads."""
+
+
 class Rounded(torch.nn.Module):
-    """A projection of transformers with weights of 8 bits."""
+    """A projection of transformers with weights, and inputs, of 8 bits."""
 
     def __init__(self, original: torch.nn.Linear) -> None:
         super().__init__()
@@ -53,8 +63,12 @@ def main() -> None:
     texts = [answered(exact, ids, options.tokens) for ids in questions(options.model)]
     for name, of_layers, of_head in (("layers", True, False), ("head", False, True), ("both", True, True)):
         rounded = load(options.model)
-        round_weights(rounded, of_layers=of_layers, of_head=of_head)
-        print(f"{name:7} {compared(exact, rounded, texts)}")
+        change(rounded, Rounded, of_layers=of_layers, of_head=of_head)
+        print(f"int8, {name:6} {compared(exact, rounded, texts)}")
+    for kind in KINDS:
+        rounded = load(options.model)
+        change(rounded, partial(through, kind))
+        print(f"GGUF, {kind.name:6} {compared(exact, rounded, texts)}")
 
 
 def load(folder: Path) -> AutoModelForCausalLM:
@@ -71,10 +85,26 @@ def answered(model: AutoModelForCausalLM, ids: Tensor, num_tokens: int) -> Tenso
     return model.generate(ids, max_new_tokens=num_tokens, do_sample=False)
 
 
-def round_weights(model: AutoModelForCausalLM, *, of_layers: bool, of_head: bool) -> None:
+def change(
+    model: AutoModelForCausalLM,
+    changed: Callable[[torch.nn.Linear], torch.nn.Module],
+    *,
+    of_layers: bool = True,
+    of_head: bool = True,
+) -> None:
     for name, part in list(model.named_modules()):
         if isinstance(part, torch.nn.Linear) and (of_head if name == "lm_head" else of_layers):
-            model.set_submodule(name, Rounded(part))
+            model.set_submodule(name, changed(part))
+
+
+@torch.no_grad()
+def through(kind: Kind, projection: torch.nn.Linear) -> torch.nn.Linear:
+    """The projection with weights as they come out of a file of this kind."""
+    made = torch.nn.Linear(projection.in_features, projection.out_features, projection.bias is not None)
+    made.weight.copy_(torch.from_numpy(dequantize(quantize(projection.weight.numpy(), kind), kind)))
+    if projection.bias is not None:
+        made.bias.copy_(projection.bias)
+    return made
 
 
 @torch.no_grad()
