@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.dialled import Dialled
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.calling.trust import Trust
 from enginewire.server.config.options import ServerOptions
@@ -69,3 +75,73 @@ async def test_an_engine_of_another_authority_or_name_is_sent_nothing(tmp_path: 
             async with EngineClient(target, trust=Trust(tls=tls)) as client:
                 with pytest.raises(RequestFailed):
                     await client.load(PATIENCE_SECONDS)
+
+
+class Thoughtful(pb.DiscoveryServiceServicer):
+    """Says that it is ready when it may."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:  # noqa: N802
+        self.asked.set()
+        await self.may_answer.wait()
+        return pb.GetLoadResponse(load=pb.Load(state=pb.ENGINE_STATE_READY))
+
+
+@dataclass
+class Asked:
+    """An engine that thinks about a question, which came over a channel that was left since."""
+
+    engine: Thoughtful
+    dialled: Dialled
+    answer: asyncio.Task[pb.Load]
+
+
+@pytest.fixture
+async def asked(socket_folder: Path) -> AsyncIterator[Asked]:
+    """Of two who ask a new life of an engine who it is, the first to know leaves the old life's channel."""
+    server, engine = grpc.aio.server(), Thoughtful()
+    pb.add_DiscoveryServiceServicer_to_server(engine, server)
+    server.add_insecure_port(f"unix:{socket_folder}/e")
+    await server.start()
+    dialled = Dialled(f"unix:{socket_folder}/e", Trust())
+    dialled.ping_as_borne(10_000)
+    answer = asyncio.create_task(dialled.rpc.load(PATIENCE_SECONDS))
+    await engine.asked.wait()
+    dialled.ping_as_borne(20_000)
+    yield Asked(engine, dialled, answer)
+    await dialled.close()
+    await server.stop(None)
+
+
+async def test_a_question_over_a_channel_that_was_left_is_answered(asked: Asked) -> None:
+    # Whatever closes a channel at once has done so.
+    await asyncio.sleep(0.05)
+    asked.engine.may_answer.set()
+    assert (await asked.answer).state == pb.ENGINE_STATE_READY
+    assert (await asked.dialled.rpc.load(PATIENCE_SECONDS)).state == pb.ENGINE_STATE_READY
+
+
+async def test_a_question_over_a_channel_that_was_left_ends_with_the_client(asked: Asked) -> None:
+    await asked.dialled.close()
+    await asyncio.wait([asked.answer])
+    assert asked.answer.cancelled()
+
+
+async def test_a_question_to_nobody_ends_as_one_when_files_change(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    mine = authority.signed("mine")
+    tls = TargetTls(authorities=authority.file, certificate=mine.certificate, key=mine.key)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dialled = Dialled(f"127.0.0.1:{silent.getsockname()[1]}", Trust(tls=tls))
+        before = dialled.rpc
+        asking = asyncio.create_task(dialled.rpc.load(0.3))
+        await asyncio.sleep(0)
+        mine.replace_by(authority.signed("new"))
+        dialled.renew()
+        assert dialled.rpc is not before
+        with pytest.raises(RequestFailed) as told:
+            await asking
+    assert told.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    await dialled.close()

@@ -110,10 +110,10 @@ class EngineClient:
         if self._connection is not None and self._connection.is_dead:
             self._connection = self._info = None
         if self._info is None:
-            await self._prepare()
+            self._prepare()
             info = await self._dialled.rpc.info(timeout)
             common_revision(info)
-            await self._ping_as_borne(info.config.limits)
+            self._ping_as_borne(info.config.limits)
             self._info = info
         return self._info
 
@@ -126,14 +126,14 @@ class EngineClient:
         """It is another life of the engine that answers now: ask again who it is."""
         self._info = None
 
-    async def _ping_as_borne(self, limits: pb.Limits) -> None:
+    def _ping_as_borne(self, limits: pb.Limits) -> None:
         """Go on over a channel whose pings this life of the engine bears."""
         says = limits.HasField("min_keepalive_interval_ms")
-        await self._dialled.ping_as_borne(limits.min_keepalive_interval_ms if says else None)
+        self._dialled.ping_as_borne(limits.min_keepalive_interval_ms if says else None)
 
     async def load(self, timeout: float | None = None) -> pb.Load:
         """What the engine has to do right now. Raises RequestFailed."""
-        await self._prepare()
+        self._prepare()
         return await self._dialled.rpc.load(timeout)
 
     async def adapters(self, timeout: float | None = None) -> Sequence[pb.Adapter]:
@@ -149,18 +149,18 @@ class EngineClient:
 
     async def load_adapter(self, name: str, source: str, timeout: float) -> None:
         """From a folder below the engine's adapter folder. Raises RequestFailed."""
-        await self._prepare()
+        self._prepare()
         await self._dialled.rpc.load_adapter(pb.LoadAdapterRequest(name=name, source=source), timeout)
 
     async def unload_adapter(self, name: str, timeout: float) -> None:
         """Raises RequestFailed, also while requests use it."""
-        await self._prepare()
+        self._prepare()
         await self._dialled.rpc.unload_adapter(pb.UnloadAdapterRequest(name=name), timeout)
 
     async def watch_load(self, min_interval_ms: int) -> AsyncIterator[pb.Load]:
         """The load now and after changes, until the engine ends that. Raises RequestFailed."""
         while True:
-            await self._prepare()
+            self._prepare()
             rpc = self._dialled.rpc
             async with contextlib.aclosing(rpc.loads(min_interval_ms)) as loads:
                 async for load in loads:
@@ -174,7 +174,7 @@ class EngineClient:
         self, dp_rank: int, after_sequence: int | None
     ) -> AsyncIterator[pb.SubscribeKvEventsResponse]:
         """What a rank caches, or what has changed since, and then changes. Raises RequestFailed."""
-        await self._prepare()
+        self._prepare()
         request = pb.SubscribeKvEventsRequest(dp_rank=dp_rank, after_sequence=after_sequence)
         async with contextlib.aclosing(self._dialled.rpc.kv_events(request)) as responses:
             async for response in responses:
@@ -274,13 +274,13 @@ class EngineClient:
             retryable=True,
         )
 
-    async def _prepare(self) -> None:
+    def _prepare(self) -> None:
         """Before whatever comes first, after a lost connection too: prompts may follow it."""
         if self._is_closed:
             code, reason = grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_NOT_STARTED
             raise failed(code, reason, f"{self.target}: this engine has left", retryable=True)
         try:
-            await self._dialled.renew()
+            self._dialled.renew()
         except UntrustedPath as error:
             hint = "--socket-owner names another user who may own it"
             code, reason = grpc.StatusCode.PERMISSION_DENIED, pb.ERROR_REASON_AUTH

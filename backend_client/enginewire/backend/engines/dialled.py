@@ -5,6 +5,8 @@ Knows nothing about requests.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable
 
 import grpc
@@ -27,9 +29,10 @@ class Dialled:
         # Until the engine has said how often it bears pings there are next to none.
         self._first = self._channel = self._open()
         self._ping_interval_ms: int | None = None
+        self._left: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self.rpc = EngineRpc(self._channel)
 
-    async def ping_as_borne(self, interval_ms: int | None) -> None:
+    def ping_as_borne(self, interval_ms: int | None) -> None:
         """Go on over a channel that pings so often at most."""
         if interval_ms == self._ping_interval_ms:
             return
@@ -38,9 +41,9 @@ class Dialled:
         self.rpc = EngineRpc(self._channel)
         # The first one may be watched; one between was the way to an engine that is gone.
         if before is not self._first:
-            await before.close()
+            self._leave(before)
 
-    async def renew(self) -> None:
+    def renew(self) -> None:
         """Connect with files that have changed, if there is no connection to lose. Raises UntrustedPath."""
         self.trust.check(self.target)
         if self.trust.tls is None or self.trust.tls.stamps == self._stamps or self._is_connected():
@@ -50,12 +53,21 @@ class Dialled:
         self._ping_interval_ms = None
         self.rpc = EngineRpc(self._channel)
         for channel in old:
-            await channel.close()
+            self._leave(channel)
 
     async def close(self) -> None:
         """End every call."""
-        await self._channel.close()
-        await self._first.close()
+        for channel in {self._channel, self._first, *self._left.values()}:
+            await channel.close()
+
+    def _leave(self, channel: grpc.aio.Channel) -> None:
+        """Close it when what has begun over it is over.
+
+        A channel that is closed before that cancels whoever waits for a call over it.
+        """
+        task = asyncio.create_task(channel.close(math.inf), name=f"leave a channel to {self.target}")
+        self._left[task] = channel
+        task.add_done_callback(self._left.pop)
 
     def _open(self, interval_ms: int | None = None) -> grpc.aio.Channel:
         if self.trust.tls is not None:
