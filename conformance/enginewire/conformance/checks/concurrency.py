@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -11,7 +10,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import MOST_SLOTS, queued, saturated
 from enginewire.conformance.session.watching import until
@@ -188,8 +187,8 @@ async def serves_after_any_load(ctx: Context) -> None:
 
 async def _abort(ctx: Context, streams: list[Stream]) -> None:
     """One that a slow server has not read yet is unknown to it, and is aborted once more."""
-    deadline = time.monotonic() + ctx.bounds.reaction
-    while streams and time.monotonic() < deadline:
+    looks = Looks(ctx.bounds.reaction)
+    while streams and not looks.are_over():
         results = await ctx.client.abort([stream.request.request_id for stream in streams])
         unknown = {each.request_id for each in results if each.outcome == pb.ABORT_OUTCOME_UNKNOWN}
         streams = [each for each in streams if each.request.request_id in unknown and not each.exchange.code]
@@ -197,10 +196,10 @@ async def _abort(ctx: Context, streams: list[Stream]) -> None:
 
 
 async def _have_begun(ctx: Context, streams: list[Stream]) -> None:
-    deadline = time.monotonic() + ctx.bounds.reaction
+    looks = Looks(ctx.bounds.reaction)
     while not all(stream.exchange.arrived for stream in streams):
         seen = [len(stream.exchange.arrived) for stream in streams]
-        if time.monotonic() > deadline:
+        if looks.are_over():
             raise Violation("one of two requests makes no progress", expected="both do", seen=seen)
         await asyncio.sleep(0)
 
@@ -251,10 +250,10 @@ async def _are_refused(ctx: Context) -> None:
 async def _goes_on(ctx: Context, streams: list[Stream], reading: Sequence[asyncio.Future[Stream]]) -> None:
     """Wait until each has brought something more, or has ended."""
     before = [len(stream.exchange.arrived) for stream in streams]
-    deadline = time.monotonic() + ctx.bounds.reaction
+    looks = Looks(ctx.bounds.reaction)
     for stream, count, task in zip(streams, before, reading, strict=True):
         while len(stream.exchange.arrived) == count and not task.done():
-            if time.monotonic() > deadline:
+            if looks.are_over():
                 raise Violation("a stream brings nothing more after another request failed")
             await pause()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
 from enginewire.conformance.running.registry import SHAPE, Phase, check
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.views.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
 from enginewire.conformance.session.views.kv_view import sources
@@ -89,7 +88,7 @@ async def generated_tokens_are_counted(ctx: Context) -> None:
 
 async def _until(ctx: Context, holds: Callable[[Metrics], bool]) -> Metrics:
     """The first scrape of which something holds, or the last one within the reaction bound."""
-    deadline = time.monotonic() + ctx.bounds.reaction
-    while not holds(now := await scrape(ctx)) and time.monotonic() < deadline:
+    looks = Looks(ctx.bounds.reaction)
+    while not holds(now := await scrape(ctx)) and not looks.are_over():
         await pause(SCRAPE_SECONDS)
     return now

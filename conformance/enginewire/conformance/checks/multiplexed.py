@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -11,7 +10,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check, negative
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.watching import freed
@@ -253,8 +252,8 @@ async def a_slow_reader_loses_nothing(ctx: Context) -> None:
         stream.submit(0, ctx.request(max_tokens=count))
         stream.submit(1, ctx.request(max_tokens=count, **({"n": several} if several > 1 else {})))
         await stream.until(lambda: bool(stream.handle(0).tokens))
-        deadline = time.monotonic() + ctx.bounds.reaction
-        while time.monotonic() < deadline and (await ctx.client.load()).running:
+        looks = Looks(ctx.bounds.reaction)
+        while (await ctx.client.load()).running and not looks.are_over():
             await pause()
         await stream.until_ended(0, 1)
         for number in range(2):

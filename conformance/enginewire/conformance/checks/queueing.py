@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -13,7 +12,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.checks.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import TAKEN, Context, require_refusal
 from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.session.saturation import KINDS, all_queued, kinds, saturated
@@ -122,8 +121,8 @@ async def waiting_requests_are_counted(ctx: Context) -> None:
         waiting = ctx.start(ctx.long_request(token_ids=ctx.prompt(PROMPT), **several))
         load = await _waits(ctx, len(running), before.waiting + 1)
         # An engine may count the tokens with its next step.
-        deadline = time.monotonic() + ctx.bounds.reaction
-        while 0 < load.waiting_tokens <= before.waiting_tokens and time.monotonic() < deadline:
+        looks = Looks(ctx.bounds.reaction)
+        while 0 < load.waiting_tokens <= before.waiting_tokens and not looks.are_over():
             await pause()
             load = await _waits(ctx, len(running), before.waiting + 1)
         waiting.cancel()

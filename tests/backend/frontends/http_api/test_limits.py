@@ -303,9 +303,11 @@ async def test_the_reader_of_a_stream_who_stalls_is_ended_and_so_is_its_request(
 
 async def test_a_slow_reader_who_goes_on_is_not_stalled(start_backend: StartBackend) -> None:
     backend, _ = await start_backend(max_model_len=100_000)
+    # Longer than this process may stand still on a busy machine, and shorter than the reader takes.
+    patience, began = 3.0, time.monotonic()
     asked = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "logprobs": 20, "stream": True}
     async with (
-        serving_http(backend, slow_consumer_timeout=1.0) as face,
+        serving_http(backend, slow_consumer_timeout=patience) as face,
         caller(face.address, receive_buffer=4096) as slow,
     ):
         await slow.say(posting(orjson.dumps(asked)))
@@ -314,7 +316,8 @@ async def test_a_slow_reader_who_goes_on_is_not_stalled(start_backend: StartBack
             piece = await slow.reader.read(1 << 16)
             assert piece
             received += piece
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.01)
+    assert time.monotonic() - began > patience
 
 
 async def test_an_answer_in_one_piece_that_nobody_reads_ends_too(start_backend: StartBackend) -> None:
