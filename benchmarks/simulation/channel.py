@@ -144,7 +144,7 @@ class Channel:
         """It is always there."""
         return grpc.ChannelConnectivity.READY
 
-    async def close(self, grace: float | None = None) -> None:
+    async def close(self) -> None:
         """Nothing to do."""
 
 

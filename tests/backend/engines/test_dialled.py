@@ -78,15 +78,30 @@ async def test_an_engine_of_another_authority_or_name_is_sent_nothing(tmp_path: 
 
 
 class Thoughtful(pb.DiscoveryServiceServicer):
-    """Says that it is ready when it may."""
+    """Says that it starts when it may, and cannot be watched."""
 
     def __init__(self) -> None:
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.info = pb.GetEngineInfoResponse(maximum_client_revision=pb.CONTRACT_REVISION)
+
+    async def GetEngineInfo(self, request: pb.GetEngineInfoRequest, context: Any) -> pb.GetEngineInfoResponse:  # noqa: N802
+        return self.info
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:  # noqa: N802
         self.asked.set()
         await self.may_answer.wait()
-        return pb.GetLoadResponse(load=pb.Load(state=pb.ENGINE_STATE_READY))
+        return pb.GetLoadResponse(load=pb.Load(state=pb.ENGINE_STATE_STARTING))
+
+
+@asynccontextmanager
+async def served(engine: Thoughtful, folder: Path) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    pb.add_DiscoveryServiceServicer_to_server(engine, server)
+    target = f"unix:{folder}/e"
+    server.add_insecure_port(target)
+    await server.start()
+    yield target
+    await server.stop(None)
 
 
 @dataclass
@@ -101,26 +116,23 @@ class Asked:
 @pytest.fixture
 async def asked(socket_folder: Path) -> AsyncIterator[Asked]:
     """Of two who ask a new life of an engine who it is, the first to know leaves the old life's channel."""
-    server, engine = grpc.aio.server(), Thoughtful()
-    pb.add_DiscoveryServiceServicer_to_server(engine, server)
-    server.add_insecure_port(f"unix:{socket_folder}/e")
-    await server.start()
-    dialled = Dialled(f"unix:{socket_folder}/e", Trust())
-    dialled.ping_as_borne(10_000)
-    answer = asyncio.create_task(dialled.rpc.load(PATIENCE_SECONDS))
-    await engine.asked.wait()
-    dialled.ping_as_borne(20_000)
-    yield Asked(engine, dialled, answer)
-    await dialled.close()
-    await server.stop(None)
+    engine = Thoughtful()
+    async with served(engine, socket_folder) as target:
+        dialled = Dialled(target, Trust())
+        dialled.ping_as_borne(10_000)
+        answer = asyncio.create_task(dialled.rpc.load(PATIENCE_SECONDS))
+        await engine.asked.wait()
+        dialled.ping_as_borne(20_000)
+        yield Asked(engine, dialled, answer)
+        await dialled.close()
 
 
 async def test_a_question_over_a_channel_that_was_left_is_answered(asked: Asked) -> None:
     # Whatever closes a channel at once has done so.
     await asyncio.sleep(0.05)
     asked.engine.may_answer.set()
-    assert (await asked.answer).state == pb.ENGINE_STATE_READY
-    assert (await asked.dialled.rpc.load(PATIENCE_SECONDS)).state == pb.ENGINE_STATE_READY
+    assert (await asked.answer).state == pb.ENGINE_STATE_STARTING
+    assert (await asked.dialled.rpc.load(PATIENCE_SECONDS)).state == pb.ENGINE_STATE_STARTING
 
 
 async def test_a_question_over_a_channel_that_was_left_ends_with_the_client(asked: Asked) -> None:
@@ -145,3 +157,21 @@ async def test_a_question_to_nobody_ends_as_one_when_files_change(tmp_path: Path
             await asking
     assert told.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     await dialled.close()
+
+
+async def test_an_engine_that_cannot_be_watched_is_asked_on_over_a_channel_that_was_left(
+    socket_folder: Path,
+) -> None:
+    engine = Thoughtful()
+    engine.may_answer.set()
+    async with served(engine, socket_folder) as target, EngineClient(target) as client:
+        engine.info.config.limits.min_keepalive_interval_ms = 10_000
+        await client.info(PATIENCE_SECONDS)
+        loads = client.watch_load(10)
+        assert (await anext(loads)).state == pb.ENGINE_STATE_STARTING
+        # Its next life bears other pings, and a request is the first to know.
+        engine.info.config.limits.min_keepalive_interval_ms = 20_000
+        client.forget()
+        await client.info(PATIENCE_SECONDS)
+        assert (await anext(loads)).state == pb.ENGINE_STATE_STARTING
+        await loads.aclose()
