@@ -150,7 +150,7 @@ async def test_a_call_whose_reader_stalled_can_be_cancelled_and_aborted(engine_s
 
 
 async def test_a_stuck_engine_ends_its_streams_and_takes_the_server_out_of_service(engine_server, capfd):
-    serving = await engine_server(mocker_fault="stall:3", watchdog_timeout=0.2, **SLOW)
+    serving = await engine_server(mocker_fault="stall:3", watchdog_timeout=1.0, **SLOW)
     single = asyncio.create_task(serving.generate(ask("a")))
     shared = asyncio.create_task(serving.multiplexed([submit(1, ask("b"))]))
     for answer in (await single, (await shared)[1]):
@@ -166,7 +166,7 @@ async def test_a_stuck_engine_ends_its_streams_and_takes_the_server_out_of_servi
 
 
 async def test_a_long_prefill_is_not_a_stuck_engine(engine_server):
-    serving = await engine_server(mocker_ttft_ms=2_500.0, watchdog_timeout=0.1)
+    serving = await engine_server(mocker_ttft_ms=2_500.0, watchdog_timeout=1.0)
     assert (await serving.generate(ask(max_tokens=2))).usage() == (5, 2)
 
 

@@ -341,7 +341,7 @@ async def test_a_status_of_the_engine_becomes_one_of_the_contract_without_its_wo
 
 async def test_a_request_that_gets_no_token_gives_its_slot_back(odd: Odd, front: Front):
     odd.hang_at = 0
-    serving = await front(upstream_silence_timeout=0.5)
+    serving = await front(upstream_silence_timeout=2.0)
     silent = await serving.generate(ask(prompt=MARKED))
     assert silent.failure.reason == pb.ERROR_REASON_STUCK
     assert silent.failure.retryable
