@@ -1,5 +1,8 @@
 """Runs the Triton kernels in Triton's interpreter, beside plain torch; prints the largest differences.
 
+Those of halves relative to what torch has, as multiples of the step between two halves: both round the same
+number of 32 bits but for its last bit, which decides where that number lies between two halves.
+
 A process of its own: whether Triton interprets is decided when it is imported.
 
     TRITON_INTERPRET=1 python -m tests.torch_engine.layers.triton_numbers SEED
@@ -23,6 +26,7 @@ from tests.torch_engine.layers.varlen_emulation import varlen_attn
 ROWS = 7
 BLOCKS, BLOCK_SIZE = 5, 4
 UNTOUCHED = 9.0
+HALVES = torch.finfo(torch.float16)
 
 
 def differences(dtype: torch.dtype) -> dict[str, float]:
@@ -72,7 +76,10 @@ def rotated(
 
 def apart(found: Tensor, wanted: Tensor) -> float:
     assert found.shape == wanted.shape
-    return float((found.float() - wanted.float()).abs().nan_to_num(nan=torch.inf).max())
+    difference = (found.float() - wanted.float()).abs().nan_to_num(nan=torch.inf)
+    if found.dtype is torch.float16:
+        difference /= wanted.float().abs().clamp(min=HALVES.tiny) * HALVES.eps
+    return float(difference.max())
 
 
 def main(seed: int) -> None:
