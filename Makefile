@@ -21,7 +21,7 @@ test: $(VENV)/.dev  ## Run the tests, in parallel
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
 
 test-long: $(VENV)/.dev  ## Run the variants that `make test` leaves out
-	$(BIN)/pytest -q -n $(LONG_JOBS) --dist worksteal -m long --part $(PART) $$(grep -rlE 'tests\.long|mark\.long' tests --include='test_*.py')
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m long --part $(PART) $$(grep -rlE 'tests\.long|mark\.long' tests --include='test_*.py')
 
 conformance: $(VENV)/.dev  ## Have the kit judge our own servers, over a socket and over TCP
 	.ci/check_servers
@@ -118,10 +118,8 @@ SEED ?= 1
 # Of the long tests: 2/3 is the second third of them.
 PART ?= 1/1
 
-# Four more than processors: tests of processes mostly wait. So do those that take long, but there are few of them, and
-# each worker imports torch.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
-LONG_JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# Two more than processors: many tests wait for processes. But each worker collects all tests, and imports torch.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
 # Stamp files: an install is repeated only when what it depends on has changed.
 $(VENV)/bin/python:
