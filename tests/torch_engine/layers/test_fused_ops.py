@@ -56,6 +56,14 @@ def cache(monkeypatch, tmp_path: Path) -> Iterator[Path]:
     os.environ.pop("TRITON_CACHE_DIR", None)
 
 
+def most_apart(dtype: str, name: str) -> float:
+    """What rounding may do. Halves that are only turned and copied have to be the same."""
+    if dtype == "float32":
+        return 1e-5
+    # Rounded twice: each time a number of 32 bits may lie on the other side of a half.
+    return 2.01 if name in {"gate", "norm", "norm of heads"} else 0.0
+
+
 def test_the_kernels_compute_what_plain_torch_computes():
     seed = Random().randrange(2**31)
     command = [sys.executable, "-m", "tests.torch_engine.layers.triton_numbers", str(seed)]
@@ -70,8 +78,7 @@ def test_the_kernels_compute_what_plain_torch_computes():
     rows = [line.split("\t") for line in said.splitlines()]
     assert len(rows) == 22
     for dtype, name, difference in rows:
-        # A gate is rounded twice, and so is a norm: each time a number of 32 bits may lie on the other side.
-        assert float(difference) <= (1e-5 if dtype == "float32" else 2.01), (seed, dtype, name)
+        assert float(difference) <= most_apart(dtype, name), (seed, dtype, name)
 
 
 def test_sound_kernels_are_taken():
