@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.client import EngineClient
 from enginewire.backend.engines.dialled import Dialled
 from enginewire.backend.engines.failure import RequestFailed
+from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import Trust
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.load_engine import make_engine
@@ -139,6 +142,24 @@ async def test_a_question_over_a_channel_that_was_left_ends_with_the_client(aske
     await asked.dialled.close()
     await asyncio.wait([asked.answer])
     assert asked.answer.cancelled()
+
+
+async def test_a_channel_that_nobody_uses_any_more_is_gone(socket_folder: Path) -> None:
+    """An engine that is upgraded again and again leaves no connections behind."""
+    opened = list[weakref.ref[grpc.aio.Channel]]()
+
+    def remembered(target: str, interval_ms: int | None, trust: Trust) -> grpc.aio.Channel:
+        channel = open_channel(target, interval_ms, trust)
+        opened.append(weakref.ref(channel))
+        return channel
+
+    dialled = Dialled(f"unix:{socket_folder}/nobody", Trust(), remembered)
+    for interval_ms in (10_000, 20_000, 30_000):
+        dialled.ping_as_borne(interval_ms)
+    gc.collect()
+    # The first one stays: it is for lives that say nothing of pings.
+    assert [channel() is not None for channel in opened] == [True, False, False, True]
+    await dialled.close()
 
 
 async def test_a_question_to_nobody_ends_as_one_when_files_change(tmp_path: Path) -> None:
