@@ -102,9 +102,10 @@ class Life:
         if signal.SIGINT not in [number for _, number, served in self.signals if not served]:
             return False
         has_ours = re.search(rb'^  File ".*/enginewire/', self.said, re.MULTILINE)
-        # A second signal may meet Python while it ends of the first.
-        was_ended = self.code == -signal.SIGTERM and b"\nKeyboardInterrupt" in self.said
-        return self.code == -signal.SIGINT or was_ended or (self.code == 1 and not has_ours)
+        # A second signal may meet Python while it says that it ends of the first.
+        is_first_said = self.said.startswith((b"Traceback", b"Could not import runpy module"))
+        was_ended = self.code == -signal.SIGTERM and is_first_said
+        return self.code == -signal.SIGINT or (not has_ours and (was_ended or self.code == 1))
 
     def _was_hurried(self) -> bool:
         """It was told again and again, or had no time left: the next one takes its socket over."""
