@@ -10,7 +10,7 @@ import torch
 from enginewire.torch_engine.layers import few_rows as module
 from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.few_rows import FewRowsLinear, quick_with_few_rows
-from enginewire.torch_engine.layers.kernel_library import COMPILERS
+from enginewire.torch_engine.layers.kernels.library import COMPILERS
 from enginewire.torch_engine.layers.linear import Int8Linear, Linear, PlainLinear, make_linear
 
 FLOATS = [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)]

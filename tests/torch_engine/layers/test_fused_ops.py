@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import torch
 
-from enginewire.torch_engine import layers
+from enginewire.torch_engine.layers import kernels as room
 from enginewire.torch_engine.layers.fused_ops import FusedOps, find_kernels, fused_ops
 from enginewire.torch_engine.layers.ops import TorchOps
 from enginewire.torch_engine.layers.rotary import rotate
@@ -126,8 +126,8 @@ def test_kernels_that_fail_leave_the_work_to_torch_and_one_line_says_why(kernels
 def test_without_triton_plain_torch_does_the_work(cache, monkeypatch, caplog):
     # Another test of this process may have imported the kernels: a package remembers its modules too.
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, f"{layers.__name__}.triton_kernels", raising=False)
-    monkeypatch.delattr(layers, "triton_kernels", raising=False)
+    monkeypatch.delitem(sys.modules, f"{room.__name__}.triton_ops", raising=False)
+    monkeypatch.delattr(room, "triton_ops", raising=False)
     assert fused_ops(BASE, CPU, torch.bfloat16, (6, 2, 16), 16) is BASE
     assert "import of triton halted" in caplog.text
 

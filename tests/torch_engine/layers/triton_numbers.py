@@ -15,9 +15,9 @@ import sys
 import torch
 from torch import Tensor
 
-from enginewire.torch_engine.layers import triton_kernels
 from enginewire.torch_engine.layers.attention import KvTensors
 from enginewire.torch_engine.layers.fused_ops import FusedOps
+from enginewire.torch_engine.layers.kernels import triton_ops
 from enginewire.torch_engine.layers.ops import TorchOps
 from enginewire.torch_engine.layers.rotary import rotate
 from enginewire.torch_engine.layers.varlen_ops import VarlenOps
@@ -31,7 +31,7 @@ HALVES = torch.finfo(torch.float16)
 
 def differences(dtype: torch.dtype) -> dict[str, float]:
     """By what was computed. Sizes are no powers of two and larger than what one program takes."""
-    ops, plain = FusedOps(VarlenOps(varlen_attn), triton_kernels), TorchOps()
+    ops, plain = FusedOps(VarlenOps(varlen_attn), triton_ops), TorchOps()
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape).to(dtype)

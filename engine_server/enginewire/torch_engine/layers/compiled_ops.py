@@ -1,4 +1,4 @@
-"""The same operations as `TorchOps`, by the kernels of kernels.cpp. CPU only.
+"""The same operations as `TorchOps`, by the kernels of ops.cpp. CPU only.
 
 Knows nothing about weights, sequences or sampling.
 """
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, RaggedRows, Reading, attend
-from enginewire.torch_engine.layers.kernel_library import DTYPES, HERE, Kernel, kernel_library
+from enginewire.torch_engine.layers.kernels.library import DTYPES, HERE, Kernel, kernel_library
 
-SOURCE = HERE / "kernels.cpp"
+SOURCE = HERE / "ops.cpp"
 ARITHMETIC = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
 """Sums may be reordered, but infinities and NaN keep their meaning."""
 

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from enginewire.torch_engine.layers.kernel_library import DTYPES, HERE, Kernel, kernel_library
+from enginewire.torch_engine.layers.kernels.library import DTYPES, HERE, Kernel, kernel_library
 from enginewire.torch_engine.layers.linear import TILE_ROWS, Int8Linear, Linear, PackedLinear
 from enginewire.torch_engine.layers.ops import ROUNDED_ZERO
 

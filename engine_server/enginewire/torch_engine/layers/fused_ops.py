@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from enginewire.torch_engine.layers.attention import KvTensors
-from enginewire.torch_engine.layers.library_cache import private_folder
+from enginewire.torch_engine.layers.kernels.cache import private_folder
 from enginewire.torch_engine.layers.ops import TorchOps
 from enginewire.torch_engine.layers.varlen_ops import TOLERANCE, VarlenOps, attention_error
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class SmallKernels(Protocol):
-    """The functions of `triton_kernels`."""
+    """The functions of `triton_ops`."""
 
     def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `LayerOps`."""
@@ -68,9 +68,9 @@ def find_kernels() -> SmallKernels:
     if folder is None:
         raise FileNotFoundError("Triton has no folder for what it compiles: XDG_CACHE_HOME says where")
     os.environ["TRITON_CACHE_DIR"] = str(folder)
-    from enginewire.torch_engine.layers import triton_kernels
+    from enginewire.torch_engine.layers.kernels import triton_ops
 
-    return triton_kernels
+    return triton_ops
 
 
 def fused_ops(

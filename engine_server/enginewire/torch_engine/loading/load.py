@@ -24,7 +24,6 @@ from enginewire.torch_engine.guided.backends import GuidedBackends, open_backend
 from enginewire.torch_engine.guided.vocabulary import read_vocabulary
 from enginewire.torch_engine.layers.attention import KvTensors
 from enginewire.torch_engine.layers.device import is_far
-from enginewire.torch_engine.layers.processors import limit_kernel_caches, num_cores
 from enginewire.torch_engine.loading.capacity import (
     choose_block_size,
     choose_context,
@@ -35,6 +34,7 @@ from enginewire.torch_engine.loading.drafting import start_drafting
 from enginewire.torch_engine.loading.graphs import record_decodes, record_fixed_shape
 from enginewire.torch_engine.loading.kernel_choice import choose_arithmetic
 from enginewire.torch_engine.loading.pooling import choose_pooling
+from enginewire.torch_engine.loading.processors import limit_kernel_caches, num_cores
 from enginewire.torch_engine.loading.warm_up import (
     WARM_UP_TOKENS,
     LoadedEngine,

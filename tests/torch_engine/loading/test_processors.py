@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from enginewire.torch_engine.layers.processors import VARIABLES, limit_kernel_caches, num_cores
+from enginewire.torch_engine.loading.processors import VARIABLES, limit_kernel_caches, num_cores
 
 
 def test_threads_of_one_core_count_once(tmp_path, monkeypatch):
@@ -30,7 +30,7 @@ GROWTH = """
 import json
 import torch
 from psutil import Process
-from enginewire.torch_engine.layers.processors import limit_kernel_caches
+from enginewire.torch_engine.loading.processors import limit_kernel_caches
 from enginewire.torch_engine.layers.linear import make_linear
 
 torch.set_num_threads(1)

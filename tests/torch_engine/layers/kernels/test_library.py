@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
-from enginewire.torch_engine.layers import kernel_library as module
 from enginewire.torch_engine.layers.compiled_ops import ARITHMETIC, SOURCE
+from enginewire.torch_engine.layers.kernels import library as module
 
 
 def test_a_machine_without_a_working_compiler_has_no_library(monkeypatch):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from enginewire.torch_engine.layers import library_cache as module
-from enginewire.torch_engine.layers.library_cache import LibraryCache, user_cache_folder
+from enginewire.torch_engine.layers.kernels import cache as module
+from enginewire.torch_engine.layers.kernels.cache import LibraryCache, user_cache_folder
 
 LIBRARY = Path(torch._C.__file__).read_bytes()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from enginewire.torch_engine.layers.library_cache import LibraryCache, user_cache_folder
+from enginewire.torch_engine.layers.kernels.cache import LibraryCache, user_cache_folder
 
 log = logging.getLogger(__name__)
 
