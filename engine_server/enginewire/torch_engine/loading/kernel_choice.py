@@ -12,7 +12,6 @@ from torch import Tensor
 
 from enginewire.torch_engine.folder.config import ModelConfig
 from enginewire.torch_engine.folder.folder import ModelLoadError
-from enginewire.torch_engine.layers.arithmetic import Arithmetic
 from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.device import is_far
 from enginewire.torch_engine.layers.few_rows import FewRowsLinear, quick_with_few_rows
@@ -28,6 +27,7 @@ from enginewire.torch_engine.layers.linear import (
 from enginewire.torch_engine.layers.ops import LayerOps, TorchOps
 from enginewire.torch_engine.layers.varlen_ops import varlen_ops
 from enginewire.torch_engine.loading.capacity import choose_block_size
+from enginewire.torch_engine.models.decoder import Arithmetic
 from enginewire.torch_engine.options import TorchEngineOptions
 
 NOT_QUANTIZED = "quantization int8 needs a CPU with oneDNN and the dtype float32 or bfloat16"

@@ -15,13 +15,20 @@ from torch.nn.functional import embedding
 
 from enginewire.torch_engine.folder.config import ModelConfig
 from enginewire.torch_engine.folder.weights import Checkpoint
-from enginewire.torch_engine.layers.arithmetic import Arithmetic
 from enginewire.torch_engine.layers.attention import KvTensors, Reading
 from enginewire.torch_engine.layers.flat_inputs import FlatInputs
 from enginewire.torch_engine.layers.linear import Linear, MakeLinear
 from enginewire.torch_engine.layers.ops import LayerOps
 from enginewire.torch_engine.layers.rotary import Rotary
 from enginewire.torch_engine.lora.projections import AdaptedLinear, AdaptedProjections
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What computes: `project` makes the projections of the layers, and the one that gives logits."""
+
+    ops: LayerOps
+    project: MakeLinear
 
 
 @dataclass(frozen=True, slots=True)
