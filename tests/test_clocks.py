@@ -10,7 +10,7 @@ DATES = {
     "proto/enginewire/tls/certificate.py": "whether a certificate is valid, and files are new",
     "proto/enginewire/access/audit.py": "lines of a log have a date",
     "engine_server/enginewire/server/telemetry/spans.py": "spans begin at a date",
-    "engine_server/enginewire/server/metrics/page.py": "pickers believe the latest LoRA metric",
+    "engine_server/enginewire/server/telemetry/metrics/page.py": "pickers believe the latest LoRA metric",
     "backend_client/enginewire/backend/frontends/http_api/metrics.py": "the same of the backend",
     "engine_server/enginewire/server/services/kv_publisher.py": "vLLM's events of its cache have a date",
     "engine_server/enginewire/vllm_engine/embedding.py": "vLLM orders by the date of arrival",

@@ -17,7 +17,7 @@ from enginewire.backend.replay.retry import RetryBudget
 from enginewire.tls.certificate import CertificateFiles, PemFiles
 from tests.certificates import Authority
 from tests.repository import ROOT
-from tests.server.metrics.test_page import Shown
+from tests.server.telemetry.metrics.test_page import Shown
 
 PROMETHEUS, DASHBOARD = ROOT / "deploy/prometheus", ROOT / "deploy/grafana/enginewire.json"
 METRIC = re.compile(r"\b(?:vllm|enginewire):[a-z0-9_]+|\bprocess_[a-z_]+")

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from tests.deploy.test_upgrade import backend
 from tests.patience import PATIENCE_SECONDS
-from tests.server.metrics.scraping import Scrape, scrape
+from tests.server.telemetry.metrics.scraping import Scrape, scrape
 
 GAUGES = ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc")
 LORA = "vllm:lora_requests_info"

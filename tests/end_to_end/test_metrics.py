@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.long import long
-from tests.server.metrics.scraping import documented, scrape
 from tests.server.serving import ask
+from tests.server.telemetry.metrics.scraping import documented, scrape
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from prometheus_client.exposition import generate_latest
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.vllm_engine.metrics import register
 from enginewire.vllm_engine.steps import Steps
-from tests.server.metrics.scraping import Scrape, documented
+from tests.server.telemetry.metrics.scraping import Scrape, documented
 from tests.vllm_engine.test_steps import Drafts, Lookups, Made, Stats
 
 

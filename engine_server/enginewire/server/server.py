@@ -53,7 +53,7 @@ from enginewire.v1 import (
 )
 
 if TYPE_CHECKING:
-    from enginewire.server.metrics.exporter import MetricsExporter
+    from enginewire.server.telemetry.metrics.exporter import MetricsExporter
 
 log = logging.getLogger(__name__)
 

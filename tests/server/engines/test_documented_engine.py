@@ -15,8 +15,8 @@ from enginewire.server.engines.interface import LLMEngine, MetricsBindings, Metr
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.new_engine.command import files_of
 from tests.repository import ROOT
-from tests.server.metrics.scraping import scrape
 from tests.server.serving import ask
+from tests.server.telemetry.metrics.scraping import scrape
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/writing-an-engine.md").read_text(), re.DOTALL)
 

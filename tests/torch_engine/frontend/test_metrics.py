@@ -12,8 +12,8 @@ from enginewire.torch_engine.frontend.metrics import register
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.runner.statistics import BatchStatistics, DraftStatistics
 from enginewire.torch_engine.step_thread import LoadSnapshot
-from tests.server.metrics.scraping import Scrape, documented
 from tests.server.step_recorder import Recorder
+from tests.server.telemetry.metrics.scraping import Scrape, documented
 from tests.torch_engine.tiny import greedy
 
 PROMPT = [5, 9, 33, 7, 100, 12, 8, 21, 9]

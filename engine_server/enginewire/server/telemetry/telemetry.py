@@ -17,7 +17,7 @@ from enginewire.server.telemetry.audited import AuditedRequests
 from enginewire.server.telemetry.prompt_counts import PromptCounts
 
 if TYPE_CHECKING:
-    from enginewire.server.metrics.exporter import MetricsExporter
+    from enginewire.server.telemetry.metrics.exporter import MetricsExporter
     from enginewire.server.telemetry.spans import RequestSpans
     from enginewire.tracing.exporting import SpanExport
 
@@ -36,7 +36,7 @@ class Telemetry:
         self._prompts = None if options.disable_log_stats else PromptCounts()
         told: list[Observer] = [self._prompts] if self._prompts else []
         if options.metrics_port is not None:
-            from enginewire.server.metrics.exporter import MetricsExporter
+            from enginewire.server.telemetry.metrics.exporter import MetricsExporter
 
             self.metrics = MetricsExporter(options.metrics_prefix)
             told.append(self.metrics.requests)

@@ -13,8 +13,8 @@ from enginewire.access.access import Access
 from enginewire.access.api_keys import ApiKeys
 from enginewire.access.roles import Role
 from enginewire.listening.sockets import AddressError
-from enginewire.server.metrics import endpoint as endpoint_module
-from enginewire.server.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
+from enginewire.server.telemetry.metrics import endpoint as endpoint_module
+from enginewire.server.telemetry.metrics.endpoint import MOST_CONNECTIONS, MetricsEndpoint
 from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY
 from tests.patience import PATIENCE_SECONDS
 

@@ -23,7 +23,7 @@ from enginewire import v1 as pb
 from enginewire.metrics.histogram import Histogram
 from enginewire.metrics.labels import reason_name
 from enginewire.server.lifecycle import CleanupState, Lifecycle
-from enginewire.server.metrics.totals import Totals
+from enginewire.server.telemetry.metrics.totals import Totals
 
 LABELS: Final = ("model_name", "engine")
 LEAKED: Final = "KV blocks that are held while no request and no hand-off is there."

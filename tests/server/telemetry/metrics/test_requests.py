@@ -17,7 +17,7 @@ from enginewire.server.admission.queue_limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import Cancelled, EngineDead, EngineError, StepFailed
-from enginewire.server.metrics.requests import RequestMetrics
+from enginewire.server.telemetry.metrics.requests import RequestMetrics
 from tests.server.admission.test_table import CONFIG, Log, ManualEngine
 from tests.server.serving import ask
 

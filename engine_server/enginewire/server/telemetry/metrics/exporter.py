@@ -13,9 +13,9 @@ from enginewire.access.access import OPEN, Access
 from enginewire.metrics.text import metrics_text
 from enginewire.server.engines.interface import MetricsContext
 from enginewire.server.lifecycle import Lifecycle
-from enginewire.server.metrics.endpoint import MetricsEndpoint
-from enginewire.server.metrics.page import EnginePage
-from enginewire.server.metrics.requests import RequestMetrics
+from enginewire.server.telemetry.metrics.endpoint import MetricsEndpoint
+from enginewire.server.telemetry.metrics.page import EnginePage
+from enginewire.server.telemetry.metrics.requests import RequestMetrics
 from enginewire.tls.metrics import CertificateMetrics
 
 log = logging.getLogger(__name__)

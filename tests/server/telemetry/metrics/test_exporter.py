@@ -16,8 +16,8 @@ from enginewire.server.engines.interface import MetricsBindings, MetricsContext
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.load_engine import make_engine
 from enginewire.server.server import EXIT_ADDRESS, EngineServer
-from tests.server.metrics.scraping import scrape
 from tests.server.serving import ask
+from tests.server.telemetry.metrics.scraping import scrape
 
 
 class StepCounter(MockerEngine):

@@ -19,7 +19,7 @@ from enginewire.server.admission.origin import Origin
 from enginewire.server.admission.queue_limits import CALLER_LIMIT
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError
-from enginewire.server.metrics.totals import LiveTimes, Totals
+from enginewire.server.telemetry.metrics.totals import LiveTimes, Totals
 from enginewire.server.validation.payloads import prompt_length
 
 Row = GenerateContext | tuple[GenerateContext, int]

@@ -19,10 +19,10 @@ from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.engines.mocker.engine import MockerEngine
 from enginewire.server.engines.mocker.options import MockerOptions
 from enginewire.server.lifecycle import CleanupState, DrainPlan, Lifecycle
-from enginewire.server.metrics.exporter import MetricsExporter
+from enginewire.server.telemetry.metrics.exporter import MetricsExporter
 from tests.patience import PATIENCE_SECONDS
-from tests.server.metrics.scraping import Scrape, documented
 from tests.server.serving import ask, until_true
+from tests.server.telemetry.metrics.scraping import Scrape, documented
 
 LIMITS = QueueLimits(requests=100, tokens=10_000)
 
