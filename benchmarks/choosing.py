@@ -14,7 +14,7 @@ from simulation.channel import Channel, Process
 from simulation.engine import Speed
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 
 NUM_PROMPTS, NUM_BLOCKS = 50, 20

@@ -100,7 +100,7 @@ async def run_speculative(model: str, settings: Settings) -> AsyncIterator[Times
 
 async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
     from enginewire import v1 as pb
-    from enginewire.backend.engines.client import EngineClient
+    from enginewire.backend.engines.connection.client import EngineClient
     from enginewire.calling.channel import open_channel
 
     async with AsyncExitStack() as stack:

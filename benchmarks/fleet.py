@@ -44,7 +44,7 @@ from enginewire.backend.decoding.vocabulary import Vocabulary  # noqa: E402
 from enginewire.backend.engines.choice.policy import Policy  # noqa: E402
 from enginewire.backend.engines.choice.prefix_affinity import PrefixChain  # noqa: E402
 from enginewire.backend.engines.choice.routing_hints import Hints  # noqa: E402
-from enginewire.backend.engines.client import EngineClient  # noqa: E402
+from enginewire.backend.engines.connection.client import EngineClient  # noqa: E402
 from enginewire.backend.engines.endpoint import Endpoint  # noqa: E402
 from enginewire.backend.engines.endpoints import Endpoints  # noqa: E402
 from enginewire.backend.replay.retry import RetryPolicy  # noqa: E402

@@ -34,7 +34,7 @@ import grpc
 import psutil
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.calling.channel import open_channel
 
 PROMPT_TOKENS = 64

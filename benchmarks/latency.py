@@ -34,7 +34,7 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.program import event_loop
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog and runs away. ")

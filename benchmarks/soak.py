@@ -34,7 +34,7 @@ from typing import Any
 from counted_server import COUNTS_VARIABLE
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.program import event_loop
 
 SEED = 7

@@ -43,7 +43,7 @@ from enginewire.access.target_key import TargetKey
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import THIS_USER, Trust
 from enginewire.program import event_loop

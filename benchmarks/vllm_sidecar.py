@@ -40,7 +40,7 @@ from tokenizers import Tokenizer
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.program import event_loop
 from enginewire.server.demo_model import PATH
 

@@ -107,10 +107,13 @@ PLANTED = {
     "The floors of the vLLM": ("vllm_engine/answer", "import enginewire.vllm_engine.steps"),
     "The floors of the OpenAI": ("openai_engine/drawn", "import enginewire.openai_engine.call"),
     "The floors of grammars": ("torch_engine/guided/schema", "import enginewire.torch_engine.guided.size"),
-    "The floors of the backend": ("backend/engines/client", "import enginewire.backend.decoding.window"),
+    "The floors of the backend": (
+        "backend/engines/connection/client",
+        "import enginewire.backend.decoding.window",
+    ),
     "The floors of decoding": ("backend/decoding/window", "import enginewire.backend.decoding.decoder"),
     "The floors of parsing": ("backend/parsing/pieces", "import enginewire.backend.parsing.formats"),
-    "The floors of the way": ("backend/engines/failure", "import enginewire.backend.engines.rpc"),
+    "The floors of the way": ("backend/engines/failure", "import enginewire.backend.engines.connection.rpc"),
     "The floors of the faces": ("backend/frontends/health", "import enginewire.backend.frontends.smg.facts"),
     "The floors of the Dynamo": (
         "backend/frontends/dynamo/fields",

@@ -16,8 +16,8 @@ from enginewire.backend.backend import Backend, decode
 from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.decoding.stop_conditions import StopConditions
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.engines import client as engine_client, multiplexed
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection import client as engine_client, multiplexed
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.stream import Chunk, EngineStream
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.replay.attempts import Attempts

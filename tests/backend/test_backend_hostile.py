@@ -8,7 +8,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import END, GOOD_ANSWER, VOCAB_SIZE, event, row, terminal, tokens
 from tests.patience import PATIENCE_SECONDS

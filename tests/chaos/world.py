@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.replay.retry import RetryPolicy
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer

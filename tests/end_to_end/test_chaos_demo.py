@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
 from tests.backend.asking import Heard, hear

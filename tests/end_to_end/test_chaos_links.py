@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.stream import Patience
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer

@@ -15,7 +15,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import BackendOutput
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
 from tests.patience import PATIENCE_SECONDS
@@ -151,7 +151,7 @@ async def test_a_deadline_ends_the_request_and_frees_it(client: EngineClient) ->
 
 CLIENT_THAT_NEVER_ENDS = """
 import asyncio, sys
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire import v1 as pb
 
 async def main() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import BackendOutput
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import PATH, questions
 from tests.end_to_end.test_demo_engine import ASKED, outputs_of, question, text_of, wait_idle

@@ -6,7 +6,7 @@ import json
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from tests.backend.our_processes import is_idle, load_of, running, until
 from tests.end_to_end.processes import Client
 from tests.long import long_but

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from tests.backend.frontends.http_api.serving import sdk

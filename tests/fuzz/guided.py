@@ -23,11 +23,11 @@ with atheris.instrument_imports(include=["enginewire.backend", "enginewire.serve
     from google.protobuf.message import DecodeError
 
     from enginewire import v1 as pb
+    from enginewire.backend.engines.connection.multiplexed import MultiplexedConnection
     from enginewire.backend.engines.failure import RequestFailed
-    from enginewire.backend.engines.multiplexed import MultiplexedConnection
     from enginewire.backend.frontends.http_api.body import Body, InvalidBody
     from enginewire.backend.frontends.json_items import InvalidJson, request_from_json
-    from tests.backend.engines.multiplexed.fake_call import FakeCall
+    from tests.backend.engines.connection.multiplexed.fake_call import FakeCall
     from tests.backend.frontends.http_api.test_bodies import ENDPOINTS
     from tests.contract.populated import populated
     from tests.fuzz.routes import ROUTES

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from enginewire.backend.backend import Backend
     from enginewire.backend.decoding.annotated import Annotated, BackendOutput
     from enginewire.backend.decoding.vocabulary import Vocabulary
-    from enginewire.backend.engines.client import EngineClient
+    from enginewire.backend.engines.connection.client import EngineClient
     from enginewire.backend.engines.endpoint import Endpoint
     from enginewire.backend.engines.endpoints import Endpoints
     from enginewire.backend.engines.failure import Failure, RequestFailed
@@ -37,7 +37,7 @@ _HOMES = {
     "BackendOutput": "decoding.annotated",
     "Endpoint": "engines.endpoint",
     "Endpoints": "engines.endpoints",
-    "EngineClient": "engines.client",
+    "EngineClient": "engines.connection.client",
     "Failure": "engines.failure",
     "RequestFailed": "engines.failure",
     "RetryPolicy": "replay.retry",

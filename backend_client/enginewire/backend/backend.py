@@ -22,7 +22,7 @@ from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.decoding.stop_conditions import InvalidStopConditions, StopConditions
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.embedding import Embeddings, embed
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.opaque_fields import check_opaque

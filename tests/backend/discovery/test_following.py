@@ -14,7 +14,7 @@ from enginewire import v1 as pb
 from enginewire.backend.discovery.address import Address
 from enginewire.backend.discovery.following import endpoints_of
 from enginewire.backend.engines import endpoints
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.server.engines.mocker.engine import MockerEngine, MockerOptions

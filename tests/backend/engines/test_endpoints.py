@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.choice.policy import KV_USE_SLACK, REQUESTS_SLACK, WAITING_SLACK
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed, failed

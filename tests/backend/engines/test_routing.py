@@ -10,7 +10,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.choice.routing_hints import read_hints
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.replay.prefill import prompt_part
 from enginewire.backend.replay.retry import RetryPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.suspicion import PROGRESS_TOKENS, Suspicion

@@ -11,7 +11,7 @@ import pytest
 import uvicorn.server
 
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.frontends.text_backend import TextBackend
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from tests.server.conftest import StartServer, engine_server

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.config import ServeOptions
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.frontends.grpc_service import SERVICE, GrpcFace, grpc_face
 from enginewire.backend.frontends.text_backend import TextBackend

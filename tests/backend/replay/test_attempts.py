@@ -13,7 +13,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import CODES_OF_BROKEN_CALLS, Failure
 from enginewire.backend.engines.stream import PATIENCE, Patience

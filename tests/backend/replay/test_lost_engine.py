@@ -13,7 +13,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from tests.backend.asking import Heard, ask
 from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true

@@ -11,7 +11,7 @@ import psutil
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import Heard, hear

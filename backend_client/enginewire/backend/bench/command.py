@@ -28,7 +28,7 @@ from enginewire.backend.bench.workload import (
     random_word_jobs,
 )
 from enginewire.backend.commands.life import describe, run_until_signal
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.processes.sidecar import SidecarDied, engine_sidecar
 from enginewire.backend.prompting.tokenizer import BackendTokenizer

@@ -15,7 +15,7 @@ from enginewire.backend.bench.options import BenchOptions
 from enginewire.backend.bench.timeline import Delivery, Failed, Piece, Used
 from enginewire.backend.bench.workload import Job
 from enginewire.backend.commands.life import describe
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import Failure, RequestFailed, from_rpc_error
 from enginewire.backend.engines.stream import Chunk
 from enginewire.backend.prompting.tokenizer import BackendTokenizer

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = load(DynamoOptions, argv, prog=PROG, description=description).options
     # Past this line it is really going to run: now the heavy imports may come, and say what is missing.
     from enginewire.backend.commands.life import describe, run_until_signal
-    from enginewire.backend.engines.client import EngineClient
+    from enginewire.backend.engines.connection.client import EngineClient
     from enginewire.backend.engines.failure import RequestFailed
     from enginewire.backend.engines.stream import Patience
     from enginewire.backend.frontends.dynamo.runtime import serve

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from enginewire import v1 as pb
 from enginewire.backend.commands.options import TopOptions
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed

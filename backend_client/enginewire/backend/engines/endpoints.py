@@ -19,7 +19,7 @@ from enginewire import v1 as pb
 from enginewire.backend.engines.choice.policy import Policy, PrefixThenLoad
 from enginewire.backend.engines.choice.prefix_affinity import PrefixChain
 from enginewire.backend.engines.choice.routing_hints import NO_HINTS, Hints, refused
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.failure import RequestFailed, failed
 

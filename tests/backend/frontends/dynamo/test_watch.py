@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.frontends.dynamo.watch import follow_kv_events, follow_load
 from tests.patience import PATIENCE_SECONDS

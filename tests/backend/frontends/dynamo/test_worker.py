@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.frontends.dynamo.failures import EXCEPTION_NAMES
 from enginewire.backend.frontends.dynamo.worker import Worker, request_id
 from tests.backend.hostile import PROMPT, terminal, tokens

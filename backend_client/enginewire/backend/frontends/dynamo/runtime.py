@@ -24,7 +24,7 @@ from dynamo.llm import (
 from dynamo.runtime import DistributedRuntime
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import failed
 from enginewire.backend.frontends.dynamo.card import check_role, model_name, write_card
 from enginewire.backend.frontends.dynamo.failures import EXCEPTION_NAMES

@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.dynamo.kv_events import Event, KvMirror
 

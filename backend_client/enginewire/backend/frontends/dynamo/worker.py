@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import Failure, RequestFailed
 from enginewire.backend.engines.stream import EngineStream, life_of, some
 from enginewire.backend.frontends.dynamo.answer import CANCELLED, Answer, Json

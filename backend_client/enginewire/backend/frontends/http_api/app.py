@@ -21,7 +21,7 @@ from starlette.routing import Route
 from enginewire import v1 as pb
 from enginewire.access.access import OPEN, Access
 from enginewire.access.roles import Role
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.frontends.http_api.body import InvalidBody
 from enginewire.backend.frontends.http_api.calls.incoming import CallerLeft

@@ -17,6 +17,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.backend.engines.connection.rpc import MultiplexedCall, parsed
 from enginewire.backend.engines.failure import (
     Failure,
     RequestFailed,
@@ -26,7 +27,6 @@ from enginewire.backend.engines.failure import (
     from_status,
     violation,
 )
-from enginewire.backend.engines.rpc import MultiplexedCall, parsed
 from enginewire.backend.engines.stream import EngineStream
 
 # An event costs more than a token. Where there is no time for an event per token, the next round waits this

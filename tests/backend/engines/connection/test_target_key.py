@@ -14,7 +14,7 @@ from enginewire.access.target_key import TargetKey
 from enginewire.backend.bench.options import BenchOptions
 from enginewire.backend.commands.options import TopOptions
 from enginewire.backend.config import BackendOptions
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import Trust, trust_of

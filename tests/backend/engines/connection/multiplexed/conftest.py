@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from enginewire.backend.engines.multiplexed import MultiplexedConnection
-from tests.backend.engines.multiplexed.fake_call import FakeCall
+from enginewire.backend.engines.connection.multiplexed import MultiplexedConnection
+from tests.backend.engines.connection.multiplexed.fake_call import FakeCall
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import grpc
 
-from enginewire.backend.engines.rpc import EngineRpc
+from enginewire.backend.engines.connection.rpc import EngineRpc
 from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import Trust
 

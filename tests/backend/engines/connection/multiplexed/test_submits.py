@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines import multiplexed
+from enginewire.backend.engines.connection import multiplexed
 from enginewire.backend.engines.failure import RequestFailed
-from tests.backend.engines.multiplexed.fake_call import event, last, settle, submit
+from tests.backend.engines.connection.multiplexed.fake_call import event, last, settle, submit
 
 
 async def test_submits_of_one_moment_share_a_frame_and_aborts_follow_them(connection, call):

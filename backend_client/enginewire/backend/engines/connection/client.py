@@ -16,13 +16,13 @@ from typing import Final, Self
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.dialled import Dialled, OpenChannel
+from enginewire.backend.engines.connection.dialled import Dialled, OpenChannel
+from enginewire.backend.engines.connection.messages import take_message
+from enginewire.backend.engines.connection.multiplexed import MultiplexedConnection
+from enginewire.backend.engines.connection.offered_tokenizer import received
+from enginewire.backend.engines.connection.revision import common_revision
+from enginewire.backend.engines.connection.rpc import EngineRpc, GenerateCall, parsed
 from enginewire.backend.engines.failure import RequestFailed, failed, from_rpc_error
-from enginewire.backend.engines.messages import take_message
-from enginewire.backend.engines.multiplexed import MultiplexedConnection
-from enginewire.backend.engines.offered_tokenizer import received
-from enginewire.backend.engines.revision import common_revision
-from enginewire.backend.engines.rpc import EngineRpc, GenerateCall, parsed
 from enginewire.backend.engines.stream import PATIENCE, EngineStream, Patience
 from enginewire.calling.channel import MAX_MESSAGE_BYTES, open_channel
 from enginewire.calling.trust import THIS_USER, Trust

@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from enginewire.backend.engines.client import EngineClient
+from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.failure import RequestFailed
 from tests.patience import PATIENCE_SECONDS
 
@@ -30,7 +30,7 @@ OF_APACHE = 70007
 ABORTS = grpc.__version__.startswith(("1.84.", "1.85."))
 CLIENT = """
 import asyncio, sys
-from tests.backend.engines.test_goaway import be_told
+from tests.backend.engines.connection.test_goaway import be_told
 
 asyncio.run(be_told(sys.argv[1]))
 """

@@ -13,7 +13,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
-from enginewire.backend.engines.client import DEADLINE_SLACK_SECONDS, EngineClient
+from enginewire.backend.engines.connection.client import DEADLINE_SLACK_SECONDS, EngineClient
 from enginewire.backend.engines.failure import KNOWN_REASONS, RequestFailed, failed
 from enginewire.backend.engines.stream import Patience
 from enginewire.v1.status_codes import STATUS_CODES

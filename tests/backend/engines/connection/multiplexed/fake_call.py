@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.backend.engines.connection.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.failure import RequestFailed
-from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.stream import EngineStream
 from tests.patience import PATIENCE_SECONDS
 

@@ -16,8 +16,8 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines.client import EngineClient
-from enginewire.backend.engines.dialled import Dialled
+from enginewire.backend.engines.connection.client import EngineClient
+from enginewire.backend.engines.connection.dialled import Dialled
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.calling.channel import open_channel
 from enginewire.calling.trust import Trust

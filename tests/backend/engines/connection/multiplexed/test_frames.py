@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.backend.engines.connection.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.failure import failed
-from enginewire.backend.engines.multiplexed import MultiplexedConnection
-from tests.backend.engines.multiplexed.fake_call import event, failure_of, last, settle, submit
+from tests.backend.engines.connection.multiplexed.fake_call import event, failure_of, last, settle, submit
 from tests.patience import PATIENCE_SECONDS
 
 GONE = grpc.aio.AioRpcError(

@@ -9,11 +9,18 @@ from contextlib import suppress
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.engines import multiplexed
+from enginewire.backend.engines.connection import multiplexed
+from enginewire.backend.engines.connection.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.failure import RequestFailed
-from enginewire.backend.engines.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.stream import EngineStream
-from tests.backend.engines.multiplexed.fake_call import FakeCall, event, failure_of, last, settle, submit
+from tests.backend.engines.connection.multiplexed.fake_call import (
+    FakeCall,
+    event,
+    failure_of,
+    last,
+    settle,
+    submit,
+)
 from tests.patience import PATIENCE_SECONDS
 
 
