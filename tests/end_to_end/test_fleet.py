@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from enginewire import v1 as pb
-from tests.backend.discovery.test_target_file import replace
+from tests.backend.engines.discovery.test_target_file import replace
 from tests.backend.our_processes import run
 from tests.certificates import Authority
 from tests.deploy.test_upgrade import MOCKER, backend, callers, has_answered, load_when

@@ -17,9 +17,9 @@ from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.config import BackendOptions, ServeOptions
 from enginewire.backend.decoding.annotated import Failure
-from enginewire.backend.discovery.address import Address
-from enginewire.backend.discovery.following import endpoints_of
 from enginewire.backend.engines.connection.client import EngineClient
+from enginewire.backend.engines.discovery.address import Address
+from enginewire.backend.engines.discovery.following import endpoints_of
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.backend.engines.stream import Patience

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from enginewire.addresses import default_socket
-from enginewire.backend.discovery.address import InvalidTargets
-from enginewire.backend.discovery.sources import sources_of
+from enginewire.backend.engines.discovery.address import InvalidTargets
+from enginewire.backend.engines.discovery.sources import sources_of
 from enginewire.calling.trust import TargetOptions, trust_of
 from enginewire.options import OptionError, computed, option
 from enginewire.program.log_choices import LogLevel

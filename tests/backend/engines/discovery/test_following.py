@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.discovery.address import Address
-from enginewire.backend.discovery.following import endpoints_of
 from enginewire.backend.engines import endpoints
 from enginewire.backend.engines.connection.client import EngineClient
+from enginewire.backend.engines.discovery.address import Address
+from enginewire.backend.engines.discovery.following import endpoints_of
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.failure import RequestFailed
 from enginewire.server.engines.mocker.engine import MockerEngine, MockerOptions
-from tests.backend.discovery.test_target_file import replace
+from tests.backend.engines.discovery.test_target_file import replace
 from tests.backend.hostile import HostileEngine
 from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
@@ -111,8 +111,10 @@ async def test_a_lost_engine_is_a_reason_to_look_again(
             looks.put_nowait(None)
             return (Address(engine.target),)
 
-    monkeypatch.setattr("enginewire.backend.discovery.following.sources_of", lambda targets: ((), (Told(),)))
-    monkeypatch.setattr("enginewire.backend.discovery.following.SHORTEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(
+        "enginewire.backend.engines.discovery.following.sources_of", lambda targets: ((), (Told(),))
+    )
+    monkeypatch.setattr("enginewire.backend.engines.discovery.following.SHORTEST_PAUSE_SECONDS", 0.01)
     async with endpoints_of([], lambda address: EngineClient(address.target), 3600) as engines:
         await engines.wait_ready(30)
         await until_true(lambda: ready(engines) != set())

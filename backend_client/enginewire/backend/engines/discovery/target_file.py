@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from enginewire.backend.discovery.address import Address, InvalidTargets, check_engine
+from enginewire.backend.engines.discovery.address import Address, InvalidTargets, check_engine
 from enginewire.files.watched import WatchedFiles
 
 SCHEME: Final = "file:"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from enginewire.backend.discovery import dns_name
-from enginewire.backend.discovery.address import Address, InvalidTargets
-from enginewire.backend.discovery.dns_name import DnsName, all_records
+from enginewire.backend.engines.discovery import dns_name
+from enginewire.backend.engines.discovery.address import Address, InvalidTargets
+from enginewire.backend.engines.discovery.dns_name import DnsName, all_records
 
 
 class Records:

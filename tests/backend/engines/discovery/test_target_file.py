@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from enginewire.backend.config import BackendOptions
-from enginewire.backend.discovery.address import Address, InvalidTargets
-from enginewire.backend.discovery.target_file import MAX_BYTES, TargetFile
+from enginewire.backend.engines.discovery.address import Address, InvalidTargets
+from enginewire.backend.engines.discovery.target_file import MAX_BYTES, TargetFile
 from enginewire.options import OptionError
 
 LINES = "# ours\n10.0.0.7:50051\n\n  [::1]:50051  # here\nunix:/run/e.sock\n10.0.0.7:50051\n"

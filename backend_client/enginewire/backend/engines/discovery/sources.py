@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from enginewire.backend.discovery import dns_name, target_file
-from enginewire.backend.discovery.address import Address, Source
+from enginewire.backend.engines.discovery import dns_name, target_file
+from enginewire.backend.engines.discovery.address import Address, Source
 
 
 def sources_of(targets: Sequence[str]) -> tuple[tuple[Address, ...], tuple[Source, ...]]:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from enginewire.backend.discovery.address import Address, InvalidTargets, host_and_port
+from enginewire.backend.engines.discovery.address import Address, InvalidTargets, host_and_port
 
 SCHEME: Final = "dns:"
 MAX_ENGINES: Final = 10_000

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.backend.discovery.address import Address, Source
-from enginewire.backend.discovery.sources import sources_of
 from enginewire.backend.engines.connection.client import EngineClient
+from enginewire.backend.engines.discovery.address import Address, Source
+from enginewire.backend.engines.discovery.sources import sources_of
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.endpoints import Endpoints
 from enginewire.backend.engines.likeness import begins_like
