@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from enginewire.backend.activity import Activity
+from enginewire.backend.activity.activity import Activity
 from enginewire.backend.frontends.http_api.metrics import BackendMetrics
 from enginewire.backend.replay.retry import RetryBudget
 from enginewire.tls.certificate import CertificateFiles, PemFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from enginewire.backend.inter_token_latency import InterTokenLatency, TokenClock
+from enginewire.backend.activity.inter_token_latency import InterTokenLatency, TokenClock
 from enginewire.metrics.histogram import Histogram
 
 BOUNDS = (0.5, 1.0, 2.0)

@@ -15,11 +15,11 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.access.audit import AuditLog
 from enginewire.access.caller import caller
+from enginewire.backend.activity.inter_token_latency import InterTokenLatency, TokenClock
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.engine_check import FINISH_REASON, TEXT
 from enginewire.backend.decoding.request_decoder import MAX_CHOICES
 from enginewire.backend.engines.failure import Failure
-from enginewire.backend.inter_token_latency import InterTokenLatency, TokenClock
 from enginewire.backend.replay.attempts import Attempts
 from enginewire.metrics.histogram import (
     BETWEEN_TOKENS_SECONDS,
