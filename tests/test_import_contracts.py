@@ -82,18 +82,18 @@ def copy(tmp_path: Path) -> Path:
 PLANTED = {
     "The three programs meet": ("conformance/judging", "import enginewire.backend.engines.failure"),
     "The torch engine belongs": (
-        "backend/activity/inter_token_latency",
+        "backend/activity/totals",
         "import enginewire.torch_engine.options",
     ),
     "The vLLM engine belongs": (
-        "backend/activity/inter_token_latency",
+        "backend/activity/totals",
         "import enginewire.vllm_engine.options",
     ),
     "The OpenAI engine belongs": (
-        "backend/activity/inter_token_latency",
+        "backend/activity/totals",
         "import enginewire.openai_engine.options",
     ),
-    "The contract knows none": ("v1/revision", "import enginewire.backend.activity.inter_token_latency"),
+    "The contract knows none": ("v1/revision", "import enginewire.backend.activity.totals"),
     "The backend and the kit": ("backend/backend", "import torch"),
     "The kit needs nothing": ("conformance/wire/tasks", "import tokenizers"),
     "The shell never loads torch": ("server/admission/table", "import safetensors"),

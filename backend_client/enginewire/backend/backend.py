@@ -15,7 +15,8 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.access.meters import NOTHING, Meters, Need
-from enginewire.backend.activity.activity import Activity, LiveRequest
+from enginewire.backend.activity.activity import Activity
+from enginewire.backend.activity.live_request import LiveRequest
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput, Failure, annotated_event
 from enginewire.backend.decoding.protocol_violation import ProtocolViolation
 from enginewire.backend.decoding.request_decoder import RequestDecoder

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from enginewire.backend.activity.activity import LiveRequest
+from enginewire.backend.activity.live_request import LiveRequest
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.engines.stream import Chunk

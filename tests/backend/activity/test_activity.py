@@ -8,7 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.backend.activity.activity import MAX_ENDED, LiveRequest
+from enginewire.backend.activity.activity import MAX_ENDED
+from enginewire.backend.activity.live_request import LiveRequest
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints

@@ -21,7 +21,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from enginewire import v1 as pb
-from enginewire.backend.activity.activity import Activity, Totals
+from enginewire.backend.activity.activity import Activity
+from enginewire.backend.activity.totals import Totals
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import kv_use
 from enginewire.backend.frontends.http_api.openai.generate_route import engine_names

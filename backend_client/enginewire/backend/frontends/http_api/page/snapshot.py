@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.backend.activity.activity import Activity, EndedRequest, LiveRequest
+from enginewire.backend.activity.activity import Activity
+from enginewire.backend.activity.live_request import EndedRequest, LiveRequest
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.endpoint import Endpoint
 from enginewire.backend.engines.load_fields import load_fields
