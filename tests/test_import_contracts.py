@@ -103,7 +103,7 @@ PLANTED = {
     "The OpenAI engine knows": ("openai_engine/engine", "import enginewire.server.status"),
     "Decoding and parsing": ("backend/decoding/decoder", "import asyncio"),
     "Requests and scheduling": ("torch_engine/scheduling/scheduler", "import torch"),
-    "Nobody knows each other": ("server/admission/queue_limits", "import enginewire.server.admission.table"),
+    "Nobody knows each other": ("server/admission/queue/limits", "import enginewire.server.admission.table"),
     "The floors of the namespace": ("listening/sockets", "import enginewire.server.server"),
     "The floors of listening": ("listening/sockets", "import enginewire.listening.binding"),
     "The floors of calling": ("calling/trust", "import enginewire.calling.channel"),

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from enginewire import v1 as pb
 from enginewire.server.admission import live as live_request, remembered_ids
 from enginewire.server.admission.delivery import BufferLimits, RequestStream
-from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.queue.limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.engines.mocker.engine import MockerEngine

@@ -13,7 +13,7 @@ from enginewire import v1 as pb
 from enginewire.server.admission.live import Discard
 from enginewire.server.admission.observer import Observer, Several
 from enginewire.server.admission.origin import Origin
-from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.queue.limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError, StepFailed

@@ -6,9 +6,9 @@ from typing import Final
 
 from enginewire.access.access import Access
 from enginewire.server.admission.adapters import AdapterTable
-from enginewire.server.admission.fair_queue import FairQueue
 from enginewire.server.admission.observer import Observer
-from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.queue.fair_queue import FairQueue
+from enginewire.server.admission.queue.limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.config.options import ServerOptions
 from enginewire.server.config.our_engines import OurEngine

@@ -16,7 +16,6 @@ from enginewire.access.caller import ANYBODY, Caller, caller
 from enginewire.server.admission.adapters import AdapterTable, chosen_adapter
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.embedding import EmbeddingWork
-from enginewire.server.admission.fair_queue import FairQueue
 from enginewire.server.admission.generation import Generation, live_of, need_of
 from enginewire.server.admission.live import (
     Accepted,
@@ -28,11 +27,12 @@ from enginewire.server.admission.live import (
 )
 from enginewire.server.admission.observer import Admission, Observer
 from enginewire.server.admission.origin import NOWHERE, Origin
-from enginewire.server.admission.queue_limits import QueueLimits, queue_full
+from enginewire.server.admission.queue.fair_queue import FairQueue
+from enginewire.server.admission.queue.limits import QueueLimits, queue_full
+from enginewire.server.admission.queue.turns import Turns
 from enginewire.server.admission.remembered_ids import RememberedIds
 from enginewire.server.admission.request_check import RequestCheck
 from enginewire.server.admission.step_check import mistakes_of
-from enginewire.server.admission.turns import Turns
 from enginewire.server.engines.calls import returned
 from enginewire.server.engines.interface import (
     EmbeddingEngine,

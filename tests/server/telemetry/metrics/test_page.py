@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from enginewire import v1 as pb
 from enginewire.server.admission.adapters import AdapterTable
 from enginewire.server.admission.live import Discard
-from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.queue.limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext
 from enginewire.server.engines.mocker.engine import MockerEngine

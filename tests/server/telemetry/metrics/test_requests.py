@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from enginewire import v1 as pb
 from enginewire.metrics.histogram import BETWEEN_TOKENS_SECONDS, Histogram
 from enginewire.server.admission.live import Discard
-from enginewire.server.admission.queue_limits import QueueLimits
+from enginewire.server.admission.queue.limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import Cancelled, EngineDead, EngineError, StepFailed

@@ -16,7 +16,7 @@ from enginewire.metrics.labels import FINISHED
 from enginewire.server.admission.live import Accepted, Failed, Live
 from enginewire.server.admission.observer import Observer
 from enginewire.server.admission.origin import Origin
-from enginewire.server.admission.queue_limits import CALLER_LIMIT
+from enginewire.server.admission.queue.limits import CALLER_LIMIT
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import EngineError
 from enginewire.server.telemetry.metrics.totals import LiveTimes, Totals

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from enginewire import v1 as pb
 from enginewire.access.meters import Meters, Need, OverLimit
-from enginewire.server.admission.fair_queue import FairQueue, Place
 from enginewire.server.admission.live import Live
-from enginewire.server.admission.queue_limits import QueueLimits, Room, over_limit, queue_full
+from enginewire.server.admission.queue.fair_queue import FairQueue, Place
+from enginewire.server.admission.queue.limits import QueueLimits, Room, over_limit, queue_full
 from enginewire.server.engines.interface import StepEngine
 from enginewire.server.failures import DeadlineExceeded, EngineError, NotAllowed
 from enginewire.server.status import as_failure

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from enginewire.access.allowance import Allowance
 from enginewire.access.caller import NOBODY, Party
-from enginewire.server.admission import fair_queue
-from enginewire.server.admission.fair_queue import CLASS_SECONDS, FairQueue, Place
+from enginewire.server.admission.queue import fair_queue
+from enginewire.server.admission.queue.fair_queue import CLASS_SECONDS, FairQueue, Place
 
 
 def party(name: str, weight: float = 1.0) -> Party:
