@@ -6,9 +6,9 @@ import pytest
 
 from enginewire.conformance.mutants import mutants
 from enginewire.conformance.proof.self_test import judge, kill
-from enginewire.conformance.reference.on_tls import OnTls
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.traced import Traced
+from enginewire.conformance.reference.variants.on_tls import OnTls
+from enginewire.conformance.reference.variants.traced import Traced
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.registry import Phase
 from tests.long import long_but

@@ -7,8 +7,8 @@ from enginewire.conformance.__main__ import main
 from enginewire.conformance.mutants.limits import OneTooMany
 from enginewire.conformance.proof import flakes
 from enginewire.conformance.proof.flakes import SPEEDS, at_speed, busy, judge_once
-from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.settings import Settings
+from enginewire.conformance.reference.variants.handoffs import Decode
 from enginewire.conformance.running.outcome import ExitCode
 from tests.long import long
 

@@ -11,7 +11,7 @@ from enginewire.conformance.mutants import Mutant
 from enginewire.conformance.mutants.disaggregation import DecodeSkipsFirst, PrefillNoHandoff
 from enginewire.conformance.proof.matrix import Kill
 from enginewire.conformance.proof.self_test import judge, kill
-from enginewire.conformance.reference.handoffs import Decode, Prefill
+from enginewire.conformance.reference.variants.handoffs import Decode, Prefill
 from enginewire.conformance.running.outcome import ExitCode, Report, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.session.run_options import PAIR_RUN, RunOptions

@@ -12,11 +12,11 @@ from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
 from enginewire.conformance.proof import self_test
 from enginewire.conformance.proof.matrix import Kill
 from enginewire.conformance.proof.self_test import is_in_passing, judge, kill
-from enginewire.conformance.reference.handoffs import Decode
-from enginewire.conformance.reference.keyed import Keyed
-from enginewire.conformance.reference.on_tls import OnTls
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.traced import Traced
+from enginewire.conformance.reference.variants.handoffs import Decode
+from enginewire.conformance.reference.variants.keyed import Keyed
+from enginewire.conformance.reference.variants.on_tls import OnTls
+from enginewire.conformance.reference.variants.traced import Traced
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.session.session import Unreachable

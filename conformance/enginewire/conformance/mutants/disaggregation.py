@@ -7,9 +7,9 @@ import json
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Choice, Job
-from enginewire.conformance.reference.handoffs import Decode, Pending, Prefill, digest_of
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.variants.handoffs import Decode, Pending, Prefill, digest_of
 
 LARGE = 256
 """Prompt tokens."""

@@ -10,10 +10,10 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Job
-from enginewire.conformance.reference.handoffs import Prefill
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
+from enginewire.conformance.reference.variants.handoffs import Prefill
 from enginewire.conformance.wire.foreign import health_types
 
 

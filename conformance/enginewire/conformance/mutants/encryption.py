@@ -9,7 +9,7 @@ import warnings
 from typing import Final
 
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.on_tls import OnTls
+from enginewire.conformance.reference.variants.on_tls import OnTls
 from enginewire.conformance.wire.handshake import OLD, STRANGER
 
 HANDSHAKE: Final = b"\x16"

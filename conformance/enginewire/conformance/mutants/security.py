@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
-from enginewire.conformance.reference.keyed import Keyed
 from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.variants.keyed import Keyed
 
 
 @mutant("keys_are_not_looked_at_by_drain", kills="SEC-01")

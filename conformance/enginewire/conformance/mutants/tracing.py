@@ -10,7 +10,7 @@ from typing import Any, Final
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.service import Call
-from enginewire.conformance.reference.traced import Metadata, Trace, Traced
+from enginewire.conformance.reference.variants.traced import Metadata, Trace, Traced
 
 EVERYWHERE: Final = ("MDT-02", "MDT-02/choices", "MDT-02/multiplexed", "MDT-02/embedded")
 

@@ -17,11 +17,11 @@ from enginewire.conformance.checks import all_checks
 from enginewire.conformance.client_side.mutants import client_mutants
 from enginewire.conformance.mutants import mutants
 from enginewire.conformance.proof.self_test import judge
-from enginewire.conformance.reference.handoffs import Decode
-from enginewire.conformance.reference.keyed import Keyed
-from enginewire.conformance.reference.on_tls import OnTls
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.traced import Traced
+from enginewire.conformance.reference.variants.handoffs import Decode
+from enginewire.conformance.reference.variants.keyed import Keyed
+from enginewire.conformance.reference.variants.on_tls import OnTls
+from enginewire.conformance.reference.variants.traced import Traced
 from enginewire.conformance.report.calls import Call, call_of
 from enginewire.conformance.report.standing import name
 from enginewire.conformance.report.text import shortened

@@ -21,8 +21,8 @@ from typing import Final
 
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.proof.self_test import judge, judge_backend, reached
-from enginewire.conformance.reference.handoffs import Decode
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.variants.handoffs import Decode
 from enginewire.conformance.report.human import explained
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.report.verdict import tally

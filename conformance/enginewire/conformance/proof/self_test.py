@@ -29,11 +29,11 @@ from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.proof.second_order.survey import Breadth
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.capabilities.adapters import SOURCES
-from enginewire.conformance.reference.handoffs import Decode
-from enginewire.conformance.reference.keyed import Keyed
-from enginewire.conformance.reference.on_tls import EXPIRED, OnTls
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.traced import Traced
+from enginewire.conformance.reference.variants.handoffs import Decode
+from enginewire.conformance.reference.variants.keyed import Keyed
+from enginewire.conformance.reference.variants.on_tls import EXPIRED, OnTls
+from enginewire.conformance.reference.variants.traced import Traced
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.running.in_process import InProcess, InProcessLauncher, Served
 from enginewire.conformance.running.outcome import FAILED, Outcome, Report, Status
