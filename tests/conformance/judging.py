@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess, Served
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers.in_process import InProcess, Served
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection

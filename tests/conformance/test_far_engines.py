@@ -7,10 +7,10 @@ import sys
 
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
 from tests.conformance.judging import statuses

@@ -10,9 +10,9 @@ from enginewire import v1 as pb
 from enginewire.conformance import engine_conformance, judge, judging, render
 from enginewire.conformance.mutants.limits import OneTooMany
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.registry import Check, Phase
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.session import Unreachable
 from tests.conformance.judging import made_up, statuses
 

@@ -19,12 +19,12 @@ from enginewire.conformance.report.progress import Progress
 from enginewire.conformance.requirements.levels import NO_LEVEL
 from enginewire.conformance.requirements.profiles import BARE
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
-from enginewire.conformance.running.launch import CommandLauncher
 from enginewire.conformance.running.outcome import Report
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
-from enginewire.conformance.running.server_log import with_log
+from enginewire.conformance.running.servers.launch import CommandLauncher
+from enginewire.conformance.running.servers.log import with_log
 from enginewire.conformance.session.run_options import CASES, COMPANIES, SEED, RunOptions, run_options
 from enginewire.conformance.session.session import Launcher, Program, Server, Session, Unreachable
 from enginewire.conformance.wire.connection import Connection, Tls

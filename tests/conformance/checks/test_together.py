@@ -4,7 +4,7 @@ from itertools import count
 
 from enginewire.conformance.checks import all_checks
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.company import FULL, draw
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.crowd import crowded

@@ -23,10 +23,10 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.report.human import render
 from enginewire.conformance.report.reproduction import grpcurl_lines
-from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import Outcome, Report, Status
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.running.verdict import SEEN
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session

@@ -15,7 +15,7 @@ from enginewire.conformance.oracle.guided import ROOM, GuidedMix, drawn, guided,
 from enginewire.conformance.oracle.languages import LANGUAGES, Language
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings, without
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session

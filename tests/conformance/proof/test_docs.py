@@ -14,8 +14,8 @@ from enginewire.conformance.proof import docs
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.report.formats import as_json
 from enginewire.conformance.requirements.requirement import requirements
-from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import ExitCode, Status
+from enginewire.conformance.running.servers.in_process import InProcess
 from tests.conformance.report.reports import outcome, report
 from tests.repository import ROOT
 

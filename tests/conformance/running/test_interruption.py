@@ -21,12 +21,12 @@ from enginewire import v1 as pb
 from enginewire.conformance.__main__ import main
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.interruption import Interrupted, Interruption, Life
 from enginewire.conformance.running.outcome import CutShort, ExitCode, Report, Status
-from enginewire.conformance.running.processes import alive
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers.in_process import InProcess
+from enginewire.conformance.running.servers.processes import alive
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire import presence

@@ -15,11 +15,11 @@ from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.run_options import COMPANIES

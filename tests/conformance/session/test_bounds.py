@@ -7,7 +7,7 @@ import pytest
 
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session import bounds
 from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.session.session import Session

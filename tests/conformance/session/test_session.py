@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import MOST_SLOWER, Session, Unreachable
 from enginewire.conformance.wire import presence

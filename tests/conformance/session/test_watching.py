@@ -8,7 +8,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.conformance.mutants.cancellation import LeakOnCancel
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.bounds import LEAST_LOOKS
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import queued, saturated

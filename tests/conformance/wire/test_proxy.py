@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.requests import good_request
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection

@@ -13,8 +13,8 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.processes import alive, can_look, descendants, end
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.running.servers.processes import alive, can_look, descendants, end
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Program

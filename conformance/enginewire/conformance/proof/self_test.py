@@ -35,11 +35,11 @@ from enginewire.conformance.reference.variants.keyed import Keyed
 from enginewire.conformance.reference.variants.on_tls import EXPIRED, OnTls
 from enginewire.conformance.reference.variants.traced import Traced
 from enginewire.conformance.report.text import visible
-from enginewire.conformance.running.in_process import InProcess, InProcessLauncher, Served
 from enginewire.conformance.running.outcome import FAILED, Outcome, Report, Status
 from enginewire.conformance.running.registry import SHAPE, Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers.in_process import InProcess, InProcessLauncher, Served
 from enginewire.conformance.running.verdict import SEEN
 from enginewire.conformance.session.run_options import COMPANIES, PAIR, PAIR_RUN, RunOptions
 from enginewire.conformance.session.session import Session, Unreachable

@@ -12,7 +12,7 @@ from enginewire.conformance.client_side.reference.text import ReferenceChoice
 from enginewire.conformance.client_side.stage.backends import SCRIPTED
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.script import Stay, say
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from tests.patience import PATIENCE_SECONDS
 
 

@@ -9,7 +9,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.conformance.reference.capabilities.multiplexed import Frame, Multiplex
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess
+from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.requests import change, good_request
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import Connection

@@ -18,8 +18,8 @@ from enginewire.conformance.client_side.failure import Failed
 from enginewire.conformance.client_side.run_options import RunOptions
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import PLAIN, Facts
-from enginewire.conformance.running.in_process import InProcess, Served
-from enginewire.conformance.running.launch import CommandLauncher, Process
+from enginewire.conformance.running.servers.in_process import InProcess, Served
+from enginewire.conformance.running.servers.launch import CommandLauncher, Process
 from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.session.session import Server, Unreachable
 from enginewire.conformance.wire.client import Client

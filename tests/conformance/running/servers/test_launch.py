@@ -14,11 +14,11 @@ from enginewire.conformance.__main__ import main
 from enginewire.conformance.reference.__main__ import serve
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.running.in_process import InProcess, InProcessLauncher
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
+from enginewire.conformance.running.servers.in_process import InProcess, InProcessLauncher
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Session, Unreachable
 from enginewire.conformance.wire.connection import Connection

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import grpc
 
-from enginewire.conformance.running.launch import CommandLauncher, Process
+from enginewire.conformance.running.servers.launch import CommandLauncher, Process
 
 
 class Served(Protocol):

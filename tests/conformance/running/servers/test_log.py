@@ -8,7 +8,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.outcome import Outcome, Status
-from enginewire.conformance.running.server_log import MOST_CHARACTERS, with_log
+from enginewire.conformance.running.servers.log import MOST_CHARACTERS, with_log
 from enginewire.conformance.wire.exchange import DETAILS_KEY, Exchange
 from tests.conformance.report.reports import outcome
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from enginewire.conformance.running.processes import alive, can_look, descendants, end
+from enginewire.conformance.running.servers.processes import alive, can_look, descendants, end
 
 
 async def test_children_in_groups_of_their_own_are_found_and_ended() -> None:
