@@ -6,10 +6,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from enginewire.server.engines.interface import MetricsContext
+from enginewire.vllm_engine.answers.steps import Steps
 from enginewire.vllm_engine.metrics import register
-from enginewire.vllm_engine.steps import Steps
 from tests.server.telemetry.metrics.scraping import Scrape, documented
-from tests.vllm_engine.test_steps import Drafts, Lookups, Made, Stats
+from tests.vllm_engine.answers.test_steps import Drafts, Lookups, Made, Stats
 
 
 def scrape_after(*stats: Stats) -> Scrape:

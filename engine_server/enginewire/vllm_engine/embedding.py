@@ -13,7 +13,7 @@ from vllm.pooling_params import PoolingParams
 
 from enginewire import v1 as pb
 from enginewire.server.failures import InvalidRequest
-from enginewire.vllm_engine.answer import Answer
+from enginewire.vllm_engine.answers.answer import Answer
 from enginewire.vllm_engine.facts import EMBED
 from enginewire.vllm_engine.requests.refusals import REFUSALS, first_line
 

@@ -36,11 +36,11 @@ from enginewire.server.failures import (
 )
 from enginewire.torch_engine.folder.folder import ModelFolder
 from enginewire.torch_engine.folder.source import resolve_model
-from enginewire.vllm_engine.answer import Answer, Urgency, endings_of
+from enginewire.vllm_engine.answers.answer import Answer, Urgency, endings_of
+from enginewire.vllm_engine.answers.steps import Steps
 from enginewire.vllm_engine.environment import prepare_environment
 from enginewire.vllm_engine.facts import check_embeds, embedding_config, engine_config, only_embeds
 from enginewire.vllm_engine.options import VllmEngineOptions
-from enginewire.vllm_engine.steps import Steps
 from enginewire.vllm_engine.warm_up import warm_up_request
 
 if TYPE_CHECKING:

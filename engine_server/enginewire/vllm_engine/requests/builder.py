@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 from enginewire import v1 as pb
 from enginewire.server.engines.answer import room_for, with_defaults
 from enginewire.server.failures import InvalidRequest, Unsupported
-from enginewire.vllm_engine.answer import Answer, Choice, endings_of, has_only_endings, is_guided
+from enginewire.vllm_engine.answers.answer import Answer, Choice, endings_of, has_only_endings, is_guided
 from enginewire.vllm_engine.kv_events.cached_blocks import PRIVATE
 from enginewire.vllm_engine.logits import (
     DIVISOR,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import StepOutputs
 from enginewire.server.failures import Cancelled, EngineError, StepFailed
-from enginewire.vllm_engine.answer import Answer, Choice
-from enginewire.vllm_engine.logprobs import logprobs_of
+from enginewire.vllm_engine.answers.answer import Answer, Choice
+from enginewire.vllm_engine.answers.logprobs import logprobs_of
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs

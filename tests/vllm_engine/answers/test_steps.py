@@ -10,8 +10,8 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext, StepOutputs
 from enginewire.server.failures import Cancelled, Draining, StepFailed
-from enginewire.vllm_engine.answer import Answer
-from enginewire.vllm_engine.steps import OUT_OF_ROOM, PREEMPTED, SCHEDULED, STOPPED, Steps
+from enginewire.vllm_engine.answers.answer import Answer
+from enginewire.vllm_engine.answers.steps import OUT_OF_ROOM, PREEMPTED, SCHEDULED, STOPPED, Steps
 
 EOS, STOP, ABORTED = 2, 9, 2
 
@@ -359,7 +359,7 @@ def test_the_only_rank_is_not_told_apart(scene):
 
 def test_silence_counts_from_when_there_was_something_to_do(ranks, monkeypatch):
     clock = 1000.0
-    monkeypatch.setattr("enginewire.vllm_engine.steps.time.monotonic", lambda: clock)
+    monkeypatch.setattr("enginewire.vllm_engine.answers.steps.time.monotonic", lambda: clock)
     assert ranks.steps.unheard_for() == 0
     ranks.request()
     assert ranks.steps.unheard_for() == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enginewire import v1 as pb
 from enginewire.server.engines.interface import GenerateContext
-from enginewire.vllm_engine.answer import Answer, endings_of, has_only_endings
+from enginewire.vllm_engine.answers.answer import Answer, endings_of, has_only_endings
 
 
 def answer_to(n: int) -> Answer:
