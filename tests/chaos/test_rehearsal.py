@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.chaos import rehearsal
+from tests.chaos.rehearsal import __main__ as rehearsal
 from tests.long import long
 
 

@@ -34,8 +34,8 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.annotated import Failure
-from tests.chaos.cable import Cable
 from tests.chaos.callers import asked, channel
+from tests.chaos.rehearsal.cable import Cable
 from tests.end_to_end.chaos import kinds_of_requests
 
 PATIENCE_SECONDS: Final = 60.0
