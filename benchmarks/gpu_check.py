@@ -23,10 +23,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -77,8 +77,13 @@ def request(prompt: list[int]) -> pb.PreprocessedRequest:
     )
 
 
-async def answers(device: str, dtype: str, *, alone: bool = False, **more: object) -> list[Answer]:
-    """To all prompts, at once or one after the other."""
+@cache
+def answers(device: str, dtype: str, *, alone: bool = False, **more: object) -> list[Answer]:
+    """To all prompts, at once or one after the other. Several checks look at the same ones."""
+    return asyncio.run(given(device, dtype, alone, **more))
+
+
+async def given(device: str, dtype: str, alone: bool, **more: object) -> list[Answer]:
     options = TorchEngineOptions(model="builtin:demo", device=device, dtype=dtype, max_num_seqs=32, **more)
     engine = TorchEngine(options)
     await engine.start(0)
@@ -104,12 +109,12 @@ def same(ours: list[Answer], others: list[Answer], share: float = 1.0) -> Verdic
     return Verdict(equal >= share * len(ours), f"{equal} of {len(ours)} answers")
 
 
-async def parity(device: str) -> Verdict:
-    return same(await answers(device, "float32"), await answers("cpu", "float32"))
+def parity(device: str) -> Verdict:
+    return same(answers(device, "float32"), answers("cpu", "float32"))
 
 
-async def half(device: str) -> Verdict:
-    pairs = zip(await answers(device, "bfloat16"), await answers("cpu", "float32"), strict=True)
+def half(device: str) -> Verdict:
+    pairs = zip(answers(device, "bfloat16"), answers("cpu", "float32"), strict=True)
     apart = [abs(a.logprobs[0] - b.logprobs[0]) for a, b in pairs if a.tokens[0] == b.tokens[0]]
     enough = len(apart) >= SAME_ENOUGH * NUM_PROMPTS
     return Verdict(
@@ -118,24 +123,24 @@ async def half(device: str) -> Verdict:
     )
 
 
-async def graphs(device: str) -> Verdict:
-    with_graphs = await answers(device, "bfloat16")
-    return same(with_graphs, await answers(device, "bfloat16", enforce_eager=True), SAME_ENOUGH)
+def graphs(device: str) -> Verdict:
+    with_graphs = answers(device, "bfloat16")
+    return same(with_graphs, answers(device, "bfloat16", enforce_eager=True), SAME_ENOUGH)
 
 
-async def overlap(device: str) -> Verdict:
-    ahead = await answers(device, "bfloat16")
-    return same(ahead, await answers(device, "bfloat16", async_scheduling=False))
+def overlap(device: str) -> Verdict:
+    ahead = answers(device, "bfloat16")
+    return same(ahead, answers(device, "bfloat16", async_scheduling=False))
 
 
-async def crowd(device: str) -> Verdict:
-    alone = await answers(device, "bfloat16", batch_invariant=True, alone=True)
-    together = await answers(device, "bfloat16", batch_invariant=True)
+def crowd(device: str) -> Verdict:
+    alone = answers(device, "bfloat16", batch_invariant=True, alone=True)
+    together = answers(device, "bfloat16", batch_invariant=True)
     equal = sum(a == b for a, b in zip(alone, together, strict=True))
     return Verdict(equal == len(alone), f"{equal} of {len(alone)} answers, bit for bit")
 
 
-CHECKS: tuple[Callable[[str], Coroutine[Any, Any, Verdict]], ...] = (parity, half, graphs, overlap, crowd)
+CHECKS: tuple[Callable[[str], Verdict], ...] = (parity, half, graphs, overlap, crowd)
 
 
 def check(device: str) -> dict[str, Verdict]:
@@ -143,7 +148,7 @@ def check(device: str) -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     for each in CHECKS:
         try:
-            found[each.__name__] = asyncio.run(each(device))
+            found[each.__name__] = each(device)
         except Exception as error:  # noqa: BLE001  # whatever it was, the others still run
             found[each.__name__] = Verdict(False, f"{type(error).__name__}: {error}")
         verdict = found[each.__name__]

@@ -56,7 +56,7 @@ def test_graphs_that_compute_something_else_are_found(gpu_check: ModuleType, mon
 def test_without_graphs_nothing_is_recorded(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch):
     recorder = FakeRecorder()
     monkeypatch.setattr(recorded_graphs, "graph_recorder", lambda device: recorder)
-    gpu_check.asyncio.run(gpu_check.answers("cpu", "bfloat16", enforce_eager=True))
+    gpu_check.answers("cpu", "bfloat16", enforce_eager=True)
     assert not recorder.replayed
 
 
