@@ -43,16 +43,7 @@ STORED_AS = {"F32": "float32", "F16": "float16"}
 """The dtype of weights of a type; that of all others is bfloat16."""
 NAME = "model.gguf"
 ENDS = ("eos", "eot", "eom")
-BROKEN = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    NotImplementedError,
-    OSError,
-)
+BROKEN = (ValueError, LookupError, TypeError, AttributeError, OverflowError, NotImplementedError, OSError)
 """What the library raises over a file that is no GGUF file, or half of one."""
 
 
