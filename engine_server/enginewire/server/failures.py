@@ -83,12 +83,6 @@ class KvExhausted(EngineError):
     reason = pb.ERROR_REASON_KV_EXHAUSTED
 
 
-class RequestTooLarge(EngineError):
-    """The message is over an advertised size limit."""
-
-    reason = pb.ERROR_REASON_TOO_LARGE
-
-
 class RoleMismatch(EngineError):
     """The request belongs to another disaggregation role."""
 
