@@ -27,7 +27,6 @@ class Process:
         self.latency = latency
         self.is_gone = self.is_frozen = False
         self.life = f"life-{number}"
-        self.num_generate = 0
         self._ends: set[asyncio.Event] = set()
         self._speed = speed
         self._info = pb.GetEngineInfoResponse(
@@ -166,7 +165,6 @@ class GenerateCall:
         process, part = self._process, self._request.request
         with process.until_gone(self._news):
             await process.answered(None)
-            process.num_generate += 1
             before = len(part.resume.choices[0].generated_token_ids) if part.resume.choices else 0
             left = part.stop_conditions.max_tokens - before
             prompt = [*part.token_ids]

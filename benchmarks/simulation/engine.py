@@ -84,7 +84,7 @@ class Engine:
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._num_private = 0
-        self.prompt_tokens = self.cached_tokens = self.output_tokens = self.num_finished = 0
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.busy = 0.0
         self.on_step: Callable[[], None] = lambda: None
 
@@ -217,7 +217,6 @@ class Engine:
             job.emit(answer(job.prompt, begin, end), is_last)
             if is_last:
                 job.is_over = True
-                self.num_finished += 1
                 self._leave(job)
             else:
                 self._push(job, min(self.step + STEPS_PER_MESSAGE, job.first_step + job.max_tokens - 1))
