@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 import mistral_common
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
 from tokenizers import (
     AddedToken,
@@ -29,6 +28,7 @@ from tokenizers import (
 )
 
 from enginewire.byte_level import CHARACTER_OF_BYTE
+from enginewire.conformance.wire.foreign.classes import Field, classes
 from tests.backend.decoding import toy_tokenizers as toy
 from tests.repository import ROOT
 
@@ -140,18 +140,9 @@ def splits(piece: str, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
 
 def sentencepiece_model(data: bytes) -> Message:
     """The part of a SentencePiece model that names its pieces."""
-    file = descriptor_pb2.FileDescriptorProto(name="pieces.proto", package="pieces")
-    model, piece = file.message_type.add(name="Model"), file.message_type.add(name="Piece")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    model.field.add(name="pieces", number=1, label=3, type=kinds.TYPE_MESSAGE, type_name=".pieces.Piece")
-    for number, (name, kind) in enumerate(
-        [("piece", kinds.TYPE_STRING), ("score", kinds.TYPE_FLOAT), ("type", kinds.TYPE_INT32)], 1
-    ):
-        piece.field.add(name=name, number=number, label=1, type=kind)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    parsed = message_factory.GetMessageClass(pool.FindMessageTypeByName("pieces.Model"))()
-    parsed.ParseFromString(data)
+    piece = (("piece", 1, Field.TYPE_STRING), ("score", 2, Field.TYPE_FLOAT), ("type", 3, Field.TYPE_INT32))
+    table = {"Model": (("pieces", 1, "Piece"),), "Piece": piece}
+    parsed: Message = classes("pieces", table, repeated={"pieces"})["Model"].FromString(data)
     return parsed
 
 
