@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from enginewire import v1 as pb
 from tests.backend.asking import Heard
-from tests.end_to_end.chaos import answer_of
+from tests.end_to_end.chaos.stage import answer_of
 
 FAULTS = ("lost", "duplicated", "changed")
 

@@ -27,7 +27,7 @@ from tests.backend.asking import Heard, hear
 from tests.chaos.fleet import MOCKER, Certificates, Engine, fleet
 from tests.chaos.history import Record, Truth, tally
 from tests.chaos.link import corrupted, doubled, dropped
-from tests.end_to_end.chaos import hear_slowly, kinds_of_requests
+from tests.end_to_end.chaos.stage import hear_slowly, kinds_of_requests
 
 PROMPTS = (b"the quick brown fox", b"five boxing wizards")
 MAX_TOKENS = 120

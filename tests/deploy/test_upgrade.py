@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from enginewire import v1 as pb
 from tests.backend.our_processes import load_of
-from tests.end_to_end.chaos import EngineSlot, engines
+from tests.end_to_end.chaos.stage import EngineSlot, engines
 from tests.long import long
 from tests.patience import PATIENCE_SECONDS
 

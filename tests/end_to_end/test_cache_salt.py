@@ -7,8 +7,8 @@ import pytest
 
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.http_api.serving import serving_http
-from tests.end_to_end.chaos import replaying
-from tests.end_to_end.test_chaos_demo import tokenizer_of
+from tests.end_to_end.chaos.stage import replaying
+from tests.end_to_end.chaos.test_demo import tokenizer_of
 from tests.patience import PATIENCE_SECONDS
 
 PROMPT = "and so on, and so on, " * 20

@@ -13,7 +13,7 @@ from tests.backend.engines.discovery.test_target_file import replace
 from tests.backend.our_processes import run
 from tests.certificates import Authority
 from tests.deploy.test_upgrade import MOCKER, backend, callers, has_answered, load_when
-from tests.end_to_end.chaos import EngineSlot, engines
+from tests.end_to_end.chaos.stage import EngineSlot, engines
 
 
 def write(path: Path, slots: Sequence[EngineSlot]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from enginewire import v1 as pb
 from tests.backend.asking import ask, hear
-from tests.end_to_end.chaos import engines, replaying
-from tests.end_to_end.test_chaos_demo import DEMO, tokenizer_of
+from tests.end_to_end.chaos.stage import engines, replaying
+from tests.end_to_end.chaos.test_demo import DEMO, tokenizer_of
 
 NUM_CONVERSATIONS = 4
 NUM_TURNS = 3

@@ -15,7 +15,7 @@ from enginewire import v1 as pb
 from tests.chaos.rehearsal.servers import (
     until,
 )
-from tests.end_to_end.chaos import kinds_of_requests
+from tests.end_to_end.chaos.stage import kinds_of_requests
 
 NUM_TOKENS: Final = 400
 

@@ -16,7 +16,7 @@ from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.backend.replay.retry import RetryPolicy
 from tests.backend.asking import Heard, hear
 from tests.backend.our_processes import load_of, until
-from tests.end_to_end.chaos import migrations, replaying
+from tests.end_to_end.chaos.stage import migrations, replaying
 from tests.vllm_engine.live.conftest import DRAIN_SECONDS, TORCH, VLLM, Server, Start
 from tests.vllm_engine.live.test_answers import PATIENCE_SECONDS, request
 

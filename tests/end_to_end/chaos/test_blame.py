@@ -15,11 +15,11 @@ from enginewire import v1 as pb
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import Heard, ask
-from tests.end_to_end.chaos import EngineSlot, engines, hear_slowly, replaying
-from tests.end_to_end.poisoned_engine import POISON
+from tests.end_to_end.chaos.poisoned_engine import POISON
+from tests.end_to_end.chaos.stage import EngineSlot, engines, hear_slowly, replaying
 
 SLOW_TO_BEGIN = ("--engine", "mocker", "--mocker-ttft-ms", "1500", "--mocker-itl-ms", "2")
-POISONED = ("--engine", "tests.end_to_end.poisoned_engine:DiesOfPoison")
+POISONED = ("--engine", "tests.end_to_end.chaos.poisoned_engine:DiesOfPoison")
 NUM_HEALTHY = 8
 
 

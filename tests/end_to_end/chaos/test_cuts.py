@@ -13,7 +13,7 @@ from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import hear
 from tests.chaos.link import Link
-from tests.end_to_end.chaos import answer_of, engines, migrations, replaying
+from tests.end_to_end.chaos.stage import answer_of, engines, migrations, replaying
 from tests.long import long_but
 from tests.patience import PATIENCE_SECONDS
 

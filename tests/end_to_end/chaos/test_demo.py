@@ -14,7 +14,14 @@ from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.prompting.tokenizer import BackendTokenizer
 from enginewire.server.demo_model import questions
 from tests.backend.asking import Heard, hear
-from tests.end_to_end.chaos import answer_of, engines, hear_slowly, kinds_of_requests, migrations, replaying
+from tests.end_to_end.chaos.stage import (
+    answer_of,
+    engines,
+    hear_slowly,
+    kinds_of_requests,
+    migrations,
+    replaying,
+)
 from tests.long import long
 from tests.server.serving import until_true
 

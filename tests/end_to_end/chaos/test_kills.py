@@ -17,7 +17,7 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import Heard, ask, hear
-from tests.end_to_end.chaos import (
+from tests.end_to_end.chaos.stage import (
     MOCKER,
     EngineSlot,
     answer_of,

@@ -23,7 +23,7 @@ from tests.backend.asking import Heard, ask, hear
 from tests.chaos.fleet import MOCKER, Certificates, fleet
 from tests.chaos.history import Record, Truth
 from tests.chaos.link import Change, Link, corrupted, doubled, dropped
-from tests.end_to_end.chaos import engines, hear_slowly, replaying
+from tests.end_to_end.chaos.stage import engines, hear_slowly, replaying
 from tests.end_to_end.processes import Client, start_client_process
 from tests.long import long, long_but
 from tests.patience import PATIENCE_SECONDS
