@@ -238,7 +238,7 @@ async def test_each_attempt_gets_the_time_that_is_left(socket_folder, vocabulary
 
 
 async def test_a_retry_does_not_outlive_the_deadline(socket_folder, vocabulary) -> None:
-    refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True, retry_after=30.0)
+    refusal = Failure(8, pb.ERROR_REASON_QUEUE_FULL, "full", retryable=True, retry_after=2 * PATIENCE_SECONDS)
     began = time.monotonic()
     engine = Lives([refusal.to_proto()])
     heard = await heard_of(socket_folder, vocabulary, engine, timeout=0.3, policy=RetryPolicy())
