@@ -201,13 +201,14 @@ def test_prompts_make_decodes_wait_for_a_part_of_a_step_only():
     assert [lengths(step) for step in steps] == [[7], [1, 3], [1, 3], [6]]
 
 
-def test_a_total_limit_counts_the_longest_outputs():
-    scheduler = Scheduler(BlockPool(64, 4), 4, 32, AdmissionRules(max_batch_total_tokens=20))
-    first, second, third = (make_request(4, 6) for _ in range(3))
-    for request in (first, second, third):
+@pytest.mark.parametrize(("limit", "num_running"), [(19, 1), (20, 2), (29, 2), (30, 3)])
+def test_a_total_limit_counts_the_longest_outputs(limit, num_running):
+    scheduler = Scheduler(BlockPool(64, 4), 4, 32, AdmissionRules(max_batch_total_tokens=limit))
+    requests = [make_request(4, 6) for _ in range(3)]
+    for request in requests:
         scheduler.add(request)
     compute(scheduler, scheduler.schedule())
-    assert scheduler.running == [*first.sequences, *second.sequences]
+    assert scheduler.running == [request.sequences[0] for request in requests[:num_running]]
     large = make_request(30, 30)
     scheduler.add(large)
     run(scheduler)
@@ -287,6 +288,19 @@ def test_a_prompt_that_may_hold_more_than_is_free_waits():
     assert scheduler.waiting == third.sequences, "five blocks and one for each that runs: more than are free"
 
 
+@pytest.mark.parametrize("max_mixed", [None, 2])
+@pytest.mark.parametrize(("num_blocks", "num_running"), [(6, 1), (7, 2)])
+def test_a_prompt_may_hold_what_it_holds_in_a_step_of_its_own(num_blocks, num_running, max_mixed):
+    rules = AdmissionRules(max_mixed_prefill_tokens=max_mixed)
+    scheduler = Scheduler(BlockPool(num_blocks, 4), 4, max_num_batched_tokens=6, rules=rules, window=8)
+    scheduler.add(make_request(6, 30))
+    compute(scheduler, scheduler.schedule())
+    assert (scheduler.pool.num_used, scheduler.window.most_blocks(6)) == (2, 4)
+    scheduler.add(make_request(100, 9))
+    scheduler.schedule()
+    assert len(scheduler.running) == num_running
+
+
 def test_a_step_takes_no_more_of_a_long_prompt_than_the_pool_can_hold():
     scheduler = Scheduler(BlockPool(4, 4), max_num_seqs=4, max_num_batched_tokens=64, window=6)
     request = make_request(50, 3)
@@ -322,6 +336,18 @@ def test_a_cached_prefix_behind_a_window_needs_no_room():
     scheduler.schedule()
     assert scheduler.running == [*other.sequences, *again.sequences]
     assert again.num_cached_tokens == 40
+
+
+@pytest.mark.parametrize(("num_blocks", "joins"), [(10, False), (11, True)])
+def test_whoever_fits_exactly_joins(num_blocks, joins):
+    scheduler = Scheduler(BlockPool(num_blocks, 4), max_num_seqs=4, max_num_batched_tokens=64)
+    for _ in range(2):
+        scheduler.add(make_request(10, 9))
+    compute(scheduler, scheduler.schedule())
+    assert scheduler.pool.num_used == 6
+    scheduler.add(newcomer := make_request(12, 9))  # three blocks, and one for each of the two that run
+    scheduler.schedule()
+    assert (newcomer.sequences[0] in scheduler.running) == joins
 
 
 def test_cached_blocks_that_nobody_holds_need_room():
