@@ -415,6 +415,19 @@ def test_who_waits_with_a_token_that_nobody_has_read_goes_on_waiting():
     assert lengths(scheduler.schedule()) == [5]
 
 
+def test_whoever_only_waits_for_its_last_token_to_be_read_is_not_preempted():
+    scheduler = Scheduler(BlockPool(6, 4), max_num_seqs=4, max_num_batched_tokens=64)
+    requests = [make_request(9, 1), make_request(7, 1), make_request(2, 1)]
+    for request in requests:
+        scheduler.add(request)
+    granted = scheduler.schedule()
+    for grant in granted:
+        scheduler.advance(grant)
+    assert scheduler.schedule() == []
+    assert scheduler.running == [grant.sequence for grant in granted]
+    assert (scheduler.waiting, scheduler.num_preemptions) == (requests[2].sequences, 0)
+
+
 def test_whoever_shares_a_prefix_behind_a_window_needs_room_for_what_comes_after_it():
     scheduler = Scheduler(BlockPool(8, 4), max_num_seqs=4, max_num_batched_tokens=8, window=8)
     first, second = (make_request(17, 9, salt="") for _ in range(2))
