@@ -38,8 +38,10 @@ def step(scheduler: Scheduler) -> list[Scheduled]:
 def test_a_decode_gets_its_token_and_as_many_drafted_ones_as_there_may_be():
     scheduler = scheduler_of(20, 16)
     decoding(scheduler, make_request(6, 30))
+    num_drafted = 0
     for _ in range(5):
         (grant,) = step(scheduler)
+        num_drafted += len(grant.draft)
         # The period of the output is guessed on: it is all twos, once there are two of them.
         assert list(grant.draft) in ([], [2] * 5)
         assert grant.num_tokens == 1 + len(grant.draft)
@@ -47,6 +49,7 @@ def test_a_decode_gets_its_token_and_as_many_drafted_ones_as_there_may_be():
             grant.sequence.num_computed_tokens
         )
     assert grant.draft
+    assert grant.sequence.drafter.num_drafted == num_drafted
 
 
 def test_drafts_share_what_the_others_leave_of_the_budget():
