@@ -300,3 +300,12 @@ def test_beams_share_what_is_computed(load, monkeypatch, bypass):
     engine.answer(request)
     assert computed[0] == 60
     assert max(computed[1:]) <= 4 * (4 + 1)
+
+
+def test_beams_begin_with_what_others_have_left_in_the_cache(load, network):
+    engine = load("llama", block_size=4)
+    engine.answer(greedy(PROMPT, 1))
+    request = ask(stops=())
+    answer = engine.answer(request)
+    assert choices(answer) == generate(network, request)
+    assert answer.outputs[-1].completion_usage.prompt_tokens_details.cached_tokens == 20
