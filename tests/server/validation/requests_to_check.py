@@ -91,6 +91,7 @@ def failure_of(request: pb.GenerateRequest, engine: pb.EngineConfig) -> EngineEr
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+    """Of this thread's processor time, whatever else runs here."""
+    begin = time.thread_time()
     call()
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
