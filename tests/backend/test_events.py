@@ -7,7 +7,7 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.annotated import Annotated, BackendOutput
-from enginewire.backend.engines.connection import stream as engine_stream
+from enginewire.backend.engines import stream as engine_stream
 from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.stream import EngineStream
 from enginewire.backend.prompting.annotations import take_ours
