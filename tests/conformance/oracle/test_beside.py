@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.conformance.mutants.left_beside import WhoLeavesIsNotCounted, WhoLeavesVisibleStopsKeepsABlock
 from enginewire.conformance.mutants.options_beside import (
     CachedPromptsAreNotPenalised,
     RowsArePenalisedBesideOthers,
@@ -14,6 +15,7 @@ from enginewire.conformance.oracle import findings
 from enginewire.conformance.oracle.beside import mixed
 from enginewire.conformance.oracle.findings import Finding
 from enginewire.conformance.reference.generation.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings
 from enginewire.conformance.running.servers.in_process import InProcess
@@ -85,6 +87,31 @@ class Rounds(Reference):
 @pytest.mark.parametrize("server", [OneSequence, Rounds])
 async def test_a_correct_server_has_no_findings_under_other_options(server: type[Reference]) -> None:
     assert (await findings_of(server(), 24))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("server", "identifier"),
+    [(WhoLeavesVisibleStopsKeepsABlock, "CON-07"), (WhoLeavesIsNotCounted, "INF-13")],
+)
+async def test_what_is_wrong_when_a_caller_leaves_is_found(server: type[Reference], identifier: str) -> None:
+    found, _ = await findings_of(server(), 64)
+    assert {finding.id for finding in found} == {identifier}
+
+
+class FailsWhoLeaves(Reference):
+    """An abort of one that has a token is a fault of the server."""
+
+    def abort(self, job: Job) -> None:
+        if job.completion_tokens:
+            self.fail(job, Refusal(pb.ERROR_REASON_INTERNAL, "nobody is there"))
+        else:
+            super().abort(job)
+
+
+async def test_a_failure_of_who_was_left_is_found() -> None:
+    found, _ = await findings_of(FailsWhoLeaves(), 32)
+    assert {finding.id for finding in found} == {"INF-09"}
+    assert "a valid request failed" in str(found[0].violation)
 
 
 async def test_rows_that_others_change_are_found() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.conformance.oracle.case import Cut
 from enginewire.conformance.oracle.draw import Offer
 from enginewire.conformance.oracle.mixes import Mix, drawn, neutral_of, of_runs, options_of, smaller
 from enginewire.conformance.oracle.predict import is_possible
@@ -79,16 +80,19 @@ def test_the_mixes_of_a_seed_are_the_same_however_many_are_drawn() -> None:
     assert first != drawn(2, 40, [RUN], OFFER, CONFIG)
     assert {name for mix in first for name in mix.beside} == set(options_of(RUN, CONFIG))
     assert 0 < sum(mix.is_aborted for mix in first) < 20
+    cuts = [mix.cut for mix in first if mix.cut]
+    assert 0 < sum(cut.is_late for cut in cuts) < len(cuts) < 20
+    assert all(mix.cut.tokens < mix.case.max_tokens and not mix.is_aborted for mix in first if mix.cut)
     assert all(mix.case.together for mix in first)
 
 
 def test_a_mix_gets_simpler_until_nothing_is_beside_it() -> None:
     [mix] = drawn(3, 1, [RUN], OFFER, CONFIG)
-    mix = Mix(case=mix.case, beside=("logprobs", "seed", "top_p"), is_aborted=True)
+    mix = Mix(case=mix.case, beside=("logprobs", "seed", "top_p"), is_aborted=True, cut=Cut(3))
     steps = 0
     # What has no tokens is no request; whoever shrinks leaves it out.
     while following := next((other for other in smaller(mix) if other.case.max_tokens), None):
         assert following != mix
         mix, steps = following, steps + 1
-    assert (mix.beside, mix.is_aborted) == ((), False)
+    assert (mix.beside, mix.is_aborted, mix.cut) == ((), False, None)
     assert 2 < steps < 200

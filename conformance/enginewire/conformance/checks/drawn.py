@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from enginewire.conformance.oracle.beside import FACTS, IDLE, NAMES, SERVED, VALUES, mixed
+from enginewire.conformance.oracle.beside import COUNTS, FACTS, IDLE, NAMES, SERVED, VALUES, mixed
 from enginewire.conformance.oracle.findings import Finding, findings
 from enginewire.conformance.oracle.guided import GREEDY, guided
 from enginewire.conformance.oracle.languages import LANGUAGES
@@ -43,6 +43,7 @@ OFFERED: Final = (
     *("SAM-03", "SAM-04", "SAM-04/batch-invariant", "SAM-04/full-batch", "SEQ-04", "SEQ-04/seeded"),
     *("RES-02", "RES-02/choices", "RES-02/multiplexed", "MUX-01/seeded"),
     *("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-07", "LOG-11", "ABO-01", "ABO-02"),
+    *("CAN-01", "CAN-02", "CAN-03", "MUX-07", "MUX-12"),
 )
 """What the options beside a case do by themselves."""
 
@@ -60,7 +61,7 @@ def _drawn(identifier: str) -> CheckFunction:
 
 def _mixed(identifier: str) -> CheckFunction:
     async def holds(ctx: Context) -> None:
-        """Beside options that change nothing of it, and beside requests that are aborted."""
+        """Beside options that change nothing of it, and beside requests that are aborted or left."""
         _tell(ctx, identifier, await mixed(ctx))
 
     holds.__name__ = "whatever_is_beside_it"
@@ -89,7 +90,7 @@ for _id in (*BY_ENDS, *BY_THE_REST):
 
 DRAWN: Final = tuple(f"{identifier}/drawn" for identifier in (*BY_ENDS, *BY_THE_REST))
 
-for _id in (SERVED, IDLE, FACTS, VALUES, NAMES):
+for _id in (SERVED, IDLE, COUNTS, FACTS, VALUES, NAMES):
     _needs = (*WHOLE, *OFFERED, _id, *DRAWN)
     check(_id, variant="mixed", needs=_needs, phase=Phase.LOAD, alone=True, costly=True)(_mixed(_id))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.oracle.case import Case
+from enginewire.conformance.oracle.case import Case, Cut
 from enginewire.conformance.oracle.draw import Offer
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import Value, change
@@ -26,6 +26,9 @@ Row = Mapping[int, float]
 """The log-probabilities of one position, by id, as far as they were told."""
 
 BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+LEAST_SECONDS = 0.01
+"""Of a deadline: what passes on the way is of no interest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,14 @@ class Target:
         told = self.rows[case.prompt] if self.rows else ()
         return told[index if self.run_of(case).others else 0] if told else ()
 
-    async def ask(self, cases: Sequence[Case], beside: Sequence[Changes] = ()) -> list[Answer]:
+    async def ask(
+        self, cases: Sequence[Case], beside: Sequence[Changes] = (), cuts: Sequence[Cut | None] = ()
+    ) -> list[Answer]:
         """All at the same time, those that are multiplexed over one stream; in their order.
 
-        `beside`: what else each of them is changed by.
+        `beside`: what else each of them is changed by; `cuts`: where each is left.
         """
+        cuts = cuts or [None] * len(cases)
         requests = [
             change(self._request(case), **other)
             for case, other in zip(cases, beside or [{}] * len(cases), strict=True)
@@ -84,8 +90,10 @@ class Target:
         plain = [number for number, case in enumerate(cases) if not case.multiplexed]
         multiplexed = [number for number, case in enumerate(cases) if case.multiplexed]
         found = await asyncio.gather(
-            asyncio.gather(*(self._generate(requests[number]) for number in plain)),
-            self._over_one_stream([requests[number] for number in multiplexed]),
+            asyncio.gather(*(self._generate(requests[number], cuts[number]) for number in plain)),
+            self._over_one_stream(
+                [requests[number] for number in multiplexed], [cuts[number] for number in multiplexed]
+            ),
         )
         answers = dict(zip((*plain, *multiplexed), (*found[0], *found[1]), strict=True))
         return [answers[number] for number in range(len(cases))]
@@ -101,35 +109,49 @@ class Target:
         """What the run that a case repeats was asked for."""
         return self.under[case.prompt] if self.under else {}
 
-    async def _generate(self, request: pb.GenerateRequest) -> Answer:
-        stream = self.ctx.start(request, client=self.client)
+    async def _generate(self, request: pb.GenerateRequest, cut: Cut | None) -> Answer:
+        stream = self.ctx.start(request, client=self.client, timeout=self._seconds_until(cut))
         try:
+            if cut and not cut.is_late:
+                await _leave(stream, cut)
             await stream.end()
         except Violation as violation:
             return Answer(stream.outputs, str(violation), stream.exchange)
-        return _answer(stream)
+        return answer_of(stream)
 
-    async def _over_one_stream(self, requests: Sequence[pb.GenerateRequest]) -> list[Answer]:
+    def _seconds_until(self, cut: Cut | None) -> float:
+        """Of a request that shall be late about there; 0 for another one."""
+        bounds = self.ctx.bounds
+        return bounds.ttft + cut.tokens * bounds.itl + LEAST_SECONDS if cut and cut.is_late else 0.0
+
+    async def _over_one_stream(
+        self, requests: Sequence[pb.GenerateRequest], cuts: Sequence[Cut | None]
+    ) -> list[Answer]:
         if not requests:
             return []
         longest = self.ctx.bounds.generation(max(map(_tokens_of, requests)))
         stream = Multiplexed(self.client, 2 * longest)
-        submits = [stream.submitted(number, request) for number, request in enumerate(requests)]
+        submits = [
+            stream.submitted(number, request, self._seconds_until(cut))
+            for number, (request, cut) in enumerate(zip(requests, cuts, strict=True))
+        ]
         # What a reader needs to send it again: there is nothing else on the stream.
         stream.exchange.request = pb.GenerateMultiplexedRequest(submits=submits)
-        stream.send(*submits)
-        if len(requests) % 2:
+        left = {number: cut.tokens for number, cut in enumerate(cuts) if cut and not cut.is_late}
+        later = {number: count for number, count in left.items() if count}
+        stream.send(*submits, abort=tuple(left.keys() - later.keys()))
+        if len(requests) % 2 and not later:
             stream.half_close()  # nobody has begun, and some may wait
         # What ended too early, or not at all, shows in the handles.
         with suppress(Violation):
-            await stream.until_ended(*range(len(requests)), within=longest)
+            await stream.until_ended(*range(len(requests)), within=longest, left=later)
             stream.half_close()
             await stream.finish()
         status = stream.exchange.status if stream.exchange.code else "OK"
         live = stream.live
         await stream.close()
         await self.ctx.end(live)
-        return [_answer_of(stream.handle(number), stream, status) for number in range(len(requests))]
+        return [_answer_of_handle(stream.handle(number), stream, status) for number in range(len(requests))]
 
 
 def rows_in(outputs: Sequence[pb.LLMEngineOutput]) -> Iterator[tuple[int, float, Row]]:
@@ -145,7 +167,18 @@ def rows_in(outputs: Sequence[pb.LLMEngineOutput]) -> Iterator[tuple[int, float,
             )
 
 
-def _answer(stream: Stream) -> Answer:
+async def _leave(stream: Stream, cut: Cut) -> None:
+    """Cancel the call when it has so many tokens; one that ends before is read to its end."""
+    if not await stream.call.accepted():
+        return
+    while sum(len(choice.tokens) for choice in stream.choices.values()) < cut.tokens:
+        if await anext(stream.call, None) is None:
+            return
+    stream.cancel()
+
+
+def answer_of(stream: Stream) -> Answer:
+    """Of a call that has ended."""
     status = "OK" if stream.exchange.is_ok else stream.exchange.status
     exchange = stream.exchange
     return Answer(stream.outputs, status, exchange, exchange.code is BUSY, detail=exchange.detail)
@@ -155,7 +188,7 @@ def _tokens_of(request: pb.GenerateRequest) -> int:
     return request.request.stop_conditions.max_tokens * max(request.request.sampling_options.n, 1)
 
 
-def _answer_of(handle: Handle, stream: Multiplexed, stream_status: str) -> Answer:
+def _answer_of_handle(handle: Handle, stream: Multiplexed, stream_status: str) -> Answer:
     """Of one handle; the status of the stream is that of all that had no end."""
     status = "OK" if handle.has_ended else stream_status
     code, detail = handle.status.code if handle.status else 0, None

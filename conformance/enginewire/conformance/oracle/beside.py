@@ -7,10 +7,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.oracle.ask import Answer, Target, rows_in
+from enginewire.conformance.oracle.ask import Answer, Target, answer_of, rows_in
 from enginewire.conformance.oracle.findings import (
     EFFORTS,
     LATE,
@@ -30,6 +31,7 @@ from enginewire.conformance.oracle.shrink import Patience, shrink
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
+from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire.field_rules import FIELD_RULES
 
@@ -38,6 +40,11 @@ IDLE: Final = "CON-07"
 FACTS: Final = "INF-03"
 VALUES: Final = "LOG-11"
 NAMES: Final = "ERR-12"
+
+COUNTS: Final = "INF-13"
+
+LEFT: Final = ("OK", "CANCELLED", "DEADLINE_EXCEEDED")
+"""How a request may end that its caller has left, or somebody aborted."""
 
 FREE: Final = 8
 """Slots that a full engine has left for mixes: half of a group waits for the other half."""
@@ -64,7 +71,8 @@ class Mixed:
         beside = [{**self._changes(mix), "request_id": name} for mix, name in zip(mixes, ids, strict=True)]
         aborted = [name for mix, name in zip(mixes, ids, strict=True) if mix.is_aborted]
         answers, _ = await asyncio.gather(
-            self.target.ask([mix.case for mix in mixes], beside), self._meanwhile(aborted)
+            self.target.ask([mix.case for mix in mixes], beside, [mix.cut for mix in mixes]),
+            self._meanwhile(aborted),
         )
         return answers
 
@@ -86,17 +94,20 @@ class Mixed:
     def fault(self, mix: Mix, answer: Answer) -> Fault | None:
         """The first fault of an answer."""
         run, offer = self.target.run_of(mix.case), self.target.offer
-        if mix.is_aborted and _is_cut(answer):
-            return next(self._faults_of_tokens(mix, answer, run), None) if offer.is_exact else None
+        if mix.cut or (mix.is_aborted and _is_cut(answer)):
+            return next(self._faults_of_left(mix, answer, run), None)
         return judge(mix.case, answer, run, offer) or next(self._faults_of_values(mix, answer), None)
 
-    def _faults_of_tokens(self, mix: Mix, answer: Answer, run: Greedy) -> Iterator[Fault]:
-        """What came before the abort stays valid."""
-        for index, choice in answer.choices.items():
+    def _faults_of_left(self, mix: Mix, answer: Answer, run: Greedy) -> Iterator[Fault]:
+        """It ended as who left it wanted; what came before that stays valid."""
+        is_late = mix.cut and mix.cut.is_late and answer.exchange.timed_out
+        if not (is_late or answer.status.startswith(LEFT)):
+            yield Fault("INF-09", "a valid request failed", " or ".join(LEFT), answer.status)
+        for index, choice in answer.choices.items() if self.target.offer.is_exact else ():
             due = run.of(index)[mix.case.delivered(index) :]
             is_known = len(run.tokens) >= mix.case.min_tokens and not mix.case.min_tokens
             if is_known and choice.tokens != due[: len(choice.tokens)]:
-                yield Fault("SAM-01", f"choice {index} has other tokens before its abort", due, choice.tokens)
+                yield Fault("SAM-01", f"choice {index} has other tokens before its end", due, choice.tokens)
 
     def _faults_of_values(self, mix: Mix, answer: Answer) -> Iterator[Fault]:
         """Of the prompt; of tokens as long as they are those of the run, whatever others ask for."""
@@ -144,13 +155,15 @@ async def _mixed(ctx: Context) -> list[Finding]:
     for some in in_time(ctx, iter(groups)):
         # A slow engine is asked for less.
         is_fast = ctx.bounds.tokens_with_patience >= TOKENS
-        async with _full(ctx, is_fast and some is groups[-1]), _guided(target, some[0][0] // TOGETHER):
+        before = await ctx.client.load()
+        turn = some[0][0] // TOGETHER
+        async with _full(ctx, is_fast and some is groups[-1]), _guided(target, turn) as guided:
             answers = await everything.ask([mix for _, mix in some])
         judged += sum(not answer.is_busy for answer in answers)
         for (number, mix), answer in zip(some, answers, strict=True):
             fault = everything.fault(mix, answer) if _is_told(mix, answer) else None
             failed += [(number, mix, fault, answer)] if fault else []
-        found += [each async for each in _after(ctx, target)]
+        found += [each async for each in _after(ctx, target, before, [*answers, *guided])]
         if found:
             break
     if judged < len(mixes) and not found:
@@ -177,21 +190,25 @@ def _of_all_kinds(seed: int, wanted: int, target: Target, num_plain: int) -> lis
 
 
 @asynccontextmanager
-async def _guided(target: Target, turn: int) -> AsyncIterator[None]:
-    """A request under a guide beside the mixes, each time another one: what comes of it the monitor sees."""
+async def _guided(target: Target, turn: int) -> AsyncIterator[list[Answer]]:
+    """A request under a guide beside the mixes, each time another one: what comes of it the monitor sees.
+
+    Yields where its answer will be.
+    """
+    found: list[Answer] = []
     ctx = target.ctx
     offered = [each for each in LANGUAGES if each.mode in ctx.capabilities.guided_modes]
     if not offered:
-        yield
+        yield found
         return
     hot = {"temperature": HOT} if turn % 2 else {}
     guide = offered[turn % len(offered)].guide
     request = ctx.request(max_tokens=ctx.tokens(TOKENS), guided_decoding=guide, **hot)
     reading = asyncio.ensure_future(ctx.start(request, client=target.client).end())
     try:
-        yield
+        yield found
     finally:
-        await reading
+        found.append(answer_of(await reading))
 
 
 @asynccontextmanager
@@ -224,18 +241,39 @@ async def _values_of_prompts(target: Target) -> list[list[float]]:
     return [known[tuple(run.prompt)] for run in target.runs]
 
 
-async def _after(ctx: Context, target: Target) -> AsyncIterator[Finding]:
-    """Nothing is held any more, and the engine is who it was."""
+async def _after(
+    ctx: Context, target: Target, before: pb.Load | None = None, answers: Sequence[Answer] = ()
+) -> AsyncIterator[Finding]:
+    """Nothing is held any more, all was counted, and the engine is who it was."""
     try:
         load = await ctx.idle()
         expect(not load.waiting_tokens, "prompt tokens wait, and no request does", seen=load.waiting_tokens)
     except Violation as violation:
         yield Finding(IDLE, violation, ctx.client.exchanges[-1])
+        return
+    try:
+        await _counted(ctx, before or load, answers)
+    except Violation as violation:
+        yield Finding(COUNTS, violation, ctx.client.exchanges[-1])
     info = await target.client.info()
     try:
         expect_equal(info, ctx.info, "GetEngineInfo says something else after a mix of requests")
     except Violation as violation:
         yield Finding(FACTS, violation, target.client.exchanges[-1])
+
+
+async def _counted(ctx: Context, before: pb.Load, answers: Sequence[Answer]) -> None:
+    """At least the requests of which something came, however they ended, and their tokens; 0: nothing is."""
+    tokens = sum(len(output.token_ids) for answer in answers for output in answer.outputs)
+    came = {"requests_finished": sum(bool(answer.outputs) for answer in answers), "tokens_generated": tokens}
+    for name, least in came.items():
+        due = getattr(before, name) + least
+        message = f"Load.{name} counts fewer than came of a mix of requests"
+        await until(ctx, partial(_has, name, due), message, expected=f"at least {due}")
+
+
+def _has(name: str, least: int, load: pb.Load) -> bool:
+    return getattr(load, name) >= least or not getattr(load, name)
 
 
 def _misnamed(mistake: Mistaken, answer: Answer) -> Iterator[Finding]:

@@ -18,6 +18,19 @@ ATTEMPTS = 4
 """How often a request may have been tried before; that says nothing about its answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where nobody wants a request any more: when so many `tokens` came, or could have if it `is_late`."""
+
+    tokens: int
+    is_late: bool = False
+
+    @property
+    def described(self) -> str:
+        """In a few words."""
+        return f"{'late' if self.is_late else 'left'} after {self.tokens} tokens"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """What is asked for, and how. A field at its default is not in the request, except `max_tokens`."""

@@ -1,8 +1,8 @@
 """Mixes: drawn cases beside options that change neither their tokens nor their end. Sends nothing.
 
 What such an option is the greedy run tells: a mask that allows all of its tokens changes nothing. Beside a
-run under other options there are those that never change anything. Some mixes are aborted, so that the others
-have that beside them as well.
+run under other options there are those that never change anything. Some mixes are aborted, of some the caller
+leaves or the deadline passes, so that the others have that beside them as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.oracle.case import Case
+from enginewire.conformance.oracle.case import Case, Cut
 from enginewire.conformance.oracle.draw import MANY, Offer, draw
 from enginewire.conformance.oracle.predict import is_possible
 from enginewire.conformance.oracle.shrink import smaller as smaller_case
@@ -32,6 +32,9 @@ CHANCE: Final = 0.35
 SEVERAL: Final = 0.7
 """How often a case asks for several choices where they differ."""
 ABORTED: Final = 0.2
+LEFT: Final = 0.2
+LATE: Final = 0.3
+"""Of those that are left, how many by their deadline."""
 HOT: Final = 1.5
 UNLIKELY: Final = -50.0
 SEED: Final = 7
@@ -43,17 +46,21 @@ Changes = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """A case and what is beside it: names of `options_of`. `is_aborted`: somebody aborts it at some time."""
+    """A case and what is beside it: names of `options_of`. `is_aborted`: somebody aborts it at some time.
+
+    `cut`: where its caller leaves it.
+    """
 
     case: Case
     beside: tuple[str, ...] = ()
     is_aborted: bool = False
+    cut: Cut | None = None
 
     @property
     def described(self) -> str:
         """In one line."""
         parts = [self.case.described, *self.beside, *(["aborted"] if self.is_aborted else [])]
-        return ", ".join(parts)
+        return ", ".join([*parts, *([self.cut.described] if self.cut else [])])
 
 
 def options_of(run: Greedy, config: pb.EngineConfig) -> dict[str, Changes]:
@@ -162,7 +169,14 @@ def _mix(seed: int, number: int, runs: Sequence[Greedy], offer: Offer, config: p
     rng = random.Random(f"{seed}/mix/{number}")
     case = replace(draw(seed, FIRST + number, runs, offer), together=True)
     beside = _some(rng, options_of(runs[case.prompt], config), case)
-    return Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED)
+    return _left(rng, Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED))
+
+
+def _left(rng: random.Random, mix: Mix) -> Mix:
+    """Maybe cut: before the first token, or behind one of those that it would get."""
+    if mix.is_aborted or rng.random() >= LEFT:
+        return mix
+    return replace(mix, cut=Cut(tokens=rng.randrange(mix.case.max_tokens), is_late=rng.random() < LATE))
 
 
 def _some(rng: random.Random, offered: Mapping[str, Changes], case: Case) -> tuple[str, ...]:
@@ -194,7 +208,7 @@ def of_runs(
             case = several if is_whole else replace(case, n=1)
         beside = _some(rng, neutral[case.prompt], case)
         case = replace(case, prompt=first + case.prompt)
-        found.append(Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED))
+        found.append(_left(rng, Mix(case=case, beside=beside, is_aborted=rng.random() < ABORTED)))
     return found
 
 
@@ -202,6 +216,8 @@ def smaller(mix: Mix) -> Iterator[Mix]:
     """Every mix that is one step simpler, the largest steps first."""
     if mix.is_aborted:
         yield replace(mix, is_aborted=False)
+    if mix.cut:
+        yield replace(mix, cut=None)
     if len(mix.beside) > 1:
         yield replace(mix, beside=())
     for name in mix.beside:

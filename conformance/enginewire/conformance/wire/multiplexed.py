@@ -6,7 +6,7 @@ Judges only what makes a frame unreadable: columns of different length.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -45,6 +45,11 @@ class Handle:
     def tokens(self) -> list[int]:
         """Of choice 0."""
         return self.by_choice.get(0, Choice(0)).tokens
+
+    @property
+    def count(self) -> int:
+        """Tokens of all choices."""
+        return sum(len(output.token_ids) for output in self.outputs)
 
     @property
     def terminals(self) -> list[pb.LLMEngineOutput]:
@@ -124,11 +129,26 @@ class Multiplexed:
             if await self.read() is None:
                 raise Violation("the multiplexed stream ended too early", seen=self.exchange.status)
 
-    async def until_ended(self, *numbers: int, within: float | None = None) -> None:
-        """Read until these handles have ended; later than `within` seconds is a Violation."""
+    async def until_ended(
+        self, *numbers: int, within: float | None = None, left: Mapping[int, int] | None = None
+    ) -> None:
+        """Read until these handles have ended; later than `within` seconds is a Violation.
+
+        Those that are `left` are aborted when they have so many tokens.
+        """
+        due = dict(left or {})
+
+        def have_ended() -> bool:
+            if leave := [number for number, count in due.items() if self.handle(number).count >= count]:
+                # A handle that is not known comes first, and is ignored.
+                self.send(abort=(max(self.uses) + 1, *leave))
+            for number in leave:
+                del due[number]
+            return all(self.handle(number).has_ended for number in numbers)
+
         try:
             async with asyncio.timeout(within):
-                await self.until(lambda: all(self.handle(number).has_ended for number in numbers))
+                await self.until(have_ended)
         except TimeoutError:
             live = [number for number in numbers if not self.handle(number).has_ended]
             raise Violation(f"handles have no end within {within:.1f} s", seen=live) from None
