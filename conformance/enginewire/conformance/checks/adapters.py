@@ -82,6 +82,20 @@ async def each_has_its_own(ctx: Context) -> None:
             expect_equal(batched[:count], alone[:count], f"other tokens in a batch of adapters, for {kind}")
 
 
+@check("LOR-04", variant="by-model", needs=(*SHAPE, "LOR-01", "LOR-04"), alone=True)
+async def a_model_may_be_an_adapter(ctx: Context) -> None:
+    """`model` and `routing.lora_name` are two ways to name one, and two of them are a mistake."""
+    async with loaded(ctx, ctx.session.options.sources(2)) as (one, other):
+        prompt = ctx.prompt()
+        own, base = await _tokens(ctx, {"lora_name": one}, prompt), await _tokens(ctx, {}, prompt)
+        if own[:1] == base[:1]:
+            raise NotApplicable("the given adapter begins as the model does")
+        by_model = await _tokens(ctx, {"model": one}, prompt)
+        expect_equal(by_model[:1], own[:1], "an adapter that `model` names gives other tokens")
+        exchange = await ctx.refused(ctx.request(model=one, lora_name=other))
+        require_refusal(exchange, (grpc.StatusCode.INVALID_ARGUMENT,))
+
+
 @check("LOR-05", needs=(*SHAPE, "LOR-01", "LOR-02"), alone=True)
 async def adapters_in_use_stay(ctx: Context) -> None:
     """Unload while a long request has it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 from enginewire import v1 as pb
@@ -16,6 +17,11 @@ TOKENS: Final = 16
 WARM: Final = 2.0
 SEED: Final = 7
 MOST: Final = 3
+CANDIDATES: Final = 2
+"""Of each choice that is returned."""
+ORDERS: Final = 4
+"""Three choices that nobody has sorted are in order once in six times."""
+ROUNDING: Final = 0.01
 SEVERAL: Final = 20
 MANY: Final = 64
 """Choices that are enough to be more than the slots of a small engine."""
@@ -36,6 +42,26 @@ async def each_choice_ends_once(ctx: Context) -> None:
     _ends_once(ctx, stream)
     if ctx.capabilities.seed:
         _ends_once(ctx, await _one_early(ctx, stream))
+
+
+@check("INF-09", variant="best-first", gate="best_of", needs=(*SHAPE, "INF-09", "LOG-01", "SEQ-02"))
+async def the_best_candidates_come_first(ctx: Context) -> None:
+    """By the sums of the log-probabilities of their tokens."""
+    count = ctx.choices(MOST)
+    if count < 2 or not ctx.capabilities.logprobs:
+        raise NotApplicable("nothing tells of several choices which of them is the best")
+    for seed in range(ctx.times(ORDERS, ORDERS)):
+        sampling = {"temperature": 1.0, "seed": seed} if ctx.capabilities.seed else {"temperature": 1.0}
+        candidates = min(CANDIDATES * count, FIELD_RULES["sampling_options.best_of"].most(ctx.limits))
+        request = ctx.request(n=count, best_of=candidates, logprobs=0, max_tokens=ctx.tokens(8), **sampling)
+        stream = await ctx.generate(request)
+        sums = [
+            sum(value for output in choice.outputs for value in output.logprobs.token_logprobs)
+            for _, choice in sorted(stream.choices.items())
+        ]
+        for better, worse in pairwise(sums):
+            message = "the choices of best_of do not come with the most probable first"
+            expect(better >= worse - ROUNDING, message, seen=[round(each, 3) for each in sums])
 
 
 @check("SEQ-03", needs=(*SHAPE, "USE-01", "USE-02", "USE-03", "SEQ-02"))

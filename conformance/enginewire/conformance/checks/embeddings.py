@@ -48,7 +48,7 @@ async def one_vector_per_input_in_order(ctx: Context) -> None:
 
 @check("EMB-02", needs=("EMB-01",))
 async def dimensions_are_kept(ctx: Context) -> None:
-    """The model's own, then half of them where the model can shorten."""
+    """The model's own, then half of them where the model can shorten: the first of them, up to a factor."""
     vectors = await _vectors(ctx, _inputs(ctx))
     size = len(vectors[0])
     expect(size, "a vector is empty")
@@ -56,7 +56,11 @@ async def dimensions_are_kept(ctx: Context) -> None:
     asked = max(size // 2, 1)
     exchange = await embed(ctx, _inputs(ctx), dimensions=asked)
     if exchange.is_ok:
-        _are_vectors(_vectors_of(exchange), asked)
+        shorter = _vectors_of(exchange)
+        _are_vectors(shorter, asked)
+        for whole, short in zip(vectors, shorter, strict=True):
+            apart = math.dist(_unit(whole[:asked]), _unit(short))
+            expect(apart <= UNIT, "a vector that was made shorter is not the first numbers", seen=apart)
     else:
         require_refusal(exchange, REFUSALS, "dimensions")
 
@@ -187,6 +191,11 @@ def _vectors_of(exchange: Exchange) -> list[list[float]]:
     response = cast(pb.EmbedResponse, exchange.response())
     expect(response.output.embeddings, "an answer without vectors")
     return [list(embedding.values) for embedding in response.output.embeddings]
+
+
+def _unit(vector: Sequence[float]) -> list[float]:
+    length = math.hypot(*vector) or 1.0
+    return [value / length for value in vector]
 
 
 def _are_vectors(vectors: Sequence[Sequence[float]], size: int) -> None:

@@ -81,7 +81,7 @@ NOTHING: Final[dict[str, Value]] = {
 
 
 LONGEST_ID: Final = 128
-MANY: Final = 96
+MANY: Final = 1023
 """Ids in front of one that is wrong."""
 
 
@@ -93,7 +93,10 @@ async def a_prompt_is_needed(ctx: Context) -> None:
 
 @check("ERR-02", needs=SHAPE)
 async def ids_are_in_the_vocabulary(ctx: Context) -> None:
-    """In every list of ids the first one that does not exist, and the largest there is behind many others."""
+    """In every list of ids the first one that does not exist, and the largest there is behind many others.
+
+    As many as there may be, of a list that may not be very long.
+    """
     for rule in ID_LISTS.values():
         for token, others in ((max(ctx.config.vocab_size, 1), 2), (UINT32_MAX, MANY)):
             await _refuses_value(ctx, rule, _with_token(ctx, rule, token, others))

@@ -171,7 +171,7 @@ async def handles_are_free_after_their_end(ctx: Context) -> None:
 
 @check("MUX-07", needs=(*WHOLE, FIRST, "ABO-01", "ABO-05"), phase=Phase.LOAD, alone=True)
 async def handles_are_aborted(ctx: Context) -> None:
-    """A running one with the handle 0, one of the same frame, one that is not there; the others go on."""
+    """One that is not there, a running one with the handle 0, one of the same frame; the others go on."""
     async with open_stream(ctx) as stream:
         await _are_aborted(ctx, stream)
 
@@ -190,7 +190,7 @@ async def _are_aborted(ctx: Context, stream: Multiplexed) -> None:
     stream.submit(0, ctx.long_request())
     stream.submit(1, ctx.request(max_tokens=ctx.tokens(LAGGING_TOKENS)))
     await stream.until(lambda: bool(stream.handle(0).tokens))
-    stream.send(stream.submitted(2, ctx.long_request()), abort=(0, 2, 3))
+    stream.send(stream.submitted(2, ctx.long_request()), abort=(3, 0, 2))
     await stream.until_ended(0, 2, within=2 * ctx.bounds.answer)
     await stream.until_ended(1)
     for number in (0, 2):

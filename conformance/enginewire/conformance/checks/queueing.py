@@ -10,6 +10,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.embeddings import embed
 from enginewire.conformance.checks.multiplexed import SHORT, open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
@@ -89,19 +90,27 @@ async def _first_one_waits(ctx: Context, first_options: Options, second: pb.Gene
 
 @check("INF-13", alone=True, needs=(*WHOLE, "ABO-01"))
 async def counters_count(ctx: Context) -> None:
-    """Some requests that end by themselves, and one that is aborted; what is never counted stays at 0."""
+    """Some requests that end by themselves, one that is aborted, a late one and one to embed.
+
+    What is never counted stays at 0.
+    """
     before = await _all_counted(ctx)
     count = ctx.choices(2)
     streams = [await ctx.generate(ctx.request(n=each)) for each in {1, count}]
     streams.append(await ctx.start(ctx.long_request()).first_token())
     await ctx.client.abort([streams[-1].request.request_id])
     await streams[-1].end()
+    late = ctx.start(ctx.long_request(), timeout=ctx.bounds.reaction / 2, is_multiplexed=True)
+    streams.append(await (await late.accepted()).end())
+    if ctx.capabilities.embeddings:
+        (await embed(ctx, [ctx.prompt()])).response()
     await ctx.refused(ctx.request(max_tokens=0))
     after = await _all_counted(ctx)
     sent = sum(len(choice.tokens) for stream in streams for choice in stream.choices.values())
     if after.requests_finished:
         ended = after.requests_finished - before.requests_finished
-        expect_equal(ended, len(streams), "Load.requests_finished is not the number of requests that ended")
+        due = len(streams) + ctx.capabilities.embeddings
+        expect_equal(ended, due, "Load.requests_finished is not the number of requests that ended")
     if after.tokens_generated:
         generated = after.tokens_generated - before.tokens_generated
         message = "Load.tokens_generated counts fewer tokens than were sent"
@@ -234,15 +243,14 @@ async def an_ended_stream_frees_what_waits(ctx: Context) -> None:
 
 @check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))
 async def timeouts_end_what_waits(ctx: Context) -> None:
-    """They pass while all slots are taken: what is late is never started, and then its id is free."""
+    """They pass while all slots are taken: what is late ends then, is never started, and its id is free."""
     async with saturated(ctx) as running, open_stream(ctx) as stream:
         request, *others = kinds(ctx, ctx.request)
         numbers = _submit(stream, [request, *others], timeout=SHORT)
         await stream.until(lambda: all(_is_answered(stream.handle(number)) for number in numbers))
-        # The server has counted from before that.
-        await pause(2 * SHORT)
+        # The server has counted from before that, and no slot has to be free for it.
+        await stream.until_ended(*numbers, within=2 * SHORT + ctx.bounds.reaction)
         have_waited = await _were_running(ctx, running)
-        await stream.until_ended(*numbers, within=ctx.bounds.reaction)
     if not have_waited:
         raise NotApplicable("a slot is free before a timeout passes")
     for number in _served(stream):

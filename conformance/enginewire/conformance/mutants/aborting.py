@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from itertools import takewhile
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import changed, mutant
@@ -97,6 +98,19 @@ class AbortTwiceAborted(Reference):
     def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
         outcome = super().abort_id(request_id)
         return pb.ABORT_OUTCOME_ABORTED if outcome == pb.ABORT_OUTCOME_FINISHED else outcome
+
+
+@mutant("abort_ends_at_a_stranger", kills="ABO-04")
+class AbortEndsAtAStranger(Reference):
+    """What stands behind an id that is not known is not looked at."""
+
+    async def abort_requests(self, request: pb.AbortRequest) -> pb.AbortResponse:
+        names = list(request.request_ids)
+        known = list(takewhile(lambda name: name in self.live or name in self.finished, names)) or names[:1]
+        response = await super().abort_requests(pb.AbortRequest(request_ids=known, all=request.all))
+        for name in names[len(known) :]:
+            response.results.add(request_id=name, outcome=pb.ABORT_OUTCOME_UNKNOWN)
+        return response
 
 
 @mutant("abort_answers_once", kills="ABO-04")

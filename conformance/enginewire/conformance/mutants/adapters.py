@@ -42,6 +42,22 @@ class LoraFallbackBase(Reference):
             request.routing.ClearField("lora_name")
 
 
+@mutant("lora_models_are_the_base", kills="LOR-04/by-model")
+class LoraModelsAreTheBase(Reference):
+    def check_adapter(self, request: pb.PreprocessedRequest) -> None:
+        named = request.routing.lora_name
+        super().check_adapter(request)
+        request.routing.lora_name = named
+
+
+@mutant("two_adapters_are_the_first", kills="LOR-04/by-model")
+class TwoAdaptersAreTheFirst(Reference):
+    def check_adapter(self, request: pb.PreprocessedRequest) -> None:
+        if request.model in self.adapters:
+            request.routing.lora_name = request.model
+        super().check_adapter(request)
+
+
 @mutant("lora_remembers", kills="LOR-03/unloaded")
 class LoraRemembers(Reference):
     def __init__(self) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
 from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
-from enginewire.conformance.reference.settings import without
+from enginewire.conformance.reference.settings import CAPABILITIES, Settings, without
 
 Outputs = AsyncIterator[pb.LLMEngineOutput]
+
+
+@mutant("best_of_in_any_order", kills="INF-09/best-first")
+class BestOfInAnyOrder(Reference):
+    """Returns the first of its candidates, as they come."""
+
+    settings = replace(Settings(), capabilities=(*CAPABILITIES, "best_of"))
 
 
 @each_changed(

@@ -142,6 +142,14 @@ class DrainBlocksAbort(ClosedWhileDraining):
         return await super().abort_requests(request)
 
 
+@mutant("drain_aborts_by_id_alone", kills="DRN-06")
+class DrainAbortsByIdAlone(Reference):
+    """All that there are end by themselves, it thinks."""
+
+    def abort_all(self) -> list[str]:
+        return [] if self.state == pb.ENGINE_STATE_DRAINING else super().abort_all()
+
+
 @mutant("drain_blocks_info", kills="DRN-06")
 class DrainBlocksInfo(ClosedWhileDraining):
     async def info(self) -> pb.GetEngineInfoResponse:

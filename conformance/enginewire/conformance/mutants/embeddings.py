@@ -37,6 +37,17 @@ class DimsWrong(Reference):
         return await super().embed(request, call)
 
 
+@mutant("dims_are_the_last", kills="EMB-02")
+class DimsAreTheLast(Reference):
+    async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
+        size = request.request.dimensions
+        request.request.ClearField("dimensions")
+        response = await super().embed(request, call)
+        for embedding in response.output.embeddings:
+            embedding.values[:] = embedding.values[-size:]
+        return response
+
+
 @mutant("nan_vec", kills="EMB-02")
 class NanVec(Reference):
     async def embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:

@@ -30,6 +30,18 @@ class OovOk(Reference):
                 request.sampling_options.logit_bias.remove(entry)
 
 
+@mutant("oov_far_down_ok", kills="ERR-02")
+class OovFarDownOk(Reference):
+    """Of the stop ids it looks at those for which it has a place."""
+
+    def check_ids(self, request: pb.PreprocessedRequest) -> None:
+        conditions = pb.StopConditions()
+        conditions.CopyFrom(request.stop_conditions)
+        del request.stop_conditions.stop_token_ids[128:]
+        super().check_ids(request)
+        request.stop_conditions.CopyFrom(conditions)
+
+
 @mutant("oov_off_by_one", kills="ERR-02")
 class OovOffByOne(Reference):
     def check_ids(self, request: pb.PreprocessedRequest) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import takewhile
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
@@ -302,6 +303,16 @@ class MuxBrokenStreamsKeepTheirRequests(Reference):
             stream.live.clear()
             raise invalid("submits.handle", "is live", submit.handle, "a handle that is not in use")
         super().submit(stream, submit, call)
+
+
+@mutant("mux_aborts_end_at_a_stranger", kills="MUX-07")
+class MuxAbortsEndAtAStranger(Reference):
+    """What stands behind a handle that is not live is not looked at."""
+
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        super().take(pb.GenerateMultiplexedRequest(submits=frame.submits), stream, call)
+        frame.abort.handles[:] = takewhile(stream.live.__contains__, frame.abort.handles)
+        super().take(pb.GenerateMultiplexedRequest(abort=frame.abort), stream, call)
 
 
 @mutant("mux_handle_zero_is_not_aborted", kills="MUX-07")

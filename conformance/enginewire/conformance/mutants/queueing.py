@@ -32,6 +32,13 @@ class AbortedRequestsDoNotFinish(Reference):
         self.counters.requests_finished -= 1
 
 
+@mutant("failed_requests_do_not_finish", kills="INF-13")
+class FailedRequestsDoNotFinish(Reference):
+    def fail(self, job: Job, failure: Refusal) -> None:
+        super().fail(job, failure)
+        self.counters.requests_finished -= 1
+
+
 @mutant("tokens_of_the_first_choice_are_generated", kills="INF-13")
 class TokensOfTheFirstChoiceAreGenerated(Reference):
     def advance_job(self, job: Job) -> None:
@@ -101,13 +108,25 @@ class TimeoutsAreForWhatRuns(KnowsItsStreams):
     """Who is late has its turn, and then is late."""
 
     def reap(self, now: float) -> None:
-        waiting = [job for job in self.waiting if self.is_multiplexed(job)]
+        waiting = [job for job in self.waiting if self.is_multiplexed(job) and self.is_spared(job)]
         deadlines = {job: job.deadline for job in waiting}
         for job in waiting:
             job.deadline = float("inf")
         super().reap(now)
         for job, deadline in deadlines.items():
             job.deadline = deadline
+
+    def is_spared(self, job: Job) -> bool:
+        """True for a job that waits and whose deadline is not looked at."""
+        return True
+
+
+@mutant("timeouts_wait_for_a_slot", kills="MUX-12/queued")
+class TimeoutsWaitForASlot(TimeoutsAreForWhatRuns):
+    """Who is late is told so when it has its turn, and not started."""
+
+    def is_spared(self, job: Job) -> bool:
+        return not self.fits(job)
 
 
 @mutant("jumps_are_ignored", kills="CON-09")
