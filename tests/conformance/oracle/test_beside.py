@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants.left_beside import WhoLeavesIsNotCounted, WhoLeavesVisibleStopsKeepsABlock
+from enginewire.conformance.mutants.left_beside import WhoLeavesLogprobsIsNotCounted
 from enginewire.conformance.mutants.options_beside import (
     CachedPromptsAreNotPenalised,
     RowsArePenalisedBesideOthers,
@@ -89,9 +89,25 @@ async def test_a_correct_server_has_no_findings_under_other_options(server: type
     assert (await findings_of(server(), 24))[0] == []
 
 
+class WhoLeavesVisibleStopsKeepsABlock(Reference):
+    """The one with the text of the stops."""
+
+    lost = 0
+
+    def ended(self, job: Job) -> None:
+        is_live = self.live.get(job.request_id) is job
+        super().ended(job)
+        self.lost += is_live and bool(job.request.stop_conditions.stop_token_ids_visible)
+
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.kv_blocks_used += self.lost
+        return load
+
+
 @pytest.mark.parametrize(
     ("server", "identifier"),
-    [(WhoLeavesVisibleStopsKeepsABlock, "CON-07"), (WhoLeavesIsNotCounted, "INF-13")],
+    [(WhoLeavesVisibleStopsKeepsABlock, "CON-07"), (WhoLeavesLogprobsIsNotCounted, "INF-13")],
 )
 async def test_what_is_wrong_when_a_caller_leaves_is_found(server: type[Reference], identifier: str) -> None:
     found, _ = await findings_of(server(), 64)

@@ -90,18 +90,13 @@ async def _first_one_waits(ctx: Context, first_options: Options, second: pb.Gene
 
 @check("INF-13", alone=True, needs=(*WHOLE, "ABO-01"))
 async def counters_count(ctx: Context) -> None:
-    """Some requests that end by themselves, one that is aborted, a late one and one to embed.
-
-    What is never counted stays at 0.
-    """
+    """Requests that end by themselves, one aborted, one to embed; what is never counted stays at 0."""
     before = await _all_counted(ctx)
     count = ctx.choices(2)
     streams = [await ctx.generate(ctx.request(n=each)) for each in {1, count}]
     streams.append(await ctx.start(ctx.long_request()).first_token())
     await ctx.client.abort([streams[-1].request.request_id])
     await streams[-1].end()
-    late = ctx.start(ctx.long_request(), timeout=ctx.bounds.reaction / 2, is_multiplexed=True)
-    streams.append(await (await late.accepted()).end())
     if ctx.capabilities.embeddings:
         (await embed(ctx, [ctx.prompt()])).response()
     await ctx.refused(ctx.request(max_tokens=0))

@@ -32,7 +32,7 @@ class AbortedRequestsDoNotFinish(Reference):
         self.counters.requests_finished -= 1
 
 
-@mutant("failed_requests_do_not_finish", kills="INF-13")
+@mutant("failed_requests_do_not_finish", kills="INF-13/mixed")
 class FailedRequestsDoNotFinish(Reference):
     def fail(self, job: Job, failure: Refusal) -> None:
         super().fail(job, failure)
