@@ -32,6 +32,7 @@ from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
+from tests.long import long, long_but
 
 
 def is_seen(outcome: Outcome) -> bool:
@@ -90,12 +91,16 @@ class NoQueue(Reference):
     settings = replace(Settings(), max_queued=1)
 
 
-@pytest.mark.parametrize("server", [Reference, Bare, OneToken, LeavesStopsOut, Rounds, NoQueue])
+SERVERS = [Reference, Bare, OneToken, LeavesStopsOut, Rounds, NoQueue]
+
+
+@pytest.mark.parametrize("server", long_but([Reference, Rounds, NoQueue], SERVERS))
 async def test_a_correct_server_has_no_findings(server: type[Reference]) -> None:
     report = await judged(server)
     assert [f"{each.key}: {each.message}" for each in report.unexpected] == []
 
 
+@long
 async def test_another_seed_finds_nothing_either() -> None:
     assert (await judged(Reference, seed=1234)).unexpected == []
 

@@ -10,6 +10,7 @@ from enginewire import v1 as pb
 from enginewire.server.failures import StepFailed
 from enginewire.torch_engine.options import SpeculativeConfig
 from enginewire.torch_engine.scheduling.drafting.drafter import Drafting
+from tests.long import long
 from tests.torch_engine.drafting.drafters import KINDS, draft_with
 from tests.torch_engine.drafting.requests import (
     GUIDE,
@@ -52,7 +53,9 @@ def run_all(engine: CoreUnderTest, requests: list[pb.PreprocessedRequest]) -> li
     return [parts(engine.answers[context]) for context in contexts]
 
 
-@pytest.mark.parametrize(("seed", "family"), [(1, "llama"), (2, "mistral"), (3, "qwen2"), (4, "llama")])
+@pytest.mark.parametrize(
+    ("seed", "family"), [(1, "llama"), (2, "mistral"), (3, "qwen2"), pytest.param(4, "llama", marks=long)]
+)
 def test_drawn_requests_get_the_same_whatever_is_drafted(seed, family, load):
     random = Random(seed)
     requests = [draw(random, prompt_of(random, random.choice([3, 9, 18, 30]))) for _ in range(10)]

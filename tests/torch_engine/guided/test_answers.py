@@ -20,6 +20,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 from enginewire.torch_engine.guided.library import InvalidGuide, Library, LibraryGrammar, Vocabulary
 from enginewire.torch_engine.guided.open_library import open_library
+from tests.long import long_but
 from tests.torch_engine.guided.random_expressions import random_grammar, random_regex
 from tests.torch_engine.guided.random_schemas import SchemaWriter, text_of_value
 
@@ -117,7 +118,7 @@ def grammar_of(name: str, kind: str, text: str) -> LibraryGrammar | None:
         return None
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_but(range(20), range(40)))
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_finished_answers_keep_every_keyword_of_a_random_schema(name, seed):
     random = Random(seed)
@@ -182,7 +183,7 @@ def check_matches(name: str, kind: str, guide: str, judge: re.Pattern[str], rand
         assert judge.fullmatch(text), (guide, text)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", long_but(range(10), range(20)))
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_finished_answers_match_a_random_regular_expression(name, seed):
     random = Random(seed)
@@ -202,7 +203,7 @@ def test_half_a_surrogate_pair_is_no_character(name, expression):
         assert not all(map(matcher.accept, bytes_of_it))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_but(range(5), range(10)))
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_finished_answers_match_a_random_grammar(name, seed):
     random = Random(seed)
