@@ -16,6 +16,7 @@ from enginewire.backend.commands.options import DemoOptions
 from enginewire.backend.decoding.annotated import BackendOutput
 from enginewire.server import demo_model
 from tests.backend.our_processes import children_of, is_alive, running, until
+from tests.long import long
 from tests.patience import PATIENCE_SECONDS
 
 FAQ = Path(demo_model.__file__).with_name("faq.toml")
@@ -61,11 +62,12 @@ MOCKER = DemoOptions(model="mocker", engine="mocker")
 @pytest.mark.parametrize(
     ("options", "place", "command"),
     [
-        (DemoOptions(), sys.prefix, "bin/enginewire"),
+        pytest.param(DemoOptions(), sys.prefix, "bin/enginewire", marks=long),
+        (MOCKER, sys.prefix, "bin/enginewire"),
         (MOCKER, "/", f"{sys.prefix}/bin/enginewire".lstrip("/")),
         (MOCKER, ".", "enginewire"),
     ],
-    ids=["installed in the folder", "below the root", "elsewhere"],
+    ids=["with the built-in model", "installed in the folder", "below the root", "elsewhere"],
 )
 def test_what_it_says_to_type_next_works(
     options: DemoOptions, place: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +93,11 @@ def test_what_it_says_to_type_next_works(
     )
     assert done.returncode == 0, done.stderr
     assert f"{options.model} --engine {options.engine}".removesuffix(" --engine torch") in done.stdout
+
+
+def test_the_built_in_model_need_not_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sys.prefix)
+    assert next_steps(DemoOptions())[1:] == ("  bin/enginewire chat", "  bin/enginewire serve")
 
 
 def test_the_answers_show_characters_of_several_tokens() -> None:
