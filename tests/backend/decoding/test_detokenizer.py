@@ -83,12 +83,13 @@ def test_feeding_a_chunk_equals_single_steps(name: str) -> None:
 def test_byte_fallback_equals_decode_whenever_byte_runs_are_characters(
     strip: int, data: st.DataObject, skip: bool
 ) -> None:
-    tokenizer = toy.byte_fallback(strip)
+    name = "byte fallback" if strip else "byte fallback, nothing stripped"
+    tokenizer = FAMILIES[name]
     ordinary = st.integers(259, tokenizer.get_vocab_size() - 1).map(lambda token_id: [token_id])
     special = st.sampled_from([[1], [2]])
     character = st.characters(codec="utf-8").map(lambda text: byte_ids(text.encode()))
     ids = [*itertools.chain(*data.draw(st.lists(ordinary | special | character, max_size=20)))]
-    detokenizer = Vocabulary(tokenizer).detokenizer(skip_special_tokens=skip)
+    detokenizer = VOCABULARIES[name].detokenizer(skip_special_tokens=skip)
     assert "".join(stream(detokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
@@ -97,7 +98,7 @@ def test_byte_fallback_equals_decode_whenever_byte_runs_are_characters(
 def test_byte_fallback_keeps_what_was_shown_and_follows_decode_in_the_rest(
     ids: list[int], skip: bool
 ) -> None:
-    detokenizer = Vocabulary(LLAMA).detokenizer(skip_special_tokens=skip)
+    detokenizer = VOCABULARIES["byte fallback"].detokenizer(skip_special_tokens=skip)
     assert "".join(stream(detokenizer, ids)) == toy.expected_text(LLAMA, ids, skip)
 
 
