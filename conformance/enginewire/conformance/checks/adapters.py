@@ -82,7 +82,9 @@ async def each_has_its_own(ctx: Context) -> None:
             expect_equal(batched[:count], alone[:count], f"other tokens in a batch of adapters, for {kind}")
 
 
-@check("LOR-04", variant="by-model", needs=(*SHAPE, "LOR-01", "LOR-04"), alone=True)
+@check(
+    "LOR-04", variant="by-model", needs=(*SHAPE, "LOR-01", "LOR-03", "LOR-03/unloaded", "LOR-04"), alone=True
+)
 async def a_model_may_be_an_adapter(ctx: Context) -> None:
     """`model` and `routing.lora_name` are two ways to name one, and two of them are a mistake."""
     async with loaded(ctx, ctx.session.options.sources(2)) as (one, other):
