@@ -12,9 +12,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
-from tests.chaos.rehearsal.servers import (
-    until,
-)
+from tests.chaos.rehearsal.servers import until
 from tests.end_to_end.chaos.stage import kinds_of_requests
 
 NUM_TOKENS: Final = 400

@@ -9,15 +9,10 @@ from functools import partial
 from typing import Final
 
 from tests.chaos.rehearsal.cable import Cable
-from tests.chaos.rehearsal.servers import (
-    MOCKER,
-    OPEN,
-    load_of,
-)
+from tests.chaos.rehearsal.servers import MOCKER, OPEN, load_of
 
 ENGINE_PORT: Final = 50051
 BLINK_SECONDS: Final = 2.0
-
 
 Fault = Callable[["Engines"], Awaitable[None]]
 

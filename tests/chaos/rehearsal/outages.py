@@ -17,13 +17,7 @@ from enginewire.backend.decoding.annotated import Failure
 from tests.chaos.callers import channel
 from tests.chaos.rehearsal.answers import Answer, ask, ask_all, requests
 from tests.chaos.rehearsal.engines import FAULTS, Engines
-from tests.chaos.rehearsal.servers import (
-    PATIENCE_SECONDS,
-    backend,
-    is_free,
-    load_of,
-    until,
-)
+from tests.chaos.rehearsal.servers import PATIENCE_SECONDS, backend, is_free, load_of, until
 
 
 async def is_used(to: grpc.aio.Channel, target: str) -> bool:

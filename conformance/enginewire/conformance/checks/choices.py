@@ -50,10 +50,11 @@ async def the_best_candidates_come_first(ctx: Context) -> None:
     count = ctx.choices(MOST)
     if count < 2 or not ctx.capabilities.logprobs:
         raise NotApplicable("nothing tells of several choices which of them is the best")
-    for seed in range(ctx.times(ORDERS, ORDERS)):
+    candidates = min(CANDIDATES * count, FIELD_RULES["sampling_options.best_of"].most(ctx.limits))
+    tokens = ctx.tokens(8)
+    for seed in range(ctx.times(ORDERS, candidates * tokens)):
         sampling = {"temperature": 1.0, "seed": seed} if ctx.capabilities.seed else {"temperature": 1.0}
-        candidates = min(CANDIDATES * count, FIELD_RULES["sampling_options.best_of"].most(ctx.limits))
-        request = ctx.request(n=count, best_of=candidates, logprobs=0, max_tokens=ctx.tokens(8), **sampling)
+        request = ctx.request(n=count, best_of=candidates, logprobs=0, max_tokens=tokens, **sampling)
         stream = await ctx.generate(request)
         sums = [
             sum(value for output in choice.outputs for value in output.logprobs.token_logprobs)
