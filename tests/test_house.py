@@ -12,10 +12,6 @@ from tests.repository import ROOT
 PLACES = ("engine_server", "backend_client", "conformance", "proto")
 MOST_NOUNS, MOST_LINES, SAME_PREFIX = 16, 350, 3
 
-LARGE = {
-    "conformance/checks": "a catalogue: one file for each subject of the contract",
-    "conformance/mutants": "a catalogue: one file beside each of the checks",
-}
 SHARED_PREFIX = {"report/formats": "as_html and as_json would else hide modules of the same names"}
 
 
@@ -25,7 +21,7 @@ def faults(folder: Path) -> list[str]:
     stems = [path.stem for path in files if not path.stem.startswith("__")]
     name, found = "/".join(folder.parts[-2:]), []
     nouns = len(stems) + len([*folder.glob("*/__init__.py")])
-    if nouns > MOST_NOUNS and name not in LARGE:
+    if nouns > MOST_NOUNS:
         found.append(f"{name}: {nouns} nouns")
     prefixes = Counter(stem.split("_")[0] for stem in stems)
     if max(prefixes.values(), default=0) >= SAME_PREFIX and name not in SHARED_PREFIX:

@@ -8,7 +8,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance import engine_conformance, judge, judging, render
-from enginewire.conformance.mutants.limits import OneTooMany
+from enginewire.conformance.mutants.options.limits import OneTooMany
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.registry import Check, Phase

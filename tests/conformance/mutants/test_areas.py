@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants.probe import TwoRanks
-from enginewire.conformance.mutants.versioning import Told
+from enginewire.conformance.mutants.server.versioning import Told
+from enginewire.conformance.mutants.streams.probe import TwoRanks
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings, without

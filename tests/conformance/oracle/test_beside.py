@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants.left_beside import WhoLeavesLogprobsIsNotCounted
-from enginewire.conformance.mutants.options_beside import (
+from enginewire.conformance.mutants.mixes.left_beside import WhoLeavesLogprobsIsNotCounted
+from enginewire.conformance.mutants.mixes.options_beside import (
     CachedPromptsAreNotPenalised,
     RowsArePenalisedBesideOthers,
 )

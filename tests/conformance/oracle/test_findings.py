@@ -9,8 +9,11 @@ from typing import cast
 import pytest
 
 from enginewire.conformance.checks import all_checks
-from enginewire.conformance.mutants.limits import OneTooMany
-from enginewire.conformance.mutants.mixed_endings import LastEosIsLength, ResumedTokensFillTheWindowTwice
+from enginewire.conformance.mutants.mixes.mixed_endings import (
+    LastEosIsLength,
+    ResumedTokensFillTheWindowTwice,
+)
+from enginewire.conformance.mutants.options.limits import OneTooMany
 from enginewire.conformance.oracle import findings
 from enginewire.conformance.oracle.ask import Answer, Target
 from enginewire.conformance.oracle.case import Case

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants.guided_beside import (
+from enginewire.conformance.mutants.mixes.guided_beside import (
     GuidedRowsAreMasked,
     GuidedRowsTakeTheSecondToken,
     GuidesBeginAnewBehindACut,

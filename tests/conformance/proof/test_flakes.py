@@ -4,7 +4,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.__main__ import main
-from enginewire.conformance.mutants.limits import OneTooMany
+from enginewire.conformance.mutants.options.limits import OneTooMany
 from enginewire.conformance.proof import flakes
 from enginewire.conformance.proof.flakes import SPEEDS, at_speed, busy, judge_once
 from enginewire.conformance.reference.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 
 from enginewire.conformance import options
 from enginewire.conformance.mutants import Mutant
-from enginewire.conformance.mutants.disaggregation import DecodeSkipsFirst, PrefillNoHandoff
+from enginewire.conformance.mutants.capabilities.disaggregation import DecodeSkipsFirst, PrefillNoHandoff
 from enginewire.conformance.proof.matrix import Kill
 from enginewire.conformance.proof.self_test import judge, kill
 from enginewire.conformance.reference.variants.handoffs import Decode, Prefill

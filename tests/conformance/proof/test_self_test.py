@@ -8,7 +8,7 @@ import pytest
 from enginewire.conformance.__main__ import main
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend
 from enginewire.conformance.mutants import Mutant
-from enginewire.conformance.mutants.limits import MinGtMaxOk, OneTooMany
+from enginewire.conformance.mutants.options.limits import MinGtMaxOk, OneTooMany
 from enginewire.conformance.proof import self_test
 from enginewire.conformance.proof.matrix import Kill
 from enginewire.conformance.proof.self_test import is_in_passing, judge, kill

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from enginewire.conformance.checks.backpressure import FEWEST, STALLED, _stalled
+from enginewire.conformance.checks.streams.backpressure import FEWEST, STALLED, _stalled
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.session.context import Context

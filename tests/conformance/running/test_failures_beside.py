@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginewire.conformance.checks.concurrency import BEHAVED
+from enginewire.conformance.checks.scheduling.concurrency import BEHAVED
 from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference

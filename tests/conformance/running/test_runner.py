@@ -9,8 +9,8 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks import all_checks
-from enginewire.conformance.mutants.cancellation import LeakOnCancel
-from enginewire.conformance.mutants.discovery import InfoUnimplemented
+from enginewire.conformance.mutants.scheduling.cancellation import LeakOnCancel
+from enginewire.conformance.mutants.server.discovery import InfoUnimplemented
 from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.generation.job import Job

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginewire.conformance.mutants.metadata import BadTraceparentRejected
+from enginewire.conformance.mutants.streams.metadata import BadTraceparentRejected
 from enginewire.conformance.requirements.levels import Level, level_of
 from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import NEEDS_LAUNCH, Outcome, Report, Status

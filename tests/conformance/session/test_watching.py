@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from enginewire import v1 as pb
-from enginewire.conformance.mutants.cancellation import LeakOnCancel
+from enginewire.conformance.mutants.scheduling.cancellation import LeakOnCancel
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.running.servers.in_process import InProcess
 from enginewire.conformance.session.bounds import LEAST_LOOKS

@@ -1,4 +1,4 @@
-"""The checks, one module per area of the contract."""
+"""The checks: one module per area of the contract, in rooms of areas that go together."""
 
 from __future__ import annotations
 

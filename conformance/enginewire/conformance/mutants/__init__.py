@@ -1,6 +1,7 @@
 """Servers that each break one rule: the reference with about one method overridden.
 
-A mutant proves that a check can fail. One module per area; `mutants` imports them all.
+A mutant proves that a check can fail. One module per area, in rooms like those of the checks; `mutants`
+imports them all.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ class Catalogue(Generic[T]):
         self._named[name] = thing
 
     def all(self) -> tuple[T, ...]:
-        """Everything, by name; imports the modules."""
-        for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
-            if module.name != "__main__":
-                importlib.import_module(f"{self._package}.{module.name}")
+        """Everything, by name; imports the modules of all rooms."""
+        package = importlib.import_module(self._package)
+        for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
+            if not module.name.endswith(".__main__"):
+                importlib.import_module(module.name)
         return tuple(self._named[name] for name in sorted(self._named))

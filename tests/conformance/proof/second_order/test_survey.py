@@ -10,7 +10,7 @@ import pytest
 from enginewire.conformance import options
 from enginewire.conformance.__main__ import main
 from enginewire.conformance.mutants import Mutant
-from enginewire.conformance.mutants.limits import OneTooMany
+from enginewire.conformance.mutants.options.limits import OneTooMany
 from enginewire.conformance.proof import self_test
 from enginewire.conformance.proof.second_order import survey
 from enginewire.conformance.proof.second_order.draw import Pair, Standing, named

@@ -9,7 +9,7 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import Mutant
-from enginewire.conformance.mutants.limits import OneTooMany
+from enginewire.conformance.mutants.options.limits import OneTooMany
 from enginewire.conformance.proof.second_order.conditions import CONDITIONS, Gathering
 from enginewire.conformance.proof.second_order.draw import Pair, Standing, pairs, standing
 from enginewire.conformance.proof.second_order.probe import transcript

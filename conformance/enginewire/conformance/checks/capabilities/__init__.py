@@ -1,0 +1,1 @@
+"""What an engine need not have: adapters, embeddings, grammars, hand-over, KV events, traces."""

@@ -1,0 +1,214 @@
+"""TRC: what a server tells of requests to a collector of traces, which the kit is."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, check_in
+from enginewire.conformance.running.registry import check
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.views import detokenizer
+from enginewire.conformance.wire.exchange import Metadata
+from enginewire.conformance.wire.foreign.collector import Collector, Span
+from enginewire.conformance.wire.over_a_stream import CallOverStream
+from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
+
+EXPORT_SECONDS: Final = 8.0
+"""Exporters gather spans for 5 s when nobody says anything else."""
+STATE: Final = "kit=1,other=a:b"
+MOST_TEXT: Final = 8
+"""Characters. What is shorter may be there by chance."""
+TOKENS: Final = 12
+"""Of a prompt that has to be in no span; half of them side by side are no chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: a trace of its own, and the span in it under which it asks."""
+
+    trace_id: str
+    span_id: str
+
+    @classmethod
+    def new(cls) -> Caller:
+        """One that was never there before."""
+        return cls(secrets.token_hex(16), secrets.token_hex(8))
+
+    def metadata(self, *, is_sampled: bool = True) -> Metadata:
+        """As it travels."""
+        parent = f"00-{self.trace_id}-{self.span_id}-{'01' if is_sampled else '00'}"
+        return (("traceparent", parent), ("tracestate", STATE))
+
+
+MALFORMED: Final[tuple[Callable[[Caller], str], ...]] = (
+    lambda caller: f"ff-{caller.trace_id}-{caller.span_id}-01",
+    lambda caller: f"00-{caller.trace_id.upper()}-{caller.span_id}-01",
+    lambda caller: f"00-{caller.trace_id}-{'0' * len(caller.span_id)}-01",
+    lambda caller: f"00-{caller.trace_id}-{caller.span_id}-01-more",
+    lambda caller: f"00-{caller.trace_id}-{caller.span_id}",
+    lambda caller: f"00-{caller.trace_id}{caller.span_id}-01",
+)
+"""With ids in them that could be taken for some."""
+
+
+@check_in("MDT-02", PLAIN, CHOICES, MULTIPLEXED, in_company=False)
+async def traces_go_on(ctx: Context, shape: Shape) -> None:
+    """A request with a sampled `traceparent`: a span of that trace has the caller's as its parent."""
+    caller = Caller.new()
+    await _generate(ctx, caller.metadata(), shape)
+    await _continued(ctx, caller)
+
+
+@check("MDT-02", variant="embedded", gate="embeddings", in_company=False)
+async def traces_of_embeddings_go_on(ctx: Context) -> None:
+    """The same with Embed."""
+    caller, request = Caller.new(), pb.EmbedRequest(request_id=ctx.request().request_id)
+    request.request.token_ids.add(token_ids=ctx.prompt(4))
+    seen = await ctx.client.ask("EmbeddingService.Embed", request, metadata=caller.metadata())
+    expect(seen.is_ok, "an embedding with a trace failed", expected="OK", seen=seen.status)
+    await _continued(ctx, caller)
+
+
+@check("TRC-01", in_company=False)
+async def malformed_traces_are_not_continued(ctx: Context) -> None:
+    """Malformed ones with ids that could be taken for some, then a good one."""
+    sent = {make(caller): caller for make in MALFORMED for caller in [Caller.new()]}
+    for wrong in sent:
+        await _generate(ctx, (("traceparent", wrong), ("tracestate", STATE)))
+    for span in await _spans_beside_another(ctx, *sent.values()):
+        wrong = next(each for each, caller in sent.items() if caller.trace_id == span.trace_id)
+        raise Violation(f"a span has the trace of the malformed traceparent {wrong}", seen=span.name)
+
+
+@check("TRC-02", in_company=False)
+async def what_is_not_sampled_has_no_spans(ctx: Context) -> None:
+    """One that is not sampled, then one that is."""
+    caller = Caller.new()
+    await _generate(ctx, caller.metadata(is_sampled=False))
+    spans = await _spans_beside_another(ctx, caller)
+    expect(not spans, "a request that is not sampled has spans", expected="none", seen=spans)
+
+
+@check("TRC-03", in_company=False)
+async def the_state_is_kept(ctx: Context) -> None:
+    """The caller's state in each span of its trace."""
+    caller = Caller.new()
+    await _generate(ctx, caller.metadata())
+    for span in await _all_of(ctx, caller):
+        expect_equal(span.state, STATE, f"the span {span.name} has another tracestate than its caller")
+
+
+@check("TRC-04", in_company=False)
+async def spans_hold_no_secrets(ctx: Context) -> None:
+    """A prompt, its answer and metadata of a caller, in whichever form a span could hold them."""
+    caller, private = Caller.new(), secrets.token_hex(12)
+    request = requests.change(ctx.request(max_tokens=ctx.tokens(TOKENS)), token_ids=ctx.prompt(TOKENS))
+    tokens = await _generate(ctx, (*caller.metadata(), ("x-kit-private", private)), request=request)
+    spans = await _all_of(ctx, caller)
+    texts = [private, *(str(value).split()[-1] for _, value in ctx.session.connection.metadata)]
+    lists = [list(request.request.token_ids), tokens]
+    if ctx.capabilities.tokenizer:
+        table = await detokenizer.fetch(ctx.client)
+        texts += [text for each in lists if len(text := table.text(each).strip()) >= MOST_TEXT]
+    for span in spans:
+        everything = "\n".join(span.said)
+        numbers = re.findall(r"\d+", everything)
+        held = [text for text in texts if text in everything]
+        held += [str(some) for each in lists if (some := _part_in(each, numbers))]
+        expect(not held, f"the span {span.name} tells what it must not", expected="neither", seen=held)
+
+
+@check("TRC-05", in_company=False)
+async def spans_make_one_tree(ctx: Context) -> None:
+    """Ids, times and parents of everything that is told of one request."""
+    caller = Caller.new()
+    await _generate(ctx, caller.metadata())
+    spans = await _all_of(ctx, caller)
+    ids = [span.span_id for span in spans]
+    expect_equal(len(set(ids)), len(ids), "two spans have one id")
+    for span in spans:
+        expect(0 < span.begin <= span.end, f"the span {span.name} ends before it begins", seen=span)
+        is_known = span.parent_id in (caller.span_id, *ids)
+        expect(is_known, f"nobody knows the parent of the span {span.name}", seen=span.parent_id)
+
+
+@check("TRC-06", in_company=False, alone=True)
+async def a_collector_that_hangs_holds_up_nobody(ctx: Context) -> None:
+    """Requests before and after an export that gets no answer."""
+    collector = _collector(ctx)
+    collector.hold()
+    try:
+        await _generate(ctx, Caller.new().metadata())
+        expect(
+            await collector.until(lambda: collector.num_held > 0, EXPORT_SECONDS * ctx.bounds.scale),
+            "nothing was exported of a sampled request",
+        )
+        await _generate(ctx, Caller.new().metadata())
+    finally:
+        collector.release()
+
+
+def _collector(ctx: Context) -> Collector:
+    if ctx.session.collector is None:
+        raise NotApplicable("needs --otlp-listen, and a target that sends its spans there")
+    return ctx.session.collector
+
+
+async def _generate(
+    ctx: Context, metadata: Metadata, shape: Shape = PLAIN, request: pb.GenerateRequest | None = None
+) -> list[int]:
+    """The tokens of a request that has to be answered in time."""
+    request = request or ctx.request(max_tokens=2)
+    if shape.choices > 1:
+        request = requests.change(request, n=min(shape.choices, ctx.choices(shape.choices)))
+    timeout = 2 * ctx.bounds.answer
+    call = (
+        CallOverStream(ctx.client, request, timeout=timeout, metadata=metadata)
+        if shape.is_multiplexed
+        else ctx.client.generate(request, timeout=timeout, metadata=metadata)
+    )
+    seen = await call.finish()
+    expect(seen.is_ok, "a request with a trace failed", expected="OK", seen=seen.status)
+    return [token for each in seen.messages for token in each.output.token_ids]  # type: ignore[attr-defined]
+
+
+async def _continued(ctx: Context, caller: Caller) -> None:
+    def is_there() -> bool:
+        return any(span.parent_id == caller.span_id for span in collector.of([caller.trace_id]))
+
+    collector = _collector(ctx)
+    if not await collector.until(is_there, EXPORT_SECONDS * ctx.bounds.scale):
+        seen = collector.of([caller.trace_id]) or f"{len(collector.spans)} spans of other traces"
+        raise Violation("no span has the caller's as its parent", expected=caller.span_id, seen=seen)
+
+
+async def _all_of(ctx: Context, caller: Caller) -> list[Span]:
+    """Everything that is told of a request: what has come when a later one's has."""
+    spans = await _spans_beside_another(ctx, caller)
+    if not spans:
+        raise NotApplicable("the caller's trace is not continued, which is for MDT-02 to judge")
+    return spans
+
+
+async def _spans_beside_another(ctx: Context, *callers: Caller) -> list[Span]:
+    """The spans of these callers, when those of a later request have come."""
+    later = Caller.new()
+    await _generate(ctx, later.metadata())
+    collector, within = _collector(ctx), EXPORT_SECONDS * ctx.bounds.scale
+    if not await collector.until(lambda: bool(collector.of([later.trace_id])), within):
+        raise NotApplicable("no request has spans, which is for MDT-02 to judge")
+    return collector.of([caller.trace_id for caller in callers])
+
+
+def _part_in(tokens: list[int], numbers: list[str]) -> list[int]:
+    """The first half of the tokens, where it stands among these numbers; empty where it does not."""
+    half = tokens[: max(len(tokens) // 2, 3)]
+    words = [str(token) for token in half]
+    starts = range(len(numbers) - len(words) + 1)
+    return half if any(numbers[start : start + len(words)] == words for start in starts) else []

@@ -1,0 +1,1 @@
+"""Mistakes of callers, and what their refusals look like."""

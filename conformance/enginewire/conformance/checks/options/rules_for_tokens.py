@@ -1,0 +1,225 @@
+"""SAM: bias, penalties, allowed ids and bad words, judged by what would have been chosen.
+
+With `top_k` of 1 the token with the highest logit is chosen, whatever the temperature. What bias and
+penalties make of the logits is computed from the log-probabilities of the same answer: a logit is one of
+those and a constant of its position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.checks.options.distributions.draws import CHOICES, drawn
+from enginewire.conformance.checks.options.distributions.position import TIED, Position
+from enginewire.conformance.checks.options.filters import ROWS, TEMPERATURES
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.violation import NotApplicable, expect
+
+TOKENS: Final = 16
+MANY: Final = 64
+PROMPT: Final = 32
+FEW: Final = 4
+
+SIZES: Final = (1, 3, 17)
+"""Of allowed_token_ids."""
+
+PENALTIES: Final[tuple[dict[str, float], ...]] = (
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7},
+    {"presence_penalty": -2.0, "frequency_penalty": 0.5},
+)
+
+REPETITION: Final = ((1.5, 100.0, 90.0), (10.0, 100.0, 90.0), (0.5, 80.0, 100.0))
+"""A penalty, and the biases of two tokens of which it reaches the first: the other one is then better."""
+
+LOGITS: Final = (-20.0, 100.0)
+"""Between these the best logit of any model is; the biases decide, whatever it is."""
+
+Change = Callable[[int, Sequence[int]], float]
+"""What is added to the logit of a token behind others."""
+
+
+@check("SAM-13", needs=(*SHAPE, "INF-05"), costly=True)
+async def only_allowed_ids_come(ctx: Context) -> None:
+    """From one id on, in every choice, from the first token on; not by a bias either."""
+    for size, temperature in zip(SIZES, TEMPERATURES, strict=True):
+        allowed = sorted(set(ctx.prompt(size, salt=500)))
+        count = ctx.choices(CHOICES)
+        changes: dict[str, Value] = {"n": count} if count > 1 else {}
+        others = [token for token in ctx.prompt(size + 1, salt=502) if token not in allowed]
+        changes |= _wished(ctx, *others[:1])
+        stream = await ctx.generate(
+            ctx.request(
+                max_tokens=ctx.tokens(TOKENS), temperature=temperature, allowed_token_ids=allowed, **changes
+            )
+        )
+        for index, choice in stream.choices.items():
+            message = f"choice {index} has a token that is none of {size} allowed ones"
+            expect(set(choice.tokens) <= set(allowed), message, expected=allowed, seen=choice.tokens)
+
+
+@check("SAM-14", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)
+async def bad_words_do_not_come(ctx: Context) -> None:
+    """Of one, two and three tokens, taken from what would come; and the next best token does.
+
+    A bias brings none back. What a prompt ends with is not the beginning of one.
+    """
+    greedy = await ctx.greedy()
+    first, second, third = greedy.tokens[:3]
+    over = [greedy.prompt[-1], first]
+    words = ([[first]], [over, [second, first], [first, second]], [[third, third], [first, second, third]])
+    seen = []
+    for some, temperature in zip(words, TEMPERATURES, strict=True):
+
+        def forbidden(token: int, before: Sequence[int], some: list[list[int]] = some) -> float:
+            ends = (word for word in some if word[-1] == token)
+            behind = any(list(before[len(before) - len(word) + 1 :]) == word[:-1] for word in ends)
+            return -math.inf if behind else 0.0
+
+        sequences = [pb.TokenSequence(token_ids=word) for word in some]
+        changes: dict[str, Value] = {"token_ids": greedy.prompt, "bad_words_token_ids": sequences}
+        if some == [[first]]:
+            changes |= _wished(ctx, first)
+        seen += [await _best_comes(ctx, forbidden, f"bad words {some}", temperature, changes)]
+    _could_be_seen(seen)
+
+
+@check("SAM-17", gate="logprobs", needs=(*ROWS, "SAM-06", "SAM-09"), costly=True)
+async def every_bias_counts(ctx: Context) -> None:
+    """A few, the deciding one last, and some below 0."""
+    prompt = ctx.prompt(salt=501)
+    row = (await drawn(ctx, token_ids=prompt, max_tokens=1, n=None, temperature=1.0))[0][0]
+    likely = sorted(row.known, key=lambda token: -row.known[token])[:FEW]
+    if len(likely) < FEW:
+        raise NotApplicable("rows of so few alternatives do not tell what a bias decides")
+    others = [token for token in dict.fromkeys(ctx.prompt(17, salt=502)) if token not in likely]
+    settings = (
+        {likely[0]: 0.5, likely[3]: 5.0},
+        {likely[0]: -5.0, likely[1]: -5.0},
+        {**dict.fromkeys(others, 1.0), likely[1]: -4.0, likely[2]: 4.0},
+    )
+    seen = []
+    for biases, temperature in zip(settings, TEMPERATURES, strict=True):
+        entries = [pb.LogitBias(token_id=token, bias=bias) for token, bias in biases.items()]
+
+        def biased(token: int, before: Sequence[int], biases: dict[int, float] = biases) -> float:
+            return biases.get(token, 0.0)
+
+        changes: dict[str, Value] = {"token_ids": prompt, "logit_bias": entries}
+        seen += [await _best_comes(ctx, biased, f"biases {biases}", temperature, changes)]
+    _could_be_seen(seen)
+
+
+@check("SAM-18", variant="output", gate="logprobs", needs=(*ROWS, "SAM-06"), costly=True)
+async def penalties_count_the_output(ctx: Context) -> None:
+    """Each alone, and both in other directions; not what is in the prompt or in another choice."""
+    seen = []
+    for number, (penalties, temperature) in enumerate(zip(PENALTIES, TEMPERATURES, strict=True)):
+        presence, frequency = (penalties.get(f"{name}_penalty", 0.0) for name in ("presence", "frequency"))
+
+        def penalised(
+            token: int, before: Sequence[int], presence: float = presence, frequency: float = frequency
+        ) -> float:
+            return -presence * (token in before) - frequency * before.count(token)
+
+        prompt = ctx.prompt(PROMPT, salt=503 + number)
+        changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": ctx.tokens(MANY, PROMPT), **penalties}
+        kept = 2 if temperature > 1 else 1
+        seen += [await _best_comes(ctx, penalised, str(penalties), temperature, changes, kept)]
+    _could_be_seen(seen)
+
+
+@check("SAM-18", variant="repetition", gate="selected_logprobs", needs=(*ROWS, "SAM-17"), costly=True)
+async def repetition_counts_the_prompt(ctx: Context) -> None:
+    """Two tokens biased so much that one of them comes, one of them in the prompt, then in the output."""
+    if not (ctx.capabilities.logit_bias and ctx.capabilities.logprobs):
+        raise NotApplicable("without logit_bias and logprobs nobody knows what the penalty decides")
+    prompt = ctx.prompt(salt=510)
+    new = [token for token in dict.fromkeys(ctx.prompt(16, salt=511)) if token not in prompt][:2]
+    decided = 0
+    for (penalty, *biases), temperature in zip(REPETITION, TEMPERATURES, strict=True):
+        for pair in ([prompt[-1], new[0]], new):
+            entries = [
+                pb.LogitBias(token_id=token, bias=bias) for token, bias in zip(pair, biases, strict=True)
+            ]
+            changes: dict[str, Value] = {
+                "logit_bias": entries,
+                "logprob_token_ids": pair,
+                "token_ids": prompt,
+            }
+            options = {"repetition_penalty": penalty, "temperature": temperature, "top_k": 1}
+            for positions in await drawn(ctx, max_tokens=2, **changes, **options):
+                decided += _repetition_holds(positions, dict(zip(pair, biases, strict=True)), prompt, penalty)
+    if not decided:
+        raise NotApplicable("this model is too sure of its tokens for the biases to decide")
+
+
+def _wished(ctx: Context, *tokens: int) -> dict[str, Value]:
+    """The largest bias for each, where there are biases."""
+    entries = [pb.LogitBias(token_id=token, bias=100.0) for token in tokens]
+    return {"logit_bias": entries} if entries and ctx.capabilities.logit_bias else {}
+
+
+async def _best_comes(
+    ctx: Context, change: Change, what: str, temperature: float, changes: dict[str, Value], kept: int = 1
+) -> bool:
+    """Each token is among the `kept` best after the change; True when it mattered somewhere."""
+    mattered = False
+    options: dict[str, Value] = {
+        "max_tokens": ctx.tokens(TOKENS),
+        "temperature": temperature,
+        "top_k": kept,
+        **changes,
+    }
+    for index, positions in enumerate(await drawn(ctx, **options)):
+        before: list[int] = []
+        for position in positions:
+            values = {token: value + change(token, before) for token, value in position.known.items()}
+            ahead = [token for token, value in values.items() if value > values[position.token] + TIED]
+            message = f"{what}: a better token than {position.token} was left"
+            place = f"position {len(before)} of choice {index}"
+            expect(len(ahead) < kept, f"{message} at {place}", expected=ahead[:kept], seen=position.token)
+            plain = max(position.known, key=position.known.__getitem__)
+            mattered |= sum(value > values[plain] + TIED for value in values.values()) >= kept
+            before.append(position.token)
+    return mattered
+
+
+def _could_be_seen(seen: Sequence[bool]) -> None:
+    if not any(seen):
+        raise NotApplicable("this model chooses the same tokens without these options")
+
+
+def _repetition_holds(
+    positions: Sequence[Position], biases: dict[int, float], prompt: Sequence[int], penalty: float
+) -> int:
+    """How many tokens the penalty decided; each has to be the better one, where that is certain."""
+    met, decided = set(prompt), 0
+    for position in positions:
+        best = {_better(position, biases, met, penalty, logit) for logit in LOGITS}
+        plain = _better(position, biases, set(), penalty, 0.0)
+        if len(best) == 1 and best != {plain}:
+            message = f"a repetition_penalty of {penalty:g} does not reach a token of prompt or output"
+            expect(position.token in best, message, expected=best, seen=position.token)
+            decided += 1
+        met.add(position.token)
+    return decided
+
+
+def _better(
+    position: Position, biases: dict[int, float], met: set[int], penalty: float, best_logit: float
+) -> int:
+    """The biased token that comes, when the best logit of the position is this."""
+
+    def logit(token: int) -> float:
+        value = position.known[token] - position.best + best_logit + biases[token]
+        if token not in met:
+            return value
+        return value / penalty if value > 0 else value * penalty
+
+    return max(biases, key=logit)

@@ -1,0 +1,1 @@
+"""Requests beside each other: slots, the queue, deadlines, abort, and callers who leave."""

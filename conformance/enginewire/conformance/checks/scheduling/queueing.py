@@ -1,0 +1,330 @@
+"""CON-08, CON-09, INF-13, and what else is different for a request that waits: ABO-06 and some of MUX."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import grpc
+
+from enginewire import v1 as pb
+from enginewire.conformance.checks.capabilities.embeddings import embed
+from enginewire.conformance.checks.streams.multiplexed import SHORT, open_stream
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session.bounds import Looks, pause
+from enginewire.conformance.session.context import TAKEN, Context, require_refusal
+from enginewire.conformance.session.requests import Value, change
+from enginewire.conformance.session.saturation import KINDS, all_queued, kinds, saturated
+from enginewire.conformance.session.watching import until
+from enginewire.conformance.wire.exchange import detail_of
+from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
+from enginewire.conformance.wire.stream import Stream, reason_name
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+
+ATTEMPTS: Final = 3
+JUMP: Final = 60.0
+"""Seconds."""
+PROMPT: Final = 21
+ANSWER: Final = 8
+LOOKS: Final = 5
+COUNTED: Final = 0.05
+"""Of the reaction bound: so much later than its slot is free may what ended be counted."""
+CUT: Final = frozenset({"CANCELLED", "ERROR"})
+"""Ends of choices that have not ended by themselves."""
+FULL: Final = ("INF-08", "ABO-05")
+"""What whoever fills the slots relies on."""
+
+Options = dict[str, Value]
+
+
+@check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05"))
+async def lower_priorities_start_first(ctx: Context) -> None:
+    """One of two that wait gets the only slot that is free, and it is not the one that came first.
+
+    Again, where requests that held the other slots have ended meanwhile, as on a busy machine.
+    """
+    message = "a request of priority 1 was served before one of priority -1 began"
+    await _second_one_starts_first(ctx, {"priority": 1}, {"priority": -1}, message)
+
+
+@check("CON-09", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "CON-08"))
+async def jumps_go_before(ctx: Context) -> None:
+    """The same with a minute's jump of the one that came later."""
+    message = "a request was served before one began that had jumped before it"
+    await _second_one_starts_first(ctx, {"priority": 0}, {"priority": 0, "priority_jump": JUMP}, message)
+
+
+async def _second_one_starts_first(ctx: Context, first: Options, second: Options, message: str) -> None:
+    for kind in ctx.unlike(ctx.long_request, KINDS):
+        await _starts_first(ctx, first, change(kind, **second, is_probe=False), message)
+
+
+async def _starts_first(ctx: Context, first: Options, second: pb.GenerateRequest, message: str) -> None:
+    for _ in range(ATTEMPTS):
+        with suppress(NotApplicable):
+            if (has_waited := await _first_one_waits(ctx, first, second)) is not None:
+                expect(has_waited, message)
+                return
+    raise NotApplicable("the slots are free again before a request can be seen to wait")
+
+
+async def _first_one_waits(ctx: Context, first_options: Options, second: pb.GenerateRequest) -> bool | None:
+    """The outcomes of aborts say who was alive; None where another slot got free."""
+    async with saturated(ctx) as running:
+        late = ctx.start(ctx.request(**first_options))
+        reading = asyncio.ensure_future(late.end())
+        await _waits(ctx, len(running), 1)
+        early = ctx.start(change(second, request_id=ctx.request().request_id))
+        await _waits(ctx, len(running), 2)
+        first, *others = [stream.request.request_id for stream in (*running, early)]
+        await ctx.client.abort([first])
+        await early.first_token()
+        *are_alive, is_late = await ctx.client.abort([*others, late.request.request_id])
+        await reading
+    if any(result.outcome != pb.ABORT_OUTCOME_ABORTED for result in are_alive):
+        return None
+    return is_late.outcome == pb.ABORT_OUTCOME_ABORTED
+
+
+@check("INF-13", alone=True, needs=(*WHOLE, "ABO-01"))
+async def counters_count(ctx: Context) -> None:
+    """Requests that end by themselves, one aborted, one to embed; what is never counted stays at 0."""
+    before = await _all_counted(ctx)
+    count = ctx.choices(2)
+    streams = [await ctx.generate(ctx.request(n=each)) for each in {1, count}]
+    streams.append(await ctx.start(ctx.long_request()).first_token())
+    await ctx.client.abort([streams[-1].request.request_id])
+    await streams[-1].end()
+    if ctx.capabilities.embeddings:
+        (await embed(ctx, [ctx.prompt()])).response()
+    await ctx.refused(ctx.request(max_tokens=0))
+    after = await _all_counted(ctx)
+    sent = sum(len(choice.tokens) for stream in streams for choice in stream.choices.values())
+    if after.requests_finished:
+        ended = after.requests_finished - before.requests_finished
+        due = len(streams) + ctx.capabilities.embeddings
+        expect_equal(ended, due, "Load.requests_finished is not the number of requests that ended")
+    if after.tokens_generated:
+        generated = after.tokens_generated - before.tokens_generated
+        message = "Load.tokens_generated counts fewer tokens than were sent"
+        expect(generated >= sent, message, expected=f"at least {sent}", seen=generated)
+    for name in ("step", "preemptions"):
+        least, seen = getattr(before, name), getattr(after, name)
+        expect(seen >= least, f"Load.{name} went back", expected=f"at least {least}", seen=seen)
+
+
+@check("INF-13", variant="waiting", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL))
+async def waiting_requests_are_counted(ctx: Context) -> None:
+    """One of several choices is one request, and its prompt waits once; cancelled, it has ended."""
+    idle = await _all_counted(ctx)
+    async with saturated(ctx) as running:
+        before = await ctx.client.load()
+        several = {"n": 2} if ctx.choices(2) > 1 else {}
+        waiting = ctx.start(ctx.long_request(token_ids=ctx.prompt(PROMPT), **several))
+        load = await _waits(ctx, len(running), before.waiting + 1)
+        # An engine may count the tokens with its next step.
+        looks = Looks(ctx.bounds.reaction)
+        while 0 < load.waiting_tokens <= before.waiting_tokens and not looks.are_over():
+            await pause()
+            load = await _waits(ctx, len(running), before.waiting + 1)
+        waiting.cancel()
+        await until(ctx, lambda load: load.waiting <= before.waiting, "a cancelled request goes on waiting")
+    if finished := (await _all_counted(ctx)).requests_finished:
+        ended, message = finished - idle.requests_finished, "Load.requests_finished leaves out who waited"
+        expect_equal(ended, len(running) + 1, message)
+    expect_equal(load.waiting - before.waiting, 1, "Load.waiting does not count the requests that wait")
+    if load.waiting_tokens:
+        tokens, prompt = load.waiting_tokens - before.waiting_tokens, len(waiting.request.request.token_ids)
+        expect_equal(tokens, prompt, "Load.waiting_tokens does not count the prompts that wait")
+
+
+@check("ABO-06", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "ABO-06"))
+async def waiting_ids_are_taken(ctx: Context) -> None:
+    """A second request while the first one waits, and the first one is there to be aborted."""
+    async with saturated(ctx) as running:
+        waiting = await all_queued(ctx, running, ctx.long_request)
+        names = [stream.request.request_id for stream in waiting]
+        for name in names:
+            exchange = await ctx.refused(ctx.request(request_id=name, max_tokens=1))
+            if exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise NotApplicable("the queue is full before its ids are looked at")
+            require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
+        results = await ctx.client.abort(names)
+        await asyncio.gather(*(stream.end() for stream in waiting))
+    for result in results:
+        outcome, message = pb.AbortOutcome.Name(result.outcome), "a request was lost when its id was refused"
+        expect_equal(outcome, "ABORT_OUTCOME_ABORTED", f"{message} to another one")
+
+
+@check(
+    "ABO-06",
+    variant="multiplexed",
+    gate="multiplexed",
+    phase=Phase.LOAD,
+    alone=True,
+    needs=(*SHAPE, "ABO-06", "MUX-01", "MUX-04", "ABO-01/multiplexed"),
+)
+async def ids_are_taken_on_all_ways(ctx: Context) -> None:
+    """By a call for streams, by a stream for calls, and by one handle for another."""
+    async with open_stream(ctx) as stream:
+        called, submitted = await ctx.start(ctx.long_request()).first_token(), ctx.long_request()
+        stream.submit(1, submitted)
+        await stream.until(lambda: bool(stream.handle(1).tokens))
+        for number, request in enumerate((called.request, submitted), 2):
+            stream.submit(number, ctx.request(request_id=request.request_id))
+        await stream.until_ended(2, 3)
+        if (await ctx.client.load()).running < 2:
+            raise NotApplicable("the longest request ends before its id can be used again")
+        for number in (2, 3):
+            _require_taken(stream.handle(number))
+        exchange = await ctx.refused(ctx.request(request_id=submitted.request_id))
+        names = [called.request.request_id, submitted.request_id]
+        outcomes = {result.outcome for result in await ctx.client.abort(names)}
+        await called.end()
+    require_refusal(exchange, TAKEN, reason=pb.ERROR_REASON_DUPLICATE_ID)
+    message = "a request cannot be aborted after its id was refused to another one"
+    lost = pb.ABORT_OUTCOME_UNKNOWN in outcomes
+    expect(not lost, message, expected="ABORT_OUTCOME_ABORTED", seen="ABORT_OUTCOME_UNKNOWN")
+
+
+@check("MUX-07", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-07"))
+async def waiting_handles_are_aborted(ctx: Context) -> None:
+    """Handles whose requests wait for a slot, by their stream; nothing of them runs when slots are free."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        numbers = await _all_wait(ctx, running, stream, ctx.long_request)
+        stream.send(abort=numbers)
+        await stream.until_ended(*numbers, within=ctx.bounds.reaction)
+        for number in _served(stream):
+            ends = [reason_name(output.finish_reason) for output in stream.handle(number).terminals]
+            message = "a handle that was aborted in the queue has another end"
+            expect_equal(ends, ["CANCELLED"] * stream.handle(number).choices, message)
+    await ctx.idle()
+
+
+@check("MUX-08", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-08", "CAN-01"))
+async def half_closing_waits_for_the_queue(ctx: Context) -> None:
+    """A stream is half-closed while all of its requests wait; then the slots get free."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        await _all_wait(ctx, running, stream, lambda: ctx.request(max_tokens=ctx.tokens(ANSWER)))
+        stream.half_close()
+        # The server is to see it before a slot is free.
+        for _ in range(LOOKS):
+            await ctx.client.load()
+        for other in running:
+            other.cancel()
+        exchange = await stream.finish()
+    message = "a stream that was half-closed while its requests wait does not end with OK"
+    expect(exchange.is_ok, message, expected="OK", seen=exchange.status)
+    for number in _served(stream):
+        handle = stream.handle(number)
+        ends = [reason_name(output.finish_reason) for output in handle.terminals]
+        # Which end it is that each of them has by itself, others say.
+        is_whole = len(ends) == handle.choices and not handle.status and CUT.isdisjoint(ends)
+        expect(is_whole, "half-closing cut a request that waits", seen=ends or handle.status)
+
+
+@check("MUX-09", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-09", "CAN-01"))
+async def an_ended_stream_frees_what_waits(ctx: Context) -> None:
+    """Cancelled while all of its requests wait: none of them runs when the slots are free."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        before = (await ctx.client.load()).waiting
+        await _all_wait(ctx, running, stream, ctx.long_request)
+        stream.call.cancel()
+        await until(ctx, lambda load: load.waiting <= before, "a request of a cancelled stream still waits")
+    await ctx.idle()
+
+
+@check("MUX-12", variant="queued", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MUX-12"))
+async def timeouts_end_what_waits(ctx: Context) -> None:
+    """They pass while all slots are taken: what is late ends then, is never started, and its id is free."""
+    async with saturated(ctx) as running, open_stream(ctx) as stream:
+        request, *others = kinds(ctx, ctx.request)
+        numbers = _submit(stream, [request, *others], timeout=SHORT)
+        await stream.until(lambda: all(_is_answered(stream.handle(number)) for number in numbers))
+        # The server has counted from before that, and no slot has to be free for it.
+        await stream.until_ended(*numbers, within=2 * SHORT + ctx.bounds.reaction)
+        have_waited = await _were_running(ctx, running)
+    if not have_waited:
+        raise NotApplicable("a slot is free before a timeout passes")
+    for number in _served(stream):
+        handle, expected = stream.handle(number), grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        code = handle.status.code if handle.status else 0
+        expect_equal(code, expected, "a request whose timeout passed in the queue has another end")
+        message = "a request was started after its timeout had passed in the queue"
+        expect(not handle.outputs, message, expected="no output", seen=f"{len(handle.outputs)} outputs")
+    await ctx.idle()
+    again = await ctx.start(request).end()
+    message = "the id of a request whose timeout passed in the queue is not free"
+    expect(again.exchange.is_ok, message, expected="OK", seen=again.exchange.status)
+
+
+def _is_answered(handle: Handle) -> bool:
+    return bool(handle.accepted or handle.status)
+
+
+async def _were_running(ctx: Context, running: list[Stream]) -> bool:
+    """Abort what fills the slots; True when all of it was live, as it had been from the beginning."""
+    load = await ctx.client.load()
+    results = await ctx.client.abort([stream.request.request_id for stream in running])
+    are_live = all(result.outcome == pb.ABORT_OUTCOME_ABORTED for result in results)
+    return are_live and load.running >= len(running)
+
+
+async def _all_wait(
+    ctx: Context, running: list[Stream], stream: Multiplexed, make: Callable[[], pb.GenerateRequest]
+) -> tuple[int, ...]:
+    """Submit requests of several kinds that wait together; the numbers of their handles."""
+    before = (await ctx.client.load()).waiting
+    numbers = _submit(stream, kinds(ctx, make))
+    await _waits(ctx, len(running), before + 1)
+    return numbers
+
+
+def _submit(
+    stream: Multiplexed, requests: Sequence[pb.GenerateRequest], timeout: float = 0
+) -> tuple[int, ...]:
+    """All in one frame: when one of them waits, all are there."""
+    numbers = tuple(range(1, len(requests) + 1))
+    submits = [
+        stream.submitted(number, each, timeout) for number, each in zip(numbers, requests, strict=True)
+    ]
+    stream.send(*submits)
+    return numbers
+
+
+def _served(stream: Multiplexed) -> list[int]:
+    """The handles that found room in the queue; NotApplicable where none did."""
+    busy = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    found = [number for number in stream.uses if (stream.handle(number).status or pb.Status()).code != busy]
+    if not found:
+        raise NotApplicable("a request that has to wait is refused here")
+    return found
+
+
+async def _all_counted(ctx: Context) -> pb.Load:
+    """The load of an idle engine, once no more of what has ended is counted."""
+    load = await ctx.idle()
+    for _ in range(LOOKS):
+        await pause(COUNTED * ctx.bounds.reaction)
+        before, load = load, await ctx.idle()
+        if load.requests_finished == before.requests_finished:
+            break
+    return load
+
+
+async def _waits(ctx: Context, running: int, count: int) -> pb.Load:
+    """The first load in which so many wait; NotApplicable when slots are free before."""
+    while (load := await ctx.client.load()).waiting < count:
+        if load.running < running:
+            raise NotApplicable("the slots are free again before a request can be seen to wait")
+    return load
+
+
+def _require_taken(handle: Handle) -> None:
+    status = handle.status or pb.Status()
+    detail = detail_of(status) or pb.ErrorDetail()
+    seen = (status.code, pb.ErrorReason.Name(detail.reason))
+    expected = (TAKEN[0].value[0], "ERROR_REASON_DUPLICATE_ID")
+    expect_equal(seen, expected, "an id that is live was not refused to a request of a stream")

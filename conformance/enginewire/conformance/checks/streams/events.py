@@ -1,0 +1,98 @@
+"""EVT: what an engine tells beside its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from enginewire import v1 as pb
+from enginewire.conformance.checks.streams.multiplexed import open_stream
+from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
+from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.context import Context
+from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.violation import expect, expect_equal
+
+VALUE: Final = "kit: a value"
+UNKNOWN: Final = ("nobody.knows.this", "nobody.knows.this:either", ":", "")
+MOST: Final = 32
+"""Annotations in one request, beside those that nobody knows."""
+
+
+@check_in("EVT-01", PLAIN, MULTIPLEXED, CHOICES, needs=SHAPE)
+async def annotations_are_answered(ctx: Context, shape: Shape) -> None:
+    """All keys that are advertised, in one request."""
+    keys = _keys(ctx)
+    answer = await ask(ctx, shape, ctx.request(annotations=keys))
+    _expect_answers(keys, answer.events)
+
+
+@check("EVT-02", needs=SHAPE)
+async def nothing_is_told_unasked(ctx: Context) -> None:
+    """Nothing asked for, something that nobody knows, and something with a value."""
+    for asked in ([], UNKNOWN, _keys(ctx, f":{VALUE}")):
+        stream = await ctx.generate(ctx.request(annotations=asked))
+        _expect_asked(asked, stream.events)
+
+
+@check("EVT-02", variant="multiplexed", gate="multiplexed", needs=("EVT-02", "MUX-01"), alone=True)
+async def nothing_is_told_unasked_on_a_stream(ctx: Context) -> None:
+    """The same over GenerateMultiplexed."""
+    for asked in ([], _keys(ctx, f":{VALUE}")):
+        _expect_asked(asked, (await _handle(ctx, asked)).events)
+
+
+@check_in("EVT-03", PLAIN, CHOICES, needs=("EVT-01",))
+async def events_come_before_the_end(ctx: Context, shape: Shape) -> None:
+    """The last message is a terminal output."""
+    answer = await ask(ctx, shape, ctx.request(annotations=_keys(ctx)))
+    assert isinstance(answer.received, Stream)
+    last = answer.received.responses[-1]
+    is_terminal = last.HasField("output") and bool(last.output.finish_reason)
+    expect(is_terminal, "an event came after the last terminal output", seen=last)
+
+
+@check("EVT-03", variant="multiplexed", gate="multiplexed", needs=("EVT-03", "MUX-01"), alone=True)
+async def events_come_after_acceptance_and_before_the_end(ctx: Context) -> None:
+    """Until the whole stream has ended, nothing follows the last terminal of the handle."""
+    handle = await _handle(ctx, _keys(ctx))
+    expect(not handle.is_early, "an event came before the frame with Accepted")
+    expect(not handle.late, "an event came after the end of its handle", seen=handle.late[:1])
+
+
+@check("EVT-04", needs=(*SHAPE, "SAM-01"), alone=True)
+async def unknown_annotations_change_nothing(ctx: Context) -> None:
+    """The answer is the one of a request without them."""
+    plain = await ctx.generate(ctx.request())
+    stream = await ctx.start(ctx.request(annotations=UNKNOWN)).end()
+    expect(
+        stream.exchange.is_ok, "an unknown annotation is refused", expected="OK", seen=stream.exchange.status
+    )
+    expect_equal(stream.tokens, plain.tokens, "an unknown annotation changes the answer")
+
+
+def _keys(ctx: Context, value: str = "") -> list[str]:
+    return [f"{key}{value}" for key in ctx.capabilities.annotations][:MOST]
+
+
+async def _handle(ctx: Context, annotations: Iterable[str]) -> Handle:
+    """A request that has a multiplexed stream for itself, to its end."""
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.request(annotations=annotations))
+        await stream.until_ended(1)
+        stream.half_close()
+        await stream.finish()
+        return stream.handle(1)
+
+
+def _expect_answers(keys: Collection[str], events: Iterable[pb.EngineEvent]) -> None:
+    told = {event.event for event in events}
+    missing = [key for key in keys if key not in told]
+    expect(not missing, "annotations that are advertised have no event", expected=keys, seen=sorted(told))
+
+
+def _expect_asked(annotations: Iterable[str], events: Iterable[pb.EngineEvent]) -> None:
+    asked = {annotation.partition(":")[0] for annotation in annotations} - {""}
+    unasked = [event.event for event in events if event.event not in asked]
+    expect(not unasked, "a request got an event that it did not ask for", expected=asked, seen=unasked)

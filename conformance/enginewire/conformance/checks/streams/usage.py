@@ -1,0 +1,161 @@
+"""USE: the usage on the last terminal output."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.checks.streams.multiplexed import open_stream
+from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
+from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
+from enginewire.conformance.session import requests
+from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.wire.multiplexed import Handle
+from enginewire.conformance.wire.stream import Choice
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+
+BLOCKS = 4
+TENANT = "tenant-" * 18
+"""Of two salts that end differently, and no sooner: 127 bytes with their last one."""
+OVER_A_STREAM = (*SHAPE, "SEQ-01", "SEQ-02", "USE-05", "MUX-01", "MUX-07")
+
+
+@check("USE-01", needs=(*SHAPE, "USE-04"), not_beside=("n",))
+async def completion_tokens_are_counted(ctx: Context) -> None:
+    """As many as were sent."""
+    for max_tokens in (1, 5):
+        stream = await ctx.generate(ctx.request(max_tokens=max_tokens))
+        seen = stream.usage.completion_tokens
+        expect_equal(seen, len(stream.tokens), "completion_tokens is not the number of ids sent")
+
+
+@check("USE-02", needs=(*SHAPE, "USE-04"), counts_prompt=True)
+async def prompt_tokens_are_counted(ctx: Context) -> None:
+    """As many as the request had."""
+    for length in (1, 11):
+        stream = await ctx.generate(ctx.request(token_ids=ctx.prompt(length)))
+        expect_equal(stream.usage.prompt_tokens, length, "prompt_tokens is not the length of token_ids")
+
+
+@check("USE-03", needs=(*SHAPE, "USE-04"))
+async def the_total_is_the_sum(ctx: Context) -> None:
+    """Of what the usage itself says."""
+    usage = (await ctx.generate(ctx.request())).usage
+    expect_equal(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens, "total_tokens is no sum")
+
+
+@check("USE-04", needs=SHAPE)
+async def usage_is_on_the_last_terminal(ctx: Context) -> None:
+    """There and nowhere else."""
+    stream = await ctx.generate(ctx.request())
+    places = [number for number, output in enumerate(stream.outputs) if output.HasField("completion_usage")]
+    last = [number for number, output in enumerate(stream.outputs) if output.finish_reason][-1]
+    expect_equal(places, [last], "completion_usage is not on the last terminal output alone")
+
+
+@check(
+    "USE-05",
+    needs=(*SHAPE, "STR-04", "USE-01", "USE-02", "ABO-01"),
+    alone=True,
+    not_beside=("n",),
+)
+async def aborted_requests_are_counted(ctx: Context) -> None:
+    """Up to the abort."""
+    stream = await ctx.start(ctx.long_request()).first_token()
+    await ctx.client.abort([stream.request.request_id])
+    await stream.end()
+    expect(stream.choice.terminal, "an aborted request has no terminal output", seen=stream.exchange.status)
+    expect_equal(stream.usage.completion_tokens, len(stream.tokens), "the usage is not that of what was sent")
+
+
+@check("USE-05", variant="multiplexed", gate="multiplexed", phase=Phase.LOAD, needs=OVER_A_STREAM, alone=True)
+async def aborted_handles_are_counted(ctx: Context) -> None:
+    """Several choices of one handle, aborted on its stream after each had a token."""
+    count = ctx.choices(2)
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request(n=count))
+        handle = stream.handle(1)
+        await stream.until(lambda: all(choice.tokens for choice in _choices(handle, count)))
+        stream.send(abort=(1,))
+        await stream.until_ended(1)
+        expect(handle.terminals, "an aborted handle has no terminal output", seen=handle.status)
+        sent = sum(len(choice.tokens) for choice in _choices(handle, count))
+        seen = handle.usage.completion_tokens
+        expect_equal(seen, sent, "the usage of an aborted handle is not that of what was sent")
+
+
+@check(
+    "USE-05",
+    variant="ended",
+    gate="resume",
+    needs=(*SHAPE, "USE-05", "SEQ-01", "SEQ-02", "RES-01", "RES-04"),
+    alone=True,
+    not_beside=("n", "resume"),
+)
+async def choices_that_have_ended_are_counted(ctx: Context) -> None:
+    """Two choices, one of which lacks a single token: it has ended when the other one is aborted."""
+    if ctx.choices(2) < 2:
+        raise NotApplicable("Limits.max_n is 1")
+    request = ctx.lasting_request(ctx.bounds.reaction, n=2)
+    handed_in = ctx.prompt(request.request.stop_conditions.max_tokens - 1, salt=1)
+    resume = pb.Resume(choices=[pb.ResumedChoice(index=0, generated_token_ids=handed_in)], attempt=1)
+    stream = ctx.start(requests.change(request, resume=resume))
+    while not (stream.choice.terminal and 1 in stream.choices):
+        if await anext(stream.call, None) is None:
+            raise NotApplicable(f"the request ended before its abort: {stream.exchange.status}")
+    await ctx.client.abort([request.request_id])
+    await stream.end()
+    other = stream.choices[1]
+    if other.reason_name != "CANCELLED":
+        raise NotApplicable("the request ends before it can be aborted")
+    sent = len(handed_in) + len(stream.tokens) + len(other.tokens)
+    seen = stream.usage.completion_tokens
+    expect_equal(seen, sent, "the usage of an aborted request leaves out a choice that had ended")
+
+
+def _choices(handle: Handle, count: int) -> list[Choice]:
+    return [handle.by_choice.get(index, Choice(index)) for index in range(count)]
+
+
+@negative("prefix_cache")
+async def there_is_no_cache_to_reset(ctx: Context) -> None:
+    """The RPC that empties it."""
+    request = pb.ResetPrefixCacheRequest()
+    require_refusal(await ctx.client.ask("AdminService.ResetPrefixCache", request), LEFT_OUT)
+
+
+@check_in("USE-06", PLAIN, CHOICES, MULTIPLEXED, needs=(*SHAPE, "USE-02"), alone=True, counts_prompt=True)
+async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
+    """A prompt of some blocks past the cache, then into it, again, and once more past it."""
+    block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
+    await _cached(ctx, prompt, shape, bypass=True)
+    first = await _cached(ctx, prompt, shape)
+    expect_equal(first, 0, "what came with bypass_prefix_cache is cached")
+    again = await _cached(ctx, prompt, shape)
+    expect(again >= block, "a repeated prompt has no cached block", expected=f"at least {block}", seen=again)
+    around = await _cached(ctx, prompt, shape, bypass=True)
+    expect_equal(around, 0, "bypass_prefix_cache does not bypass it")
+
+
+@check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)
+async def salts_part_the_cache(ctx: Context) -> None:
+    """A prompt under one salt, one with another end, and none; then the first again. And none first."""
+    for first, others in ((TENANT + "a", (TENANT + "b", "")), ("", (TENANT + "a",))):
+        block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
+        await _cached(ctx, prompt, salt=first)
+        for other in others:
+            cached = await _cached(ctx, prompt, salt=other)
+            message = f"a request with cache_salt {other!r} shares what another one has cached"
+            expect_equal(cached, 0, message)
+        again = await _cached(ctx, prompt, salt=first)
+        message = "a repeated prompt of equal cache_salt has no cached block"
+        expect(again >= block, message, expected=f"at least {block}", seen=again)
+
+
+async def _cached(
+    ctx: Context, prompt: list[int], shape: Shape = PLAIN, *, bypass: bool = False, salt: str = ""
+) -> int:
+    request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass, cache_salt=salt)
+    cached = (await ask(ctx, shape, request)).usage.prompt_tokens_details.cached_tokens
+    expect(
+        cached <= len(prompt), "more tokens are cached than the prompt has", expected=len(prompt), seen=cached
+    )
+    return cached

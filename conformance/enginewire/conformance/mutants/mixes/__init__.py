@@ -1,0 +1,1 @@
+"""Bugs that only show under a second condition: with another option, another request, another length."""

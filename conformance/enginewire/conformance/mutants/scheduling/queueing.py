@@ -1,0 +1,135 @@
+"""Servers that treat requests wrongly while these wait, and count them wrongly."""
+
+from __future__ import annotations
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.mutants.mixes.mixed_endings import KnowsItsStreams
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
+from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
+
+
+@mutant("first_come_first_served", kills="CON-08")
+class FirstComeFirstServed(Reference):
+    def enqueue(self, job: Job) -> None:
+        self.waiting.append(job)
+
+
+@mutant("higher_priorities_start_first", kills="CON-08")
+class HigherPrioritiesStartFirst(Reference):
+    def enqueue(self, job: Job) -> None:
+        priority = job.request.routing.priority
+        self.waiting.insert(sum(other.request.routing.priority >= priority for other in self.waiting), job)
+
+
+@mutant("aborted_requests_do_not_finish", kills="INF-13")
+class AbortedRequestsDoNotFinish(Reference):
+    def abort(self, job: Job) -> None:
+        super().abort(job)
+        self.counters.requests_finished -= 1
+
+
+@mutant("failed_requests_do_not_finish", kills="INF-13/mixed")
+class FailedRequestsDoNotFinish(Reference):
+    def fail(self, job: Job, failure: Refusal) -> None:
+        super().fail(job, failure)
+        self.counters.requests_finished -= 1
+
+
+@mutant("tokens_of_the_first_choice_are_generated", kills="INF-13")
+class TokensOfTheFirstChoiceAreGenerated(Reference):
+    def advance_job(self, job: Job) -> None:
+        before = self.counters.tokens_generated
+        super().advance_job(job)
+        self.counters.tokens_generated = min(before + 1, self.counters.tokens_generated)
+
+
+@mutant("waiting_counts_sequences", kills="INF-13/waiting")
+class WaitingCountsSequences(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting = sum(len(job.choices) for job in self.waiting)
+        return load
+
+
+@mutant("prompts_of_all_choices_wait", kills="INF-13/waiting")
+class PromptsOfAllChoicesWait(Reference):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting_tokens = sum(len(job.request.token_ids) * len(job.choices) for job in self.waiting)
+        return load
+
+
+@mutant("who_ends_in_the_queue_is_not_counted", kills="INF-13/waiting")
+class WhoEndsInTheQueueIsNotCounted(Reference):
+    def release(self, job: Job) -> None:
+        is_live = self.live.get(job.request_id) is job
+        super().release(job)
+        self.counters.requests_finished -= is_live and not job.is_running
+
+
+@mutant("ids_that_wait_are_free", kills="ABO-06/queued")
+class IdsThatWaitAreFree(Reference):
+    """The table of ids is that of the requests that run."""
+
+    def admit(self, job: Job) -> None:
+        first = self.live.get(job.request_id)
+        if first and not first.is_running:
+            del self.live[job.request_id]
+            self.waiting.remove(first)
+        super().admit(job)
+
+
+@mutant("taken_ids_of_streams_fill_the_queue", kills="ABO-06/multiplexed")
+class TakenIdsOfStreamsFillTheQueue(KnowsItsStreams):
+    """To a stream an id that is taken is said to be a full queue."""
+
+    def admit(self, job: Job) -> None:
+        if job.request_id in self.live and self.is_multiplexed(job):
+            raise Refusal(pb.ERROR_REASON_QUEUE_FULL, "the queue is full", retry_after=0.1)
+        super().admit(job)
+
+
+@mutant("handles_that_wait_are_not_aborted", kills="MUX-07/queued")
+class HandlesThatWaitAreNotAborted(Reference):
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        waiting = {handle for handle, job in stream.live.items() if not job.is_running}
+        named = [handle for handle in frame.abort.handles if handle not in waiting]
+        del frame.abort.handles[:]
+        frame.abort.handles.extend(named)
+        super().take(frame, stream, call)
+
+
+@mutant("timeouts_are_for_what_runs", kills="MUX-12/queued")
+class TimeoutsAreForWhatRuns(KnowsItsStreams):
+    """Who is late has its turn, and then is late."""
+
+    def reap(self, now: float) -> None:
+        waiting = [job for job in self.waiting if self.is_multiplexed(job) and self.is_spared(job)]
+        deadlines = {job: job.deadline for job in waiting}
+        for job in waiting:
+            job.deadline = float("inf")
+        super().reap(now)
+        for job, deadline in deadlines.items():
+            job.deadline = deadline
+
+    def is_spared(self, job: Job) -> bool:
+        """True for a job that waits and whose deadline is not looked at."""
+        return True
+
+
+@mutant("timeouts_wait_for_a_slot", kills="MUX-12/queued")
+class TimeoutsWaitForASlot(TimeoutsAreForWhatRuns):
+    """Who is late is told so when it has its turn, and not started."""
+
+    def is_spared(self, job: Job) -> bool:
+        return not self.fits(job)
+
+
+@mutant("jumps_are_ignored", kills="CON-09")
+class JumpsAreIgnored(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        return job.request.routing.priority, job.came_at
