@@ -81,7 +81,9 @@ class RunningOverLimit(Reference):
         return len(self.running) < 2 * self.settings.max_num_seqs
 
 
-@mutant("advertises_logprobs_but_rejects", kills=("INF-09", "LOG-01", "LOG-09"))
+@mutant(
+    "advertises_logprobs_but_rejects", kills=("INF-09", "LOG-01", "LOG-09", "MUX-07/queued", "MUX-12/queued")
+)
 class AdvertisesLogprobsButRejects(Reference):
     def check_gates(self, request: pb.PreprocessedRequest) -> None:
         super().check_gates(request)
