@@ -22,7 +22,12 @@ SPOKEN = st.text(
 
 
 def ids_of(name: str) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, VOCABULARIES[name].size + 3), max_size=30)
+    """Some of them begin with spaces, which decoders take off."""
+    spaces = [i for piece, i in FAMILIES[name].get_vocab().items() if piece.startswith(("▁", "Ġ"))] or [0]
+    leading = st.lists(st.sampled_from(sorted(spaces)), max_size=4)
+    return st.tuples(leading, st.lists(st.integers(0, VOCABULARIES[name].size + 3), max_size=30)).map(
+        lambda parts: [*parts[0], *parts[1]]
+    )
 
 
 def stream(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
