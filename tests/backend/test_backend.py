@@ -22,6 +22,7 @@ from enginewire.backend.engines.stream import Chunk, EngineStream
 from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.backend.replay.attempts import Attempts
 from tests.backend.asking import Heard, ask, hear
+from tests.long import long
 from tests.server.serving import Serving
 
 BOTH = pytest.mark.parametrize("is_multiplexed", [True, False], ids=["multiplexed", "generate"])
@@ -308,6 +309,7 @@ async def test_generate_and_multiplexed_inline_or_not_say_the_same_to_64_request
     }
 
 
+@long
 async def test_256_requests_at_once_say_what_they_say_one_by_one(engine_server, connect):
     serving = await engine_server(max_num_seqs=64, max_num_queued_reqs=512)
     backend = await connect(serving)

@@ -9,6 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.long import long
+
 LAUNCH = f"{sys.executable} -m enginewire.conformance.mutants one_too_many unix:{{socket}}"
 
 ALONE = "--companies 0"
@@ -70,6 +72,7 @@ def test_a_known_failure_is_an_expected_failure(tmp_path: Path) -> None:
     assert "LIM-01" in (tmp_path / "report.html").read_text()
 
 
+@long
 def test_a_should_that_does_not_hold_is_a_warning(tmp_path: Path) -> None:
     launch = LAUNCH.replace("one_too_many", "headers_late")
     done = run_pytest(tmp_path, "--engine-launch", launch, "--engine-options", ALONE, "-k", "STR-12")

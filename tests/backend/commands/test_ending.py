@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from enginewire import v1 as pb
 from tests.backend.frontends.http_api.raw_http import head_of, posting
 from tests.backend.our_processes import children_of, command, is_alive, is_idle, kill, load_of, running, until
+from tests.long import long
 from tests.patience import PATIENCE_SECONDS
 
 # Far more than the end may take, and far less than for ever.
@@ -143,6 +144,7 @@ def test_a_second_signal_ends_it_at_once_whatever_callers_do(
     until(lambda: is_idle(target))
 
 
+@long
 def test_an_engine_that_hangs_does_not_keep_a_backend_alive(
     engine: tuple[str, subprocess.Popen[bytes]],
 ) -> None:

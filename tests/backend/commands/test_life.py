@@ -29,7 +29,7 @@ from tests.backend.our_processes import (
     running,
     until,
 )
-from tests.long import long_but
+from tests.long import long, long_but
 from tests.patience import PATIENCE_SECONDS
 
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -72,6 +72,7 @@ def test_text_goes_in_and_text_comes_out_whatever_the_locale(
     assert "choice 0: stop at 'STOP'" in done.stderr
 
 
+@long
 def test_the_prompt_can_be_a_file(engine: str, tmp_path: Path) -> None:
     path = tmp_path / "prompt"
     path.write_text("héllo")
@@ -198,6 +199,7 @@ def test_a_launched_engine_that_dies_again_and_again_is_given_up(socket_folder: 
     assert "given up at its death number 5 in a row, ended with signal SIGKILL" in told
 
 
+@long
 def test_without_replay_a_launched_engine_that_is_killed_ends_the_answer() -> None:
     launch = "--engine mocker --mocker-itl-ms 5"
     argv = command("generate", "--launch", launch, *ENDLESS, "--no-replay")

@@ -29,7 +29,7 @@ OTHERS: dict[str, Callable[[], Real]] = {
     "Unigram": lambda: real(reals.unigram()),
     "WordPiece": lambda: real(reals.word_piece()),
 }
-FEW = ("Tekken", "Mistral, as Llama 2", "WordPiece")
+FEW = ("GPT-2", "Mistral, as Llama 2", "WordPiece")
 """One of each kind of table."""
 BYTE_LEVEL = ("Tekken", "GPT-2", "Llama 3", "Qwen")
 TEXT_TOKENS = 80_000

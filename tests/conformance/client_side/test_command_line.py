@@ -9,12 +9,14 @@ import pytest
 
 from enginewire.conformance.__main__ import main
 from enginewire.conformance.running.outcome import ExitCode
+from tests.long import long
 
 FEW = ("--cases", "40")
 """Drawn cases: `make conformance` plays more of them."""
 OURS = f"{shlex.quote(sys.executable)} -m enginewire.backend serve --target {{target}}"
 
 
+@long
 def test_our_backend_is_conformant(capsys: pytest.CaptureFixture[str]) -> None:
     """In front of an engine that offers GenerateMultiplexed; `make conformance` has one without, too."""
     command = ["client", "--command", f"{OURS} --uds {{socket}}", "--multiplexed"]
@@ -25,6 +27,7 @@ def test_our_backend_is_conformant(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split(":")[0] for line in shown.splitlines() if line.startswith("N/A")] == ["N/A CLI-42"]
 
 
+@long
 def test_our_backend_without_replay_is_conformant_but_for_a_should(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

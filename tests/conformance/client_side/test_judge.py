@@ -15,6 +15,7 @@ from enginewire.conformance.reference.adversaries import Adversary
 from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.selection import Selection
+from tests.long import long
 
 
 async def test_the_reference_backend_passes_everything() -> None:
@@ -43,6 +44,7 @@ async def test_what_a_backend_does_only_now_and_then_is_flaky() -> None:
     assert flaky == ["CLI-24"]
 
 
+@long
 async def test_a_backend_that_is_not_broken_stays_alive() -> None:
     done = await kill(Mutant("client/not_broken", ("CLI-02",), ReferenceBackend))
     assert (done.is_killed, done.failed) == (False, ())

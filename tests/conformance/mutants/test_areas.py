@@ -16,7 +16,7 @@ from enginewire.conformance.reference.settings import Settings, without
 from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.selection import Selection
 from tests.conformance.judging import judged, statuses
-from tests.long import long_but
+from tests.long import long, long_but
 
 
 class Echo(Reference):
@@ -83,17 +83,20 @@ async def test_stops_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "STP-*") == []
 
 
-@pytest.mark.parametrize("server", long_but([Echo], [Echo, Tied, Bare, OneSlot]))
+@long
+@pytest.mark.parametrize("server", [Echo, Tied, Bare, OneSlot])
 async def test_sampling_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "SAM-0[5-9]*", "SAM-1*", "LOG-11") == []
 
 
-@pytest.mark.parametrize("server", long_but([Echo], [Echo, OneToken, NoAlternatives, Bare]))
+@long
+@pytest.mark.parametrize("server", [Echo, OneToken, NoAlternatives, Bare])
 async def test_log_probabilities_of_another_model(server: type[Reference]) -> None:
     assert await unexpected(server, "LOG-*") == []
 
 
-@pytest.mark.parametrize("server", long_but([Echo], [Echo, NoAlternatives, Bare, OneSlot]))
+@long
+@pytest.mark.parametrize("server", [Echo, NoAlternatives, Bare, OneSlot])
 async def test_limits_of_another_server(server: type[Reference]) -> None:
     assert await unexpected(server, "LIM-*", "ERR-0[45]*") == []
 
@@ -127,6 +130,7 @@ class Older(Told):
             raise Refusal(reason, message, field="client_revision", metadata=accepted)
 
 
+@long
 async def test_a_server_of_an_older_revision_is_judged_in_its_own() -> None:
     areas = ("INF-*", "STR-*", "EVT-*", "VER-*", "EMB-*")
     report = await judged(Older, selection=Selection(run=areas))

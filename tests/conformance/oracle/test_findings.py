@@ -165,6 +165,7 @@ class Wide(ResumedTokensFillTheWindowTwice):
     settings = replace(Settings(), context_length=16384, total_blocks=8192)
 
 
+@long
 async def test_cases_fill_the_window_where_it_is_not_too_long() -> None:
     assert (await judged(Narrow)).unexpected == []
     [failed] = (await judged(ResumedTokensFillTheWindowTwice)).unexpected

@@ -17,6 +17,7 @@ from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.servers.in_process import InProcess
 from tests.conformance.report.reports import outcome, report
+from tests.long import long
 from tests.repository import ROOT
 
 PAGE = ROOT / "docs" / "conformance.md"
@@ -87,6 +88,7 @@ def test_the_page_describes_every_field_of_the_json_report() -> None:
     assert {*document, *found, *call, *call["messages"][0]} <= described
 
 
+@long
 async def test_the_example_of_the_page_runs() -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     server = await InProcess(Reference()).start()

@@ -12,6 +12,7 @@ from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.running.standing import Proof, Standing, standing
 from tests.conformance.judging import ALONE, judged
 from tests.conformance.report.reports import outcome, report
+from tests.long import long
 
 OF_SECOND = [entry.id for entry in requirements().values() if level_of(entry) == Level.OPERABLE]
 
@@ -103,6 +104,7 @@ def test_a_backend_has_no_level() -> None:
     assert standing(report(outcome(Status.PASS, "CLI-01"))) is None
 
 
+@long
 async def test_a_server_that_breaks_one_must_of_the_second_level_is_on_the_first() -> None:
     left_out = [identifier for identifier in OF_SECOND if not identifier.startswith("MDT")]
     few = replace(ALONE, cases=4)

@@ -14,6 +14,7 @@ import pytest
 from enginewire.server.demo_model import questions
 from tests.backend.our_processes import children_of, command, is_alive, is_idle, load_of, running, until
 from tests.backend.terminal import CTRL_C, CTRL_D, PROMPT, Terminal
+from tests.long import long
 from tests.patience import PATIENCE_SECONDS
 
 CHAT = [sys.executable, "-m", "enginewire", "chat"]
@@ -42,6 +43,7 @@ def backend() -> Iterator[str]:
             assert process.wait(PATIENCE_SECONDS) == 0
 
 
+@long
 def test_a_person_talks_to_the_built_in_model() -> None:
     with Terminal(CHAT) as terminal:
         assert "loading ━" in terminal.until("/help shows what you can type.")

@@ -18,6 +18,7 @@ from enginewire.conformance.proof.second_order.survey import Breadth, Sample, is
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Phase
 from tests.conformance.report.reports import outcome, report
+from tests.long import long
 
 FIRST = Mutant("one_too_many", ("LIM-01",), OneTooMany, also=("USE-01/seen",))
 
@@ -90,6 +91,7 @@ def test_a_few_are_drawn_when_the_whole_matrix_is_and_as_many_as_are_said() -> N
         options.parse_self_test(["--second-order", "-1"])
 
 
+@long
 def test_the_summary_names_those_that_live(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

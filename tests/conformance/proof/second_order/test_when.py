@@ -20,6 +20,7 @@ from enginewire.conformance.running.outcome import Status
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.requests import change, good_request
 from tests.conformance.judging import judged, statuses
+from tests.long import long
 
 NAMED = {condition.name: condition for condition in CONDITIONS}
 FIRST = Mutant("one_too_many", ("LIM-01",), OneTooMany)
@@ -105,6 +106,7 @@ def test_what_is_set_up_once_is_no_bug_at_times() -> None:
     assert overridden(Mutant("counted", (), Counted)) == ("usage",)
 
 
+@long
 def test_servers_say_the_same_each_time_and_to_the_end() -> None:
     first, again = (asyncio.run(transcript(Reference)) for _ in range(2))
     assert first == again
@@ -128,6 +130,7 @@ def test_a_pair_is_a_mutant_of_its_own_when_the_workload_shows_it(
     assert standing(Pair(Mutant("it", ("USE-01",), server), NAMED[condition])) is expected
 
 
+@long
 def test_a_condition_that_the_bug_has_anyway_makes_no_mutant() -> None:
     class Choices(Reference):
         def usage(self, job: Job) -> pb.CompletionUsage:
@@ -152,6 +155,7 @@ def test_pairs_are_drawn_in_an_order_that_the_seed_says() -> None:
     assert len({pair.name for pair in pairs(1)}) == len(pairs(1)) > 5000
 
 
+@long
 async def test_the_correct_server_that_gathers_is_correct() -> None:
     report = await judged(
         Gathering, selection=Selection(run=["STR-*", "USE-*", "LIM-*", "*/drawn", "MUX-01"])
