@@ -67,9 +67,8 @@ def main(options: argparse.Namespace) -> int:
     references = asyncio.run(_judge_references())
     for reference in references:
         show_reference(reference)
+    print(f"{len(chosen)} mutants", flush=True)
     kills = _killed(chosen, options.workers, options.quick)
-    for kill in kills:
-        print("\n".join([line(kill), *(f"      {surprise}" for surprise in kill.surprises)]))
     passes = _adversary_passes() if not options.run and part == 1 else {}
     for name, count in passes.items():
         print(f"adversary {name:24} {count} PASS")
@@ -257,7 +256,7 @@ def is_in_passing(key: str, mutant: Mutant) -> bool:
 
 
 def kill_all(names: Sequence[str], quick: bool) -> list[Kill]:
-    """The kit against some mutants, a few at a time: what one worker does."""
+    """The kit against some mutants, a few at a time: what one worker does. Tells of each at once."""
     return asyncio.run(_kill_all([mutant for mutant in everything_broken() if mutant.name in names], quick))
 
 
@@ -266,7 +265,9 @@ async def _kill_all(some: Iterable[Mutant], quick: bool) -> list[Kill]:
 
     async def one(mutant: Mutant) -> Kill:
         async with slots:
-            return await kill(mutant, quick=quick)
+            done = await kill(mutant, quick=quick)
+        print("\n".join([line(done), *(f"      {surprise}" for surprise in done.surprises)]), flush=True)
+        return done
 
     return list(await asyncio.gather(*(one(mutant) for mutant in some)))
 
