@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from typing import Final
 
 import grpc
@@ -12,7 +11,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import check
 from enginewire.conformance.session import requests
-from enginewire.conformance.session.bounds import pause
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.halves import both, decoding, handoff, prefilled
 from enginewire.conformance.wire.exchange import Exchange
@@ -236,8 +235,8 @@ def _ttl(handed: pb.PrefillHandoff) -> float:
 
 async def _pending(ctx: Context, seconds: float, base: int = 0) -> int:
     """What the prefill engine holds for others, once it is down to `base` or that time is over."""
-    client, deadline = ctx.prefill(), time.monotonic() + seconds
-    while (pending := (await client.load()).pending_transfers) > base and time.monotonic() < deadline:
+    client, looks = ctx.prefill(), Looks(seconds)
+    while (pending := (await client.load()).pending_transfers) > base and not looks.are_over():
         await pause()
     return pending
 
