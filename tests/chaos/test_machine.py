@@ -9,6 +9,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.chaos.machine import Stage, Trouble
+from tests.long import long
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def stage() -> Iterator[Stage]:
         yield made
 
 
+@long
 def test_whatever_happens_to_engines_and_links_every_answer_is_right(stage: Stage) -> None:
     # The same schedules each time: new ones are for `make chaos`.
     run = settings(max_examples=4, stateful_step_count=6, derandomize=True, database=None, deadline=None)

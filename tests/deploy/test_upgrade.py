@@ -145,6 +145,7 @@ async def test_a_patient_upgrade_of_all_engines_costs_no_caller_a_request(folder
     assert seen[address] > NUM_CALLERS
 
 
+@long
 async def test_replay_hides_from_callers_what_a_hasty_upgrade_does_not_finish(folder: Path) -> None:
     async with (
         engines(folder, 2, (*MOCKER, "--shutdown-timeout", "0.1")) as slots,

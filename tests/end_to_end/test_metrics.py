@@ -13,9 +13,8 @@ from tests.server.serving import ask
 from tests.server.telemetry.metrics.scraping import documented, scrape
 
 
-@pytest.mark.parametrize(
-    ("engine", "arguments"), [("mocker", ["--mocker-itl-ms", "2"]), pytest.param("torch", [], marks=long)]
-)
+@long
+@pytest.mark.parametrize(("engine", "arguments"), [("mocker", ["--mocker-itl-ms", "2"]), ("torch", [])])
 async def test_a_server_is_scraped_while_it_serves_and_the_kit_agrees(launch, connect, engine, arguments):
     server = launch("--metrics-port", "0", *arguments, engine=engine)
     client = connect(server.target())

@@ -22,12 +22,13 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm, vllm_engine_pb2_gr
 from enginewire import v1 as pb
 from tests.backend.our_processes import command, load_of, running, until
 from tests.end_to_end.processes import EngineProcess
+from tests.long import long_but
 from tests.otlp_collector import Collector, Found, collecting
 from tests.patience import PATIENCE_SECONDS
 
 CALLER = "b7ad6b7169203331"
 PROMPT = "a prompt that nobody but the engine shall see"
-WAYS = pytest.mark.parametrize("way", ["multiplexed", "per request"])
+WAYS = pytest.mark.parametrize("way", long_but(["multiplexed"], ["multiplexed", "per request"]))
 FACES = pytest.mark.parametrize("face", ["HTTP", "gRPC"])
 TREE = {
     "backend.generate": CALLER,

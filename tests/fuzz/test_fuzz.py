@@ -13,6 +13,7 @@ from tests.fuzz.__main__ import FINDINGS, Fuzz, Target
 from tests.fuzz.messages import changed, leaves, tells_too_much
 from tests.fuzz.rpcs import GOOD, made_again, rpcs
 from tests.fuzz.servers import Servers
+from tests.long import long
 
 
 def test_every_rpc_of_every_server_is_tried() -> None:
@@ -70,6 +71,7 @@ def test_what_shows_more_of_us_than_callers_need_is_seen(text: str) -> None:
     assert not tells_too_much("request.token_ids[0]: must be below 258, got 300")
 
 
+@long
 def test_a_few_cases_find_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="ew-") as folder, Servers(Path(folder)) as servers:
         fuzz = Fuzz(servers)

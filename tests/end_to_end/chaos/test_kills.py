@@ -27,6 +27,7 @@ from tests.end_to_end.chaos.stage import (
     migrations,
     replaying,
 )
+from tests.long import long_but
 from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
@@ -87,7 +88,7 @@ async def kill_one_while_talking(
         return await asyncio.gather(*tasks)
 
 
-@pytest.mark.parametrize("multiplexed", [True, False], ids=["multiplexed", "generate"])
+@pytest.mark.parametrize("multiplexed", long_but([True], [True, False]), ids=["multiplexed", "generate"])
 async def test_kills_lose_and_change_nothing(folder: Path, vocabulary: Vocabulary, multiplexed: bool) -> None:
     dice = random.Random(1)
     async with (
@@ -139,7 +140,7 @@ async def test_a_frozen_engine_is_left(folder: Path, vocabulary: Vocabulary) -> 
     assert [answer_of(each) for each in heard] == truth
 
 
-@pytest.mark.parametrize("drain_timeout", ["30", "0.1"], ids=["patient", "hasty"])
+@pytest.mark.parametrize("drain_timeout", long_but(["30"], ["30", "0.1"]), ids=["patient", "hasty"])
 async def test_a_rolling_restart_under_load_loses_nothing(
     folder: Path, vocabulary: Vocabulary, drain_timeout: str
 ) -> None:

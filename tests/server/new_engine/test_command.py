@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import long
 from tests.repository import ROOT
 
 FILES = {"README.md", "conftest.py", "my_model.py", "pyproject.toml"}
@@ -49,6 +50,7 @@ def test_it_writes_what_it_says_and_nothing_else(project: Path) -> None:
     assert "$" not in "".join(path.read_text() for path in project.iterdir())
 
 
+@long
 def test_its_own_test_has_the_kit_judge_the_engine(project: Path) -> None:
     # `make conformance` has all of the kit judge it.
     few = "--level 1 --cases 4 --companies 0"
