@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-long`: more variants of what one of them shows already."""
+"""What `make test` leaves to `make test-long`: variants of what others show, and runs that CI makes too."""
 
 from __future__ import annotations
 
