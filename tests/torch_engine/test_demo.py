@@ -10,10 +10,11 @@ from enginewire.server.demo_model import PATH, questions
 from enginewire.torch_engine.folder.source import resolve_model
 from enginewire.torch_engine.loading.load import load_engine
 from enginewire.torch_engine.options import TorchEngineOptions
+from tests.long import long_but
 from tests.torch_engine.tiny import CoreUnderTest
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", long_but(["bfloat16"], ["float32", "bfloat16"]))
 def test_the_demo_model_answers_a_crowd_of_questions_exactly(dtype):
     tokenizer = transformers.AutoTokenizer.from_pretrained(PATH)
     options = TorchEngineOptions("builtin:demo", device="cpu", dtype=dtype, num_threads=1, max_num_seqs=32)

@@ -18,7 +18,7 @@ from tests.long import long_but
 from tests.torch_engine.tiny import Answer, CoreUnderTest
 
 N, LENGTH = 3, 48
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+DTYPES = pytest.mark.parametrize("dtype", long_but(["bfloat16"], ["float32", "bfloat16"]))
 
 
 def load_demo(dtype: str, **options: object) -> CoreUnderTest:

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from tests.long import long_but
 from tests.torch_engine.lora.folders import ATTENTION, make_adapter, peft_greedy, read_adapter
 from tests.torch_engine.tiny import VOCAB, CoreUnderTest, greedy
 
@@ -87,7 +88,7 @@ def run_mixed(engine: CoreUnderTest, lengths: tuple[int, ...], max_tokens: int, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(["llama"], FAMILIES))
 def test_a_request_alone_equals_peft(family, kind, load_with, wanted):
     engine = load_with(family)
     for prompt in prompts((1, 16, 40)):
