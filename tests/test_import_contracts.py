@@ -137,6 +137,14 @@ PLANTED = {
         "conformance/wire/tasks",
         "import enginewire.conformance.conclusion.baseline",
     ),
+    "The floors of its checks": (
+        "conformance/checks/streams/shapes",
+        "import enginewire.conformance.checks.options.limits",
+    ),
+    "The floors of its mutants": (
+        "conformance/mutants/mixes/mixed_endings",
+        "import enginewire.conformance.mutants.scheduling.queueing",
+    ),
     "The floors of its reference": (
         "conformance/reference/generation/job",
         "import enginewire.conformance.reference.service",
