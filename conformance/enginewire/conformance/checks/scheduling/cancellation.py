@@ -21,7 +21,7 @@ SOON_SECONDS: Final = 4.0
 """Servers that ping earlier may have noticed by then."""
 
 VISIBLE: Final = 4
-"""A request's deadline leaves so many times the time in which one was seen to wait."""
+"""A request's deadline leaves so many times the time in which another one was seen to run, or to wait."""
 
 LARGE_PROMPT: Final = 4096
 STREAMS: Final = 3
@@ -64,12 +64,16 @@ async def cancelled_waiters_are_freed(ctx: Context) -> None:
 async def a_late_stream_is_freed(ctx: Context) -> None:
     """The caller is out of reach when the deadline passes: the server has to notice by itself."""
     proxy, client = await ctx.proxy()
-    stream = ctx.start(ctx.long_request(), client=client, timeout=ctx.bounds.reaction / 2)
-    await stream.first_token()
+    begun = time.monotonic()
+    before = await ctx.start(ctx.long_request(), client=client).first_token()
+    await still_running(ctx, before)
+    timeout = max(ctx.bounds.reaction / 2, VISIBLE * (time.monotonic() - begun))
+    before.cancel()
+    stream = await ctx.start(ctx.long_request(), client=client, timeout=timeout).first_token()
     proxy.black_hole()
     await still_running(ctx, stream)
     await stream.end()
-    await freed(ctx, [stream.request])
+    await freed(ctx, [before.request, stream.request])
 
 
 @check("CAN-03", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "ABO-05", "INF-08", "CAN-01"))
