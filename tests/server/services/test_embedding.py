@@ -261,6 +261,17 @@ async def test_an_abort_by_id_ends_the_call_and_the_work(engine_server):
     assert again.results[0].outcome == pb.ABORT_OUTCOME_FINISHED
 
 
+async def test_the_mocker_takes_a_while_for_each_input_and_can_be_aborted_meanwhile(engine_server):
+    serving = await engine_server(MockerEngine(MockerOptions(itl_ms=1000)))
+    call = serving.embedding.Embed(asking(*(b"x" for _ in range(200))))
+    await serving.until(lambda load: load.waiting == 1)
+    await serving.engine.Abort(pb.AbortRequest(all=True))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.CANCELLED
+    assert (await serving.load()).waiting == 0
+
+
 async def test_an_abort_that_came_first_refuses_the_request(engine_server):
     serving = await engine_server()
     await serving.engine.Abort(pb.AbortRequest(request_ids=["e1"]))

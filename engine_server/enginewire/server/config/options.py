@@ -198,7 +198,9 @@ class ServerOptions(TracingOptions, ListenerOptions, ServedModelOptions):
     mocker_ttft_ms: float = option(
         0.0, "time to the first token", unit="ms", at_least=0, heading="--engine mocker"
     )
-    mocker_itl_ms: float = option(0.0, "time between tokens", unit="ms", at_least=0)
+    mocker_itl_ms: float = option(
+        0.0, "time between tokens, and for each input to embed", unit="ms", at_least=0
+    )
     mocker_script: Path | None = option(
         None, 'JSON file with answers: [{"prompt": text or ids, "answer": text or ids}, …]'
     )

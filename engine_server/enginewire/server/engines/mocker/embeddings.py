@@ -19,11 +19,13 @@ MAX_UINT32 = 2**32 - 1
 
 
 class MockerEmbeddings:
-    """Vectors that take their time."""
+    """Vectors that take their time: a first token's, and for each input as long as a token."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, first: float, each: float) -> None:
+        """Seconds."""
         self.num_waiting = 0
-        self._seconds = seconds
+        self._first = first
+        self._each = each
 
     async def embed(
         self, request: pb.PreprocessedEmbeddingRequest, adapter: str
@@ -31,7 +33,7 @@ class MockerEmbeddings:
         """The vectors, after a while."""
         self.num_waiting += 1
         try:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(self._first + self._each * len(request.token_ids))
             return embeddings_of(request, adapter)
         finally:
             self.num_waiting -= 1

@@ -62,7 +62,7 @@ class MockerEngine:
         self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._cancelled: list[GenerateContext] = []
-        self._embeddings = MockerEmbeddings(self._options.ttft_ms / 1000)
+        self._embeddings = MockerEmbeddings(self._options.ttft_ms / 1000, self._options.itl_ms / 1000)
         self.embedding_size = EMBEDDING_SIZE
         self.only_embeds = False
         self._load = pb.Load(kv_blocks_total=self._options.num_kv_blocks)
@@ -114,7 +114,7 @@ class MockerEngine:
     async def embed(
         self, request: pb.PreprocessedEmbeddingRequest, context: GenerateContext
     ) -> pb.EmbeddingsEngineOutput:
-        """The vectors, after the time to a first token."""
+        """The vectors, after a while."""
         self._adapters.digest(context.routing.lora_name)
         try:
             return await self._embeddings.embed(request, context.routing.lora_name)
