@@ -6,7 +6,7 @@ What is bounded is in the tables BOUNDS and RANGES of `session.features`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Final
 
 from enginewire import v1 as pb
@@ -79,9 +79,8 @@ async def lists_count_to_their_last_entry(ctx: Context) -> None:
     lists = {
         bound.field: bound.most(ctx.config) for bound in BOUNDS if _is_offered(ctx, bound.rule.capability)
     }
-    checks = [
-        _last_ends(ctx, greedy, place, field, length) for field in ENDS for length in (*LENGTHS, lists[field])
-    ]
+    checks = [_last_ends(ctx, greedy, place, field, length) for field in ENDS for length in LENGTHS]
+    checks += [_last_ends(ctx, greedy, place, field, lists[field], lists) for field in ENDS]
     deciding = (_last_is_allowed, _last_is_bad, _last_is_biased, _last_is_told)
     names = ("allowed_token_ids", "bad_words_token_ids", "logit_bias", "logprob_token_ids")
     for name, decides in zip(names, deciding, strict=True):
@@ -141,10 +140,16 @@ def _others(ctx: Context, greedy: Greedy, count: int) -> list[int]:
     return [free[place % len(free)] for place in range(count)] if free else []
 
 
-async def _last_ends(ctx: Context, greedy: Greedy, place: int, field: str, length: int) -> None:
+async def _last_ends(
+    ctx: Context, greedy: Greedy, place: int, field: str, length: int, full: Mapping[str, int] | None = None
+) -> None:
+    """Beside `full` lists of ids that end a choice in the same way, and do not come."""
     ids = [*_others(ctx, greedy, length - 1), greedy.tokens[place]]
     never = _others(ctx, greedy, 1)
     changes: dict[str, Value] = {"eos_token_ids": never, field: ids, "ignore_eos": ENDS[field] == "STOP"}
+    for other, most in (full or {}).items():
+        if other != field and ENDS.get(other) == ENDS[field]:
+            changes[other] = _others(ctx, greedy, most)
     request = ctx.request(token_ids=greedy.prompt, max_tokens=len(greedy.tokens), **changes)
     stream = await ctx.generate(request)
     if stream.tokens[:place] != greedy.tokens[:place] or greedy.tokens[place] not in stream.tokens:

@@ -24,6 +24,8 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 NEEDS: Final = (*SHAPE, "STR-08")
 
 TOKENS: Final = 16
+MANY: Final = 600
+"""More than tables that are made in parts have in one."""
 ALTERNATIVES: Final = 4
 USUAL_MOST: Final = 20
 PROMPT: Final = 12
@@ -95,11 +97,23 @@ async def alternatives_are_a_ranking(ctx: Context) -> None:
 @check("LOG-05", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))
 async def greedy_is_the_first(ctx: Context) -> None:
     """Or as probable as the first."""
-    for row in rows_of((await _greedy(ctx)).outputs):
+    _are_first(await _greedy(ctx))
+
+
+def _are_first(stream: Stream) -> None:
+    for row in rows_of(stream.outputs):
         if not row.ids:
             raise NotApplicable("Limits.max_logprobs is 0")
         best = row.token in row.ids and row.values[row.ids.index(row.token)] >= row.values[0] - SAME
         expect(best, "a greedy token is no first alternative", expected=row.ids[0], seen=row.token)
+
+
+@check("LOG-05", variant="long", needs=("LOG-05",))
+async def greedy_is_the_first_to_the_end(ctx: Context) -> None:
+    """In an answer of several hundred tokens."""
+    asked = await _asked(ctx)
+    request = ctx.request(max_tokens=ctx.tokens(MANY), ignore_eos=True, logprobs=asked, temperature=0.0)
+    _are_first(await ctx.generate(request))
 
 
 @check("LOG-06", needs=(*NEEDS, "LOG-01", "LOG-03", "LOG-04"))

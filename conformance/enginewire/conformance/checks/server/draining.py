@@ -230,8 +230,18 @@ async def handoffs_are_waited_for(ctx: Context) -> None:
 @check("DRN-10", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "DRN-03", "DRN-05", "DRN-05/timed-out"))
 async def the_earliest_deadline_wins(ctx: Context) -> None:
     """A patient drain, then one without any time, which cuts short what the first one waits for."""
+    await _is_cut_short(ctx, grace=0)
+
+
+@check("DRN-10", variant="grace", phase=Phase.DESTRUCTIVE, needs=("DRN-10",))
+async def the_earliest_deadline_ends_a_grace(ctx: Context) -> None:
+    """The same while the first one still has its grace."""
+    await _is_cut_short(ctx, grace=2 * ctx.bounds.answer)
+
+
+async def _is_cut_short(ctx: Context, grace: float) -> None:
     (stream,) = await _in_flight(ctx, 1, is_long=True)
-    patient = await _begun(ctx)
+    patient = await _begun(ctx, grace=grace)
     await still_running(ctx, stream)
     impatient = await _begun(ctx, 0.0)
     tokens = stream.request.request.stop_conditions.max_tokens

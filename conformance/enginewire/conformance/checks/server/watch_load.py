@@ -17,7 +17,7 @@ from enginewire.conformance.session.context import (
     require_refusal,
 )
 from enginewire.conformance.session.saturation import queued, saturated
-from enginewire.conformance.session.watching import is_idle
+from enginewire.conformance.session.watching import is_idle, still_running
 from enginewire.conformance.wire.client import Call
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 
@@ -80,6 +80,22 @@ async def the_state_is_sent(ctx: Context) -> None:
     await ctx.client.call("EngineService.Drain", pb.DrainRequest()).finish()
     await _until(ctx, watch, load, lambda load: load.state != pb.ENGINE_STATE_READY)
     watch.cancel()
+
+
+@check("WLD-02", variant="draining", needs=("WLD-02/state", "CAN-01"), phase=Phase.DESTRUCTIVE)
+async def changes_are_sent_during_a_drain(ctx: Context) -> None:
+    """A drain begins beside a request, which ends after it."""
+    stream = await ctx.start(ctx.long_request()).first_token()
+    watch = _watch(ctx, SHORTEST)
+    load = await _next(watch)
+    drain = ctx.client.call("EngineService.Drain", pb.DrainRequest())
+    await anext(drain, None)
+    load = await _until(ctx, watch, load, lambda load: load.state != pb.ENGINE_STATE_READY)
+    await still_running(ctx, stream)
+    stream.cancel()
+    await _until(ctx, watch, load, is_idle)
+    watch.cancel()
+    await drain.finish()
 
 
 @check("WLD-03", needs=(*SHAPE, FIRST), phase=Phase.LOAD, alone=True)

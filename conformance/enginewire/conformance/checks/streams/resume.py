@@ -225,17 +225,24 @@ async def _goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Val
 
 
 async def _several_go_on(ctx: Context, what: str, **changes: Value) -> None:
-    """Two choices, undisturbed, then cut in different places; the later one is handed in first."""
+    """Two choices, undisturbed, then cut in different places; the later one is handed in first.
+
+    And with the first one finished, which the other one does not see.
+    """
     if ctx.choices(2) < 2:
         raise NotApplicable("Limits.max_n is 1")
     asked = {"n": 2, "max_tokens": ctx.tokens(TOKENS, least=FEWEST), **changes}
     whole = await ctx.generate(ctx.request(**asked))
     tokens = [whole.choices[index].tokens for index in (0, 1)]
     first, middle, last = _cuts(min(map(len, tokens)))
-    for cuts in ((first, last), (last, middle)):
+    for cuts in ((first, last), (last, middle), (len(tokens[0]), middle)):
         request = ctx.request(**asked)
         for index in (1, 0):
-            request.request.resume.choices.add(index=index, generated_token_ids=tokens[index][: cuts[index]])
+            request.request.resume.choices.add(
+                index=index,
+                generated_token_ids=tokens[index][: cuts[index]],
+                finished=cuts[index] == len(tokens[index]),
+            )
         request.request.resume.attempt = 1
         stream = await ctx.generate(request)
         for index, cut in enumerate(cuts):

@@ -56,6 +56,12 @@ class TheFirstHundredStopIds(Reference):
         return [*conditions.stop_token_ids[:100], *conditions.stop_token_ids_visible]
 
 
+@mutant("stop_lists_share_a_bound", kills="LIM-10/lists", also="STP-01/seen")
+class StopListsShareABound(Reference):
+    def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:
+        return super().caller_stops(request)[:256]
+
+
 @mutant("the_first_hundred_ends_of_sequence", kills="LIM-10/lists", also="STP-04/seen")
 class TheFirstHundredEndsOfSequence(Reference):
     def system_stops(self, request: pb.PreprocessedRequest) -> list[int]:

@@ -29,6 +29,15 @@ class LogprobMisaligned(Reference):
             output.logprobs.CopyFrom(late)
 
 
+@mutant("rows_of_long_answers_are_others", kills="LOG-05/long")
+class RowsOfLongAnswersAreOthers(Reference):
+    """Behind 256 tokens each id has the value of its neighbour."""
+
+    def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
+        is_long = len(choice.tokens) > 256
+        super().add_logprobs(choice, output, [*logits[1:], logits[0]] if is_long else logits)
+
+
 class _Row(Reference):
     """Changes each row of a table of the output."""
 

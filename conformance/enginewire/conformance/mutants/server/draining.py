@@ -250,6 +250,13 @@ class TheLastDeadlineEndsTheDrain(Reference):
         super().begin_drain(request)
 
 
+@mutant("a_grace_ends_by_itself", kills="DRN-10/grace")
+class AGraceEndsByItself(Reference):
+    def continue_drain(self) -> None:
+        if time.monotonic() >= self._grace_until:
+            super().continue_drain()
+
+
 @mutant("who_joins_a_drain_brings_a_grace", kills="DRN-02/joined")
 class WhoJoinsADrainBringsAGrace(Reference):
     def begin_drain(self, request: pb.DrainRequest) -> None:

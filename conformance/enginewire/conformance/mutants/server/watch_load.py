@@ -33,6 +33,15 @@ class WatchSendsOnce(Reference):
                 yield response
 
 
+@mutant("watch_ends_with_the_drain", kills="WLD-02/draining")
+class WatchEndsWithTheDrain(Reference):
+    async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
+        async for response in super().watch_load(request):
+            yield response
+            if response.load.state == pb.ENGINE_STATE_DRAINING:
+                return
+
+
 @mutant("watch_ignores_its_interval", kills="WLD-03")
 class WatchIgnoresItsInterval(Reference):
     async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:

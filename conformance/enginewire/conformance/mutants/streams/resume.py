@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
@@ -77,6 +78,14 @@ class ResumeGoesByTheOrderOfItsList(Reference):
             for index, choice in enumerate(request.resume.choices):
                 choice.index = index
         return super().job(request_id, request, *others)
+
+
+@mutant("choices_are_numbered_anew_behind_a_finished_one", kills="RES-02/choices")
+class ChoicesAreNumberedAnewBehindAFinishedOne(Reference):
+    def draw(self, choice: Choice) -> float:
+        finished = [each.index for each in choice.job.request.resume.choices if each.finished]
+        place = choice.index - sum(index < choice.index for index in finished)
+        return super().draw(replace(choice, index=place))
 
 
 @mutant("resume_has_all_tokens_again", kills="RES-04")
