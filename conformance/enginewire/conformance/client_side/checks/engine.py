@@ -16,15 +16,19 @@ from enginewire.conformance.client_side.stage.script import (
     EOS,
     ERROR,
     LENGTH,
+    Fail,
     Hold,
     Say,
     Stay,
     say,
 )
 from enginewire.conformance.wire.stream import reason_name
-from enginewire.conformance.wire.violation import expect, expect_equal
+from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 DEADLINE_SECONDS = 9.0
+FULL_FOR_A_SECOND = Fail(
+    grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_QUEUE_FULL, retryable=True, retry_after_ms=1000
+)
 
 
 @client_check(WAY_THROUGH)
@@ -160,6 +164,22 @@ async def the_deadline_is_passed_on(ctx: ClientContext) -> None:
         "the engine does not know the caller's deadline",
         expected=f"at most {DEADLINE_SECONDS} s",
         seen="none" if left is None else f"{left:.1f} s",
+    )
+
+
+@client_check("CLI-32", "again")
+async def another_attempt_has_what_is_left(ctx: ClientContext) -> None:
+    """The first one is refused for a second."""
+    scene = ctx.play(FULL_FOR_A_SECOND, then=[[say("ab", finish=LENGTH)]])
+    await ctx.start(scene, timeout=DEADLINE_SECONDS).ended()
+    if len(scene.turns) < 2:
+        raise NotApplicable("this backend sends no request again")
+    first, again = (turn.seconds_left or 0.0 for turn in scene.turns[:2])
+    expect(
+        again <= first - 0.5,
+        "another attempt gets the whole time again",
+        expected=f"at most {first - 0.5:.1f} s",
+        seen=f"{again:.1f} s",
     )
 
 

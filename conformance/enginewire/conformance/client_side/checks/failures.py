@@ -23,6 +23,7 @@ REFUSED = Fail(
 )
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_QUEUE_FULL, retryable=True)
 UNKNOWN_REASON = 99
+NOTE = "kit.note"
 
 
 @client_check("CLI-09", hostile=True)
@@ -135,6 +136,15 @@ async def a_late_failure_is_the_last_item(ctx: ClientContext) -> None:
     expect_equal(answer.choice.text, "ab", "what came before the failure is not there")
 
 
+@client_check("CLI-26", "before-token")
+async def a_failure_behind_an_event_is_an_item(ctx: ClientContext) -> None:
+    """The engine has accepted the request and answered an annotation, and fails before its first token."""
+    scene = ctx.play(pb.EngineEvent(event=NOTE), BROKEN)
+    answer = await ctx.start(scene, annotations=[NOTE]).failed()
+    expect_equal(answer.exchange.code, grpc.StatusCode.OK, "a failure after acceptance is not an item")
+    expect(answer.items[-1].HasField("error"), "the error is not the last item", seen=answer.described)
+
+
 @client_check("CLI-27")
 async def a_final_refusal_reaches_the_caller(ctx: ClientContext) -> None:
     """Code, reason and field as the engine said them, after one attempt."""
@@ -180,6 +190,15 @@ async def a_stop_string_across_the_cut_is_found(ctx: ClientContext) -> None:
     expect_equal(answer.choice.text, "é ", "the text is not that of an undisturbed engine")
     expect_equal(answer.choice.reason, "STOP", "a stop string across the cut is not found")
     expect_equal(answer.choice.end.completion_usage.completion_tokens, 7, "usage counts something else")
+
+
+@client_check("CLI-30", "logprobs")
+async def the_sum_goes_on(ctx: ClientContext) -> None:
+    """The engine that goes on can only add to the log-probabilities that it was told."""
+    scene = ctx.play(Say(["ab"], row=[-0.5, -0.25]), DIED, then=[[Say(["c"], finish=LENGTH, row=[-1.0])]])
+    await ctx.start(scene, logprobs=0).ended()
+    seen = [choice.cum_log_probs for choice in _resumed(scene)[0].part.resume.choices]
+    expect_equal(seen, [-0.75], "resume names another sum of the log-probabilities so far")
 
 
 def _resumed(scene: Scene) -> list[Turn]:

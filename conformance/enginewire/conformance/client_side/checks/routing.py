@@ -16,6 +16,7 @@ from enginewire.conformance.session.features import BOUNDS
 from enginewire.conformance.wire.violation import NotApplicable, expect_equal
 
 NOTE: Final = "kit.note"
+OTHER: Final = "kit.other"
 TRACEPARENT: Final = "traceparent"
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -46,6 +47,18 @@ async def events_pass_in_their_places(ctx: ClientContext) -> None:
     seen: Told = [(place, *_told(item)) for place, item in answer.events if item.event == NOTE]
     expect_equal(seen, expected, "events are missing, changed or elsewhere (tokens before, name, id, text)")
     expect_equal(answer.choice.text, "abcd", "the text beside events is another one")
+
+
+@client_check("EVT-05", "continued")
+async def answered_annotations_are_not_asked_again(ctx: ClientContext) -> None:
+    """The engine is lost behind its event and some tokens; another one had none yet."""
+    scene = ctx.play(pb.EngineEvent(event=NOTE), say("ab"), DIED, then=[[say("cd", finish=LENGTH)]])
+    await ctx.start(scene, annotations=[f"{NOTE}:x", OTHER]).ended()
+    again = [turn for turn in scene.turns[1:] if turn.part.HasField("resume")]
+    if not again:
+        raise NotApplicable("this backend does not resume")
+    asked = list(again[0].part.annotations)
+    expect_equal(asked, [OTHER], "the next engine is asked for other annotations than those without an event")
 
 
 @client_check("CLI-41")

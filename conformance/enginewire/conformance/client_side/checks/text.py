@@ -133,6 +133,29 @@ async def log_probabilities_stay_aligned(ctx: ClientContext) -> None:
         expect_equal(rows, expected, "the rows are not those of the token ids beside them")
 
 
+@client_check("CLI-15", "selected")
+async def selected_values_stay_aligned(ctx: ClientContext) -> None:
+    """Two ids are asked for, and a stop string ends inside of an output."""
+    asked, script, place = ids(*"xy"), [], 0
+    for piece in ("ab ", "STOPxy"):
+        rows = range(place, place + len(ids(piece)))
+        script.append(Say([piece], row=[-row for row in rows], selected=_selected(rows)))
+        place = rows.stop
+    scene = ctx.play(*script, Say(finish=LENGTH))
+    answer = await ctx.start(scene, stop=["STOP"], logprobs=0, logprob_token_ids=asked).ok()
+    place = 0
+    for output in answer.choice.counted:
+        rows = range(place, place + len(output.token_ids))
+        seen = list(output.logprobs.selected_logprobs)
+        expect_equal(seen, _selected(rows), "selected_logprobs are not those of the token ids beside them")
+        place = rows.stop
+
+
+def _selected(rows: range) -> list[float]:
+    """Two values for each row."""
+    return [-row - part for row in rows for part in (0.25, 0.5)]
+
+
 @client_check("CLI-43")
 async def each_token_has_its_own_text(ctx: ClientContext) -> None:
     """A character in two parts, a special token, a token that a stop cuts; then without being asked."""

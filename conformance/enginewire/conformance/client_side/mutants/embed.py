@@ -11,3 +11,15 @@ from enginewire.conformance.client_side.reference.backend import ReferenceBacken
 class EmbedsAByte(ReferenceBackend):
     def token_ids_of(self, given: pb.EmbeddingInput) -> list[int]:
         return super().token_ids_of(given)[:1]
+
+
+@client_mutant("names_the_input_of_a_part", kills="CLI-40/refused")
+class NamesTheInputOfAPart(ReferenceBackend):
+    """As if it had sent 64 at a time."""
+
+    def of_inputs(self, status: pb.Status) -> pb.Status:
+        status, detail = super().of_inputs(status), pb.ErrorDetail()
+        status.details[0].Unpack(detail)
+        detail.field = f"inputs[{int(detail.field[7:-1]) % 64}]"
+        status.details[0].Pack(detail)
+        return status

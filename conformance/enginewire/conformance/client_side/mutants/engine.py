@@ -144,3 +144,13 @@ class TokensAfterTheStop(ReferenceBackend):
                     return
         except grpc.aio.AioRpcError as error:
             raise self.failure_of(error) from error
+
+
+@client_mutant("each_attempt_has_the_whole_time", kills="CLI-32/again")
+class EachAttemptHasTheWholeTime(ReferenceBackend):
+    def __init__(self, engine: str) -> None:
+        super().__init__(engine)
+        self._whole: dict[CONTEXT, float | None] = {}
+
+    def seconds_left(self, context: CONTEXT) -> float | None:
+        return self._whole.setdefault(context, super().seconds_left(context))

@@ -175,3 +175,22 @@ class UsageCountsAttempts(ReferenceBackend):
         usage = super().usage(request)
         usage.completion_tokens += request.attempt - 1
         return usage
+
+
+@client_mutant("no_token_is_no_acceptance", kills="CLI-26/before-token")
+class NoTokenIsNoAcceptance(ReferenceBackend):
+    async def report(
+        self, failure: Failed, request: Request, context: CONTEXT
+    ) -> AsyncIterator[pb.Annotated]:
+        request.is_accepted = request.has_delivered
+        async for item in super().report(failure, request, context):
+            yield item
+
+
+@client_mutant("resume_names_no_sum", kills="CLI-30/logprobs")
+class ResumeNamesNoSum(ReferenceBackend):
+    def resume(self, request: Request) -> pb.Resume:
+        resume = super().resume(request)
+        for choice in resume.choices:
+            choice.ClearField("cum_log_probs")
+        return resume

@@ -82,3 +82,9 @@ class LinkSwapsTraceAndSpan(ReferenceBackend):
     def link(self, trace: str) -> pb.TraceLink:
         link = super().link(trace)
         return pb.TraceLink(trace_id=link.span_id, span_id=link.trace_id)
+
+
+@client_mutant("annotations_are_asked_again", kills="EVT-05/continued")
+class AnnotationsAreAskedAgain(ReferenceBackend):
+    def unanswered(self, request: Request) -> list[str]:
+        return list(request.part.annotations)

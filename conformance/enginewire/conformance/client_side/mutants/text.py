@@ -246,3 +246,11 @@ class AnswersAreTextsOfTheirOwn(ReferenceChoice):
     def decode(self, data: bytes) -> str:
         begins = self.vocabulary.strips_first_space and len(self.token_ids) == 1
         return super().decode(data).removeprefix(" " if begins else "")
+
+
+@client_mutant("selected_values_of_tokens_that_are_cut", kills="CLI-15/selected")
+class SelectedValuesOfTokensThatAreCut(ReferenceChoice):
+    def rows(self, rows: pb.Logprobs, kept: int) -> pb.Logprobs:
+        kept_rows = super().rows(rows, kept)
+        kept_rows.selected_logprobs[:] = rows.selected_logprobs
+        return kept_rows

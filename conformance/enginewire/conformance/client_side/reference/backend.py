@@ -45,6 +45,7 @@ class Request:
         self.attempt = 0
         self.is_accepted = False
         self.lifetime_id = ""
+        self.answered: set[str] = set()
 
     @property
     def is_finished(self) -> bool:
@@ -99,8 +100,21 @@ class ReferenceBackend(Checks):
             token_ids=[pb.TokenSequence(token_ids=each) for each in inputs]
         )
         embed = pb.EmbedRequest(request_id=asked.request_id, request=request)
-        output = (await self._embedding.Embed(embed)).output
+        try:
+            output = (await self._embedding.Embed(embed)).output
+        except grpc.aio.AioRpcError as error:
+            status = self.of_inputs(self.failure_of(error).status)
+            await context.abort(error.code(), status.message, ((DETAILS_KEY, status.SerializeToString()),))
         return pb.BackendServiceEmbedResponse(output=output, request_id=asked.request_id)
+
+    def of_inputs(self, status: pb.Status) -> pb.Status:
+        """The engine's status about an input, which has another name here."""
+        detail = pb.ErrorDetail()
+        for packed in status.details:
+            if packed.Unpack(detail):
+                detail.field = detail.field.replace("token_ids[", "inputs[", 1)
+                packed.Pack(detail)
+        return status
 
     def token_ids_of(self, given: pb.EmbeddingInput) -> list[int]:
         """A token per byte of a text; the tokenizer of the kit has no merges."""
@@ -208,9 +222,14 @@ class ReferenceBackend(Checks):
             for owner, names in BACKEND_FIELDS.items():
                 for name in names:
                     getattr(part, owner).ClearField(name)
+        part.annotations[:] = self.unanswered(request)
         if request.has_delivered:
             part.resume.CopyFrom(self.resume(request))
         return part
+
+    def unanswered(self, request: Request) -> list[str]:
+        """Annotations that had no event yet."""
+        return [each for each in request.part.annotations if each.partition(":")[0] not in request.answered]
 
     def engine_evaluates(self) -> bool:
         """True when the engine gets the fields about text, and its text is shown."""
@@ -222,7 +241,10 @@ class ReferenceBackend(Checks):
         for choice in request.choices:
             choice.received = len(choice.token_ids)
             resume.choices.add(
-                index=choice.index, generated_token_ids=choice.token_ids, finished=bool(choice.finish)
+                index=choice.index,
+                generated_token_ids=choice.token_ids,
+                finished=bool(choice.finish),
+                cum_log_probs=choice.log_prob if request.part.output_options.HasField("logprobs") else None,
             )
         return resume
 
@@ -246,6 +268,7 @@ class ReferenceBackend(Checks):
         request.is_accepted = True
         request.lifetime_id = response.engine_lifetime_id or request.lifetime_id
         if response.HasField("engine_event"):
+            request.answered.add(response.engine_event.event)
             return self.event(response.engine_event)
         output = self.take(response.output, request)
         return pb.Annotated(data=output) if output else None

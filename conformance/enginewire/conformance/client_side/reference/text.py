@@ -67,6 +67,8 @@ class ReferenceChoice:
     engine_evaluates: bool = False
     """The engine was given the stop strings: its text is shown, if it sends any."""
     token_ids: list[int] = field(default_factory=list)
+    log_prob: float = 0.0
+    """The sum of those of `token_ids`, as far as the engine has told them."""
     text: str = ""
     shown: int = 0
     finish: int = 0
@@ -281,7 +283,12 @@ class ReferenceChoice:
 
     def rows(self, rows: pb.Logprobs, kept: int) -> pb.Logprobs:
         """The log-probabilities of the tokens that are passed on."""
-        return pb.Logprobs(token_logprobs=rows.token_logprobs[:kept])
+        selected = len(rows.selected_logprobs) // max(len(rows.token_logprobs), 1)
+        self.log_prob += sum(rows.token_logprobs[:kept])
+        return pb.Logprobs(
+            token_logprobs=rows.token_logprobs[:kept],
+            selected_logprobs=rows.selected_logprobs[: kept * selected],
+        )
 
     def describe_finish(self, answer: pb.BackendOutput, output: pb.LLMEngineOutput) -> None:
         """The end of the choice, when it has one."""

@@ -76,8 +76,11 @@ class ScriptedEngine:
         await asyncio.Event().wait()
 
     async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResponse:
-        """Embed: vectors that tell inputs apart, whatever their order."""
+        """Embed: vectors that tell inputs apart, whatever their order. Raises Scripted for an unknown id."""
         inputs = [list(each.token_ids) for each in request.request.token_ids]
+        for place, each in enumerate(inputs):
+            if alphabet.UNKNOWN in each:
+                raise Scripted(refused_input(place))
         total = sum(map(len, inputs))
         output = pb.EmbeddingsEngineOutput(
             embeddings=[pb.Embedding(values=vector_of(each)) for each in inputs],
@@ -111,8 +114,7 @@ class ScriptedEngine:
                 yield turn.arrive(self._response(turn, output))
             turn.exchange.code = grpc.StatusCode.OK
         except Scripted as failure:
-            details = ((DETAILS_KEY, failure.step.detail.SerializeToString()),)
-            await context.abort(failure.step.code, failure.step.message, details)
+            await _abort_with(failure.step, context)
         except (asyncio.CancelledError, GeneratorExit):
             # Cancelled while a message is on its way, grpc.aio drops this iterator instead of cancelling it.
             turn.leave()
@@ -190,6 +192,13 @@ def _pings_borne(facts: Facts) -> list[tuple[str, int]]:
     ]
 
 
+def refused_input(place: int) -> Fail:
+    """What it says of an input that it does not take."""
+    field = f"token_ids[{place}]"
+    code, reason = grpc.StatusCode.INVALID_ARGUMENT, pb.ERROR_REASON_INVALID_REQUEST
+    return Fail(code, reason, field=field, message=f"{field}: refused by the script")
+
+
 def vector_of(token_ids: Sequence[int]) -> list[float]:
     """What this engine makes of an input."""
     return [float(len(token_ids)), float(token_ids[0]), float(sum(token_ids))]
@@ -251,7 +260,14 @@ async def _tokenizer(
 async def _embed(
     engine: ScriptedEngine, request: pb.EmbedRequest, context: CONTEXT
 ) -> AsyncIterator[Message]:
-    yield await engine.embed(request)
+    try:
+        yield await engine.embed(request)
+    except Scripted as refused:
+        await _abort_with(refused.step, context)
+
+
+async def _abort_with(step: Fail, context: CONTEXT) -> None:
+    await context.abort(step.code, step.message, ((DETAILS_KEY, step.detail.SerializeToString()),))
 
 
 async def _abort(

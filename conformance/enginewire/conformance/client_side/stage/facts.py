@@ -59,6 +59,7 @@ class Facts:
                 seed=True,
                 multiple_choices=True,
                 logprobs=True,
+                selected_logprobs=True,
                 embeddings=True,
                 resume=self.resume,
                 stop_strings=self.stop_strings,

@@ -1,7 +1,7 @@
 """GenerateMultiplexed of the scripted engine: the scripts of many requests on one stream.
 
-An output is a frame of its own. A script that ends without a terminal ends the whole stream, for a
-handle alone cannot. Judges nothing.
+Every other frame holds several outputs, those that are only ids as rows. A script that ends without a
+terminal ends the whole stream, for a handle alone cannot. Judges nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 
 NAME: Final = "EngineService.GenerateMultiplexed"
+GATHERED: Final = 4
+"""Things that happened, at most, in one frame."""
+ONLY_IDS: Final = {"index", "first_output_position", "token_ids"}
 
 Requests = AsyncIterator[pb.GenerateMultiplexedRequest]
 Frame = pb.GenerateMultiplexedResponse
@@ -36,8 +39,8 @@ async def play_multiplexed(
     stream, steps = _Stream(engine), count(1)
     reading = asyncio.ensure_future(stream.read(requests))
     try:
-        while (event := await stream.events.get()) is not None:
-            yield Frame(step=next(steps), events=[event])
+        while events := await stream.some(GATHERED if (step := next(steps)) % 2 else 1):
+            yield frame_of(step, events)
     finally:
         # However it ended, by its end, a cancellation or GeneratorExit.
         await stop([reading, *stream.playing])
@@ -64,6 +67,15 @@ class _Stream:
                     self._live[handle].left.set()
         self._is_closing = True
         self._end_if_done()
+
+    async def some(self, most: int) -> list[pb.HandleEvent]:
+        """What happened, when something has; nothing at the end of the stream."""
+        found = [await self.events.get()]
+        while len(found) < most and found[-1] is not None and not self.events.empty():
+            found.append(self.events.get_nowait())
+        if found[-1] is None and len(found) > 1:
+            self.events.put_nowait(None)
+        return [event for event in found if event is not None]
 
     def leave(self) -> None:
         """The backend hears nothing more of what is live."""
@@ -105,3 +117,24 @@ def _event(handle: int, item: pb.LLMEngineOutput | pb.EngineEvent) -> pb.HandleE
     if isinstance(item, pb.EngineEvent):
         return pb.HandleEvent(handle=handle, engine_event=item)
     return pb.HandleEvent(handle=handle, output=item)
+
+
+def frame_of(step: int, events: Sequence[pb.HandleEvent]) -> Frame:
+    """The events in one frame: a row for each choice, of handles of which nothing else came before."""
+    frame, others, rows = Frame(step=step), set[int](), set[tuple[int, int]]()
+    for event in events:
+        output = event.output
+        fields = {field.name for field, _ in output.ListFields()}
+        choice = (event.handle, output.index)
+        if output.token_ids and fields <= ONLY_IDS and event.handle not in others and choice not in rows:
+            rows.add(choice)
+            frame.handles.append(event.handle)
+            frame.indexes.append(output.index)
+            frame.token_counts.append(len(output.token_ids))
+            frame.first_output_positions.append(output.first_output_position)
+            frame.token_ids.extend(output.token_ids)
+        else:
+            frame.events.append(event)
+            if not event.HasField("accepted"):
+                others.add(event.handle)
+    return frame

@@ -23,7 +23,8 @@ CANCELLED = pb.FINISH_REASON_CANCELLED
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """One output. `finish` makes it terminal, `position` breaks the count, `row` has log-probabilities.
+    """One output. `finish` makes it terminal, `position` breaks the count, `row` has log-probabilities,
+    `selected` those of ids that were asked for, row by row.
 
     `text` is what an engine says of it that detokenizes; `stop` is the stop string that it found.
     """
@@ -33,6 +34,7 @@ class Say:
     index: int = 0
     position: int | None = None
     row: Sequence[float] = ()
+    selected: Sequence[float] = ()
     stop_token: int | None = None
     usage: pb.CompletionUsage | None = None
     error: str = ""
@@ -102,10 +104,13 @@ class Speaker:
     request: pb.PreprocessedRequest
     finished: set[int] = field(default_factory=set)
     counts: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, float] = field(default_factory=dict)
+    """Of log-probabilities."""
 
     def __post_init__(self) -> None:
         for choice in self.request.resume.choices:
             self.counts[choice.index] = len(choice.generated_token_ids)
+            self.sums[choice.index] = choice.cum_log_probs
             if choice.finished:
                 self.finished.add(choice.index)
 
@@ -131,7 +136,8 @@ class Speaker:
         )
         self.counts[step.index] = count + len(output.token_ids)
         if step.row:
-            output.logprobs.CopyFrom(pb.Logprobs(token_logprobs=step.row))
+            self.sums[step.index] = output.cum_log_probs = self.sums.get(step.index, 0.0) + sum(step.row)
+            output.logprobs.CopyFrom(pb.Logprobs(token_logprobs=step.row, selected_logprobs=step.selected))
         if step.finish:
             self._finish(output, step)
         return output
