@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -26,8 +27,14 @@ NUM_CALLERS, NUM_TOKENS = 16, 20
 # Takes longer than any test may, so that nothing ends it but its caller.
 ENDLESS_TOKENS = 60_000
 MOCKER = ("--engine", "mocker", "--mocker-itl-ms", "20", "--max-model-len", "65536")
-# As long as callers take to hear that a backend goes: theirs is a list in this process.
-PRE_STOP_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Calls:
+    """By address: answers that came whole, and requests whose answer has not begun."""
+
+    whole: Counter[str] = field(default_factory=Counter)
+    unheard: Counter[str] = field(default_factory=Counter)
 
 
 @asynccontextmanager
@@ -49,20 +56,20 @@ async def backend(
 
 
 @asynccontextmanager
-async def callers(addresses: Sequence[str]) -> AsyncIterator[Counter[str]]:
-    """How many answers callers got whole from each address; they ask again and again until the end.
+async def callers(addresses: Sequence[str]) -> AsyncIterator[Calls]:
+    """What became of the calls of callers that ask again and again until the end.
 
     `addresses` may change meanwhile. An answer that fails, or is short, ends it with an error.
     """
-    seen, leaving = Counter[str](), asyncio.Event()
+    calls, leaving = Calls(), asyncio.Event()
     async with (
         AsyncOpenAI(api_key="none", max_retries=0, timeout=PATIENCE_SECONDS) as client,
         asyncio.TaskGroup() as group,
     ):
         for number in range(NUM_CALLERS):
             dice = random.Random(number)
-            group.create_task(_ask_again_and_again(client, addresses, dice, seen, leaving))
-        yield seen
+            group.create_task(_ask_again_and_again(client, addresses, dice, calls, leaving))
+        yield calls
         leaving.set()
 
 
@@ -70,15 +77,17 @@ async def _ask_again_and_again(
     client: AsyncOpenAI,
     addresses: Sequence[str],
     dice: random.Random,
-    seen: Counter[str],
+    calls: Calls,
     leaving: asyncio.Event,
 ) -> None:
     while not leaving.is_set():
         address = dice.choice(addresses)
+        calls.unheard[address] += 1
         stream = await ask(client, address, NUM_TOKENS)
+        calls.unheard[address] -= 1
         told = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage]
         assert told == [NUM_TOKENS]
-        seen[address] += 1
+        calls.whole[address] += 1
 
 
 async def ask(client: AsyncOpenAI, address: str, num_tokens: int) -> AsyncStream[ChatCompletionChunk]:
@@ -139,10 +148,10 @@ async def test_a_patient_upgrade_of_all_engines_costs_no_caller_a_request(folder
         engines(folder, 2, (*MOCKER, "--shutdown-timeout", "30")) as slots,
         backend(folder, [slot.target for slot in slots]) as address,
     ):
-        async with callers([address]) as seen:
+        async with callers([address]) as calls:
             await replace_all(slots)
         assert await continuations_of(address) == 0
-    assert seen[address] > NUM_CALLERS
+    assert calls.whole[address] > NUM_CALLERS
 
 
 @long
@@ -150,14 +159,14 @@ async def test_replay_hides_from_callers_what_a_hasty_upgrade_does_not_finish(fo
     async with (
         engines(folder, 2, (*MOCKER, "--shutdown-timeout", "0.1")) as slots,
         backend(folder, [slot.target for slot in slots]) as address,
-        callers([address]) as seen,
+        callers([address]) as calls,
         endless_answer(address),
     ):
         await replace_all(slots)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not await continuations_of(address):  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.02)
-    assert seen[address] > NUM_CALLERS
+    assert calls.whole[address] > NUM_CALLERS
 
 
 @long
@@ -169,18 +178,19 @@ async def test_an_upgrade_of_engines_and_backends_costs_no_caller_a_request(fold
         for number in range(2):
             ready.append(await lives[number].enter_async_context(backend(folder, targets, name=f"b{number}")))
         old = [*ready]
-        async with callers(ready) as seen:
+        async with callers(ready) as calls:
             await replace_all(slots)
             for number, address in enumerate(old):
-                # The new one is there before the old one goes, and callers hear of that before it ends.
+                # The new one is there before the old one goes. That takes a while for what is on its way.
                 new = await lives[number + 2].enter_async_context(backend(folder, targets, name=f"n{number}"))
                 ready.append(new)
                 ready.remove(address)
-                await asyncio.sleep(PRE_STOP_SECONDS)
+                while calls.unheard[address]:  # noqa: ASYNC110  # there is no event to await
+                    await asyncio.sleep(0.02)
                 await lives[number].aclose()
-            while not all(seen[address] for address in ready):  # noqa: ASYNC110  # there is no event to await
+            while not all(calls.whole[address] for address in ready):  # noqa: ASYNC110  # there is no event to await
                 await asyncio.sleep(0.02)
-    assert all(seen[address] for address in old)
+    assert all(calls.whole[address] for address in old)
 
 
 async def replace_all(slots: Sequence[EngineSlot]) -> None:
