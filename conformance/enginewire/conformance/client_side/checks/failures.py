@@ -7,6 +7,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.answer import DECODE_ERROR, Answer
 from enginewire.conformance.client_side.checks import client_check
+from enginewire.conformance.client_side.checks.routing import NOTE
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.alphabet import UNKNOWN, VOCAB_SIZE, ids
 from enginewire.conformance.client_side.stage.facts import Facts
@@ -23,7 +24,6 @@ REFUSED = Fail(
 )
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_QUEUE_FULL, retryable=True)
 UNKNOWN_REASON = 99
-NOTE = "kit.note"
 
 
 @client_check("CLI-09", hostile=True)
