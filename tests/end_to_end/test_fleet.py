@@ -30,7 +30,7 @@ async def test_no_request_is_lost_or_sent_twice_while_the_list_changes(folder: P
     async with engines(folder, 3, MOCKER) as (first, second, third):
         write(path, [first, second])
         async with backend(folder, [f"file:{path}"], "--target-refresh-interval=0.1") as address:
-            async with callers([address]) as seen:
+            async with callers([address]) as calls:
                 await load_when(first, has_answered)
                 # One leaves and ends, with answers under way; another one joins.
                 write(path, [second, third])
@@ -46,7 +46,7 @@ async def test_no_request_is_lost_or_sent_twice_while_the_list_changes(folder: P
         loads = [before, *[await load_when(slot, is_idle) for slot in (first, second, third)]]
         shares = [load.requests_finished for load in loads]
     assert min(shares) > 0
-    assert sum(shares) == seen[address], "each of them once"
+    assert sum(shares) == calls.whole[address], "each of them once"
     retries = [line for line in page.splitlines() if line.startswith("enginewire:retries_total")]
     assert [line.split()[-1] for line in retries] == ["0.0"]
 

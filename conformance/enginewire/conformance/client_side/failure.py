@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.wire.exchange import DETAILS_KEY
 
 
 class Failed(Exception):
@@ -23,6 +26,19 @@ class Failed(Exception):
         self.code, self.retryable = code, retryable
         self.status = pb.Status(code=code.value[0], message=message)
         self.status.details.add().Pack(pb.ErrorDetail(reason=reason, field=field, retryable=retryable))
+
+    @classmethod
+    def of(cls, error: grpc.aio.AioRpcError) -> Failed:
+        """What ended a call, with the details of whoever ended it."""
+        failure = cls(error.code(), pb.ERROR_REASON_INTERNAL, error.details() or "")
+        for key, value in error.trailing_metadata() or ():
+            if key == DETAILS_KEY and isinstance(value, bytes):
+                failure.status = pb.Status.FromString(value)
+        detail = pb.ErrorDetail()
+        with suppress(IndexError):
+            failure.status.details[0].Unpack(detail)
+        failure.retryable = detail.retryable
+        return failure
 
     @property
     def retry_after(self) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -16,6 +15,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed, violation
 from enginewire.conformance.client_side.reference.checks import Checks
+from enginewire.conformance.client_side.reference.embedding import Embeddings
 from enginewire.conformance.client_side.reference.text import ReferenceChoice, Vocabulary
 from enginewire.conformance.client_side.stage.turn import TWINS
 from enginewire.conformance.wire.exchange import DETAILS_KEY
@@ -58,7 +58,7 @@ class Request:
         return any(choice.token_ids or choice.finish for choice in self.choices)
 
 
-class ReferenceBackend(Checks):
+class ReferenceBackend(Checks, Embeddings):
     """The text side of one engine."""
 
     choice_class: type[ReferenceChoice] = ReferenceChoice
@@ -68,7 +68,7 @@ class ReferenceBackend(Checks):
         self._channel = grpc.aio.insecure_channel(engine, options=self.channel_options)
         self._engine = pb.EngineServiceStub(self._channel)
         self._discovery = pb.DiscoveryServiceStub(self._channel)
-        self._embedding = pb.EmbeddingServiceStub(self._channel)
+        self.embedding = pb.EmbeddingServiceStub(self._channel)
 
     async def serve(self, target: str) -> grpc.aio.Server:
         """Listen; returns the running server. Raises Failed for an engine that does not fit."""
@@ -82,7 +82,7 @@ class ReferenceBackend(Checks):
             response_serializer=pb.BackendServiceGenerateResponse.SerializeToString,
         )
         embed = grpc.unary_unary_rpc_method_handler(
-            self._embed,
+            self.embed,
             request_deserializer=pb.BackendServiceEmbedRequest.FromString,
             response_serializer=pb.BackendServiceEmbedResponse.SerializeToString,
         )
@@ -91,34 +91,6 @@ class ReferenceBackend(Checks):
         server.add_insecure_port(target)
         await server.start()
         return server
-
-    async def _embed(
-        self, asked: pb.BackendServiceEmbedRequest, context: CONTEXT
-    ) -> pb.BackendServiceEmbedResponse:
-        inputs = [self.token_ids_of(each) for each in asked.inputs]
-        request = pb.PreprocessedEmbeddingRequest(
-            token_ids=[pb.TokenSequence(token_ids=each) for each in inputs]
-        )
-        embed = pb.EmbedRequest(request_id=asked.request_id, request=request)
-        try:
-            output = (await self._embedding.Embed(embed)).output
-        except grpc.aio.AioRpcError as error:
-            status = self.of_inputs(self.failure_of(error).status)
-            await context.abort(error.code(), status.message, ((DETAILS_KEY, status.SerializeToString()),))
-        return pb.BackendServiceEmbedResponse(output=output, request_id=asked.request_id)
-
-    def of_inputs(self, status: pb.Status) -> pb.Status:
-        """The engine's status about an input, which has another name here."""
-        detail = pb.ErrorDetail()
-        for packed in status.details:
-            if packed.Unpack(detail):
-                detail.field = detail.field.replace("token_ids[", "inputs[", 1)
-                packed.Pack(detail)
-        return status
-
-    def token_ids_of(self, given: pb.EmbeddingInput) -> list[int]:
-        """A token per byte of a text; the tokenizer of the kit has no merges."""
-        return list(given.text.encode()) if given.HasField("text") else list(given.token_ids.token_ids)
 
     async def shut_down(self, server: grpc.aio.Server | None) -> None:
         """Stop listening and leave the engine."""
@@ -339,15 +311,7 @@ class ReferenceBackend(Checks):
 
     def failure_of(self, error: grpc.aio.AioRpcError) -> Failed:
         """What ended a call, with the engine's own details."""
-        failure = Failed(error.code(), pb.ERROR_REASON_INTERNAL, error.details() or "")
-        for key, value in error.trailing_metadata() or ():
-            if key == DETAILS_KEY and isinstance(value, bytes):
-                failure.status = pb.Status.FromString(value)
-        detail = pb.ErrorDetail()
-        with suppress(IndexError):
-            failure.status.details[0].Unpack(detail)
-        failure.retryable = detail.retryable
-        return failure
+        return Failed.of(error)
 
     def _choices(self, part: pb.PreprocessedRequest) -> list[ReferenceChoice]:
         eos = frozenset(part.eos_token_ids or self.info.config.eos_token_ids)
