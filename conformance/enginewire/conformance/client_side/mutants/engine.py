@@ -110,7 +110,7 @@ class StopReachesTheEngine(ReferenceBackend):
         return part
 
 
-@client_mutant("deadline_not_passed_on", kills="CLI-32")
+@client_mutant("deadline_not_passed_on", kills=("CLI-32", "CLI-32/again"))
 class DeadlineNotPassedOn(ReferenceBackend):
     def seconds_left(self, context: CONTEXT) -> float | None:
         return None

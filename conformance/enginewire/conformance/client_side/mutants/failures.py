@@ -97,7 +97,7 @@ class DropsUnknownChoices(ReferenceBackend):
         return super().take(output, request) if output.index < len(request.choices) else None
 
 
-@client_mutant("late_failure_is_a_status", kills="CLI-26")
+@client_mutant("late_failure_is_a_status", kills=("CLI-26", "CLI-26/before-token"))
 class LateFailureIsAStatus(ReferenceBackend):
     async def report(
         self, failure: Failed, request: Request, context: CONTEXT
@@ -107,7 +107,7 @@ class LateFailureIsAStatus(ReferenceBackend):
             yield item
 
 
-@client_mutant("text_after_the_failure", kills="CLI-26")
+@client_mutant("text_after_the_failure", kills=("CLI-26", "CLI-26/before-token"))
 class TextAfterTheFailure(ReferenceBackend):
     async def report(
         self, failure: Failed, request: Request, context: CONTEXT

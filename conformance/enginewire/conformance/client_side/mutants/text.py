@@ -137,7 +137,7 @@ class RowsWaitForText(ReferenceChoice):
         return super().rows(rows, 0 if self.held() else kept)
 
 
-@client_mutant("rows_not_cut", kills="CLI-15")
+@client_mutant("rows_not_cut", kills=("CLI-15", "CLI-15/selected"))
 class RowsNotCut(ReferenceChoice):
     def rows(self, rows: pb.Logprobs, kept: int) -> pb.Logprobs:
         return super().rows(rows, len(rows.token_logprobs))
