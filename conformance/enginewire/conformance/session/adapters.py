@@ -35,9 +35,11 @@ def new_name(ctx: Context) -> str:
 
 
 @asynccontextmanager
-async def loaded(ctx: Context, sources: Sequence[str]) -> AsyncIterator[list[str]]:
-    """Names under which these are loaded; they are unloaded at the end. A failure is a Violation."""
-    names = [new_name(ctx) for _ in sources]
+async def loaded(
+    ctx: Context, sources: Sequence[str], names: Sequence[str] = ()
+) -> AsyncIterator[Sequence[str]]:
+    """Names, or new ones, under which these are loaded until the end. A failure is a Violation."""
+    names = names or [new_name(ctx) for _ in sources]
     try:
         for name, source in zip(names, sources, strict=True):
             (await load(ctx, name, source)).response()

@@ -162,6 +162,16 @@ async def blocks_are_not_shared(ctx: Context) -> None:
         expect_equal(await _cached(ctx, prompt, ""), 0, "the model uses blocks of an adapter")
 
 
+@check("LOR-07", variant="renamed", needs=("LOR-07",), alone=True, gate="prefix_cache", counts_prompt=True)
+async def blocks_go_with_their_adapter(ctx: Context) -> None:
+    """One prompt, once more when the adapter's name is that of another source."""
+    name, prompt = new_name(ctx), ctx.fresh_prompt(BLOCKS)
+    for source in ctx.session.options.sources(2):
+        async with loaded(ctx, [source], [name]):
+            seen = await _cached(ctx, prompt, name)
+            expect_equal(seen, 0, "an adapter uses blocks of one that had its name before")
+
+
 @negative("lora")
 async def adapters_are_refused(ctx: Context) -> None:
     """A request that names one, and loading one."""

@@ -144,6 +144,19 @@ async def guides_end_below_the_minimum(ctx: Context) -> None:
     )
 
 
+@check("GDE-09", needs=("GDE-02", "STP-01"))
+async def stop_ids_wait_for_the_match(ctx: Context) -> None:
+    """The id that a match began with is a stop id of the next request."""
+    _needs(ctx, pb.GUIDED_MODE_REGEX)
+    first = (await _guided(ctx, pb.GUIDED_MODE_REGEX, 0.0)).tokens[0]
+    for temperature in (0.0, 1.0):
+        choice = await _guided(ctx, pb.GUIDED_MODE_REGEX, temperature, stop_token_ids=[first])
+        text = await _text(ctx, choice)
+        message = "a stop id was chosen inside of a match"
+        whole = re.match(DIGITS, text)
+        expect(whole, message, expected=DIGITS, seen=text)
+
+
 @check("ERR-17", variant="guides", gate="guided_modes", needs=SHAPE)
 async def other_guides_are_refused(ctx: Context) -> None:
     """Kinds that guided_modes does not list."""
@@ -158,8 +171,11 @@ def _needs(ctx: Context, mode: pb.GuidedMode.ValueType) -> None:
         raise NotApplicable(f"{pb.GuidedMode.Name(mode)} is not advertised")
 
 
-async def _guided(ctx: Context, mode: pb.GuidedMode.ValueType, temperature: float) -> Choice:
-    request = ctx.request(guided_decoding=GUIDES[mode], max_tokens=_room(ctx), temperature=temperature)
+async def _guided(
+    ctx: Context, mode: pb.GuidedMode.ValueType, temperature: float, **changes: requests.Value
+) -> Choice:
+    options = {"max_tokens": _room(ctx), "temperature": temperature, **changes}
+    request = ctx.request(guided_decoding=GUIDES[mode], **options)
     choice = (await ctx.generate(request)).choice
     if _room(ctx) < ROOM and choice.finish_reason == pb.FINISH_REASON_LENGTH:
         raise NotApplicable("the context window has no room for a guided output")

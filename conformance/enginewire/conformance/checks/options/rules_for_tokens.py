@@ -136,7 +136,7 @@ async def penalties_count_the_output(ctx: Context) -> None:
 
 @check("SAM-18", variant="repetition", gate="selected_logprobs", needs=(*ROWS, "SAM-17"), costly=True)
 async def repetition_counts_the_prompt(ctx: Context) -> None:
-    """Two tokens biased so much that one of them comes, one of them in the prompt, then in the output."""
+    """Two tokens biased so much that one of them comes: one in the prompt, in the output, and in both."""
     if not (ctx.capabilities.logit_bias and ctx.capabilities.logprobs):
         raise NotApplicable("without logit_bias and logprobs nobody knows what the penalty decides")
     prompt = ctx.prompt(salt=510)
@@ -153,7 +153,7 @@ async def repetition_counts_the_prompt(ctx: Context) -> None:
                 "token_ids": prompt,
             }
             options = {"repetition_penalty": penalty, "temperature": temperature, "top_k": 1}
-            for positions in await drawn(ctx, max_tokens=2, **changes, **options):
+            for positions in await drawn(ctx, max_tokens=ctx.tokens(FEW), **changes, **options):
                 decided += _repetition_holds(positions, dict(zip(pair, biases, strict=True)), prompt, penalty)
     if not decided:
         raise NotApplicable("this model is too sure of its tokens for the biases to decide")
@@ -203,10 +203,12 @@ def _repetition_holds(
     for position in positions:
         best = {_better(position, biases, met, penalty, logit) for logit in LOGITS}
         plain = _better(position, biases, set(), penalty, 0.0)
-        if len(best) == 1 and best != {plain}:
-            message = f"a repetition_penalty of {penalty:g} does not reach a token of prompt or output"
+        if len(best) == 1:
+            message = (
+                f"a repetition_penalty of {penalty:g} does not reach each token of prompt and output once"
+            )
             expect(position.token in best, message, expected=best, seen=position.token)
-            decided += 1
+            decided += best != {plain}
         met.add(position.token)
     return decided
 

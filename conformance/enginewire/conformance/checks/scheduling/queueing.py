@@ -40,7 +40,7 @@ FULL: Final = ("INF-08", "ABO-05")
 Options = dict[str, Value]
 
 
-@check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05"))
+@check("CON-08", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "MDT-05"), not_beside=("n",))
 async def lower_priorities_start_first(ctx: Context) -> None:
     """One of two that wait gets the only slot that is free, and it is not the one that came first.
 
@@ -50,7 +50,7 @@ async def lower_priorities_start_first(ctx: Context) -> None:
     await _second_one_starts_first(ctx, {"priority": 1}, {"priority": -1}, message)
 
 
-@check("CON-09", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "CON-08"))
+@check("CON-09", phase=Phase.LOAD, alone=True, needs=(*WHOLE, *FULL, "CON-08"), not_beside=("n",))
 async def jumps_go_before(ctx: Context) -> None:
     """The same with a minute's jump of the one that came later."""
     message = "a request was served before one began that had jumped before it"
@@ -58,34 +58,40 @@ async def jumps_go_before(ctx: Context) -> None:
 
 
 async def _second_one_starts_first(ctx: Context, first: Options, second: Options, message: str) -> None:
-    enough = time.monotonic() + ctx.bounds.check / 2
+    enough, were_seen = time.monotonic() + ctx.bounds.check / 2, 0
     for kind in ctx.unlike(ctx.long_request, KINDS):
-        await _starts_first(ctx, first, change(kind, **second, is_probe=False), message)
+        were_seen += await _starts_first(ctx, first, change(kind, **second, is_probe=False), message)
         if time.monotonic() > enough:
-            return  # the slots are filled up to three times for each
+            break  # the slots are filled up to three times for each
+    if not were_seen:
+        raise NotApplicable("the slots are free again before a request can be seen to wait")
 
 
-async def _starts_first(ctx: Context, first: Options, second: pb.GenerateRequest, message: str) -> None:
+async def _starts_first(ctx: Context, first: Options, second: pb.GenerateRequest, message: str) -> bool:
     for _ in range(ATTEMPTS):
         with suppress(NotApplicable):
             if (has_waited := await _first_one_waits(ctx, first, second)) is not None:
                 expect(has_waited, message)
-                return
-    raise NotApplicable("the slots are free again before a request can be seen to wait")
+                return True
+    return False
 
 
 async def _first_one_waits(ctx: Context, first_options: Options, second: pb.GenerateRequest) -> bool | None:
-    """The outcomes of aborts say who was alive; None where another slot got free."""
+    """The outcomes of aborts say who was alive; None where another slot got free.
+
+    As many slots are freed as the second one has choices.
+    """
+    count = max(second.request.sampling_options.n, 1)
     async with saturated(ctx) as running:
         late = ctx.start(ctx.request(**first_options))
         reading = asyncio.ensure_future(late.end())
         await _waits(ctx, len(running), 1)
         early = ctx.start(change(second, request_id=ctx.request().request_id))
         await _waits(ctx, len(running), 2)
-        first, *others = [stream.request.request_id for stream in (*running, early)]
-        await ctx.client.abort([first])
+        names = [stream.request.request_id for stream in (*running, early, late)]
+        await ctx.client.abort(names[:count])
         await early.first_token()
-        *are_alive, is_late = await ctx.client.abort([*others, late.request.request_id])
+        *are_alive, is_late = await ctx.client.abort(names[count:])
         await reading
     if any(result.outcome != pb.ABORT_OUTCOME_ABORTED for result in are_alive):
         return None

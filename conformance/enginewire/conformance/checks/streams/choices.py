@@ -8,7 +8,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import REFUSALS, Context
-from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire.field_rules import FIELD_RULES
@@ -46,7 +46,7 @@ async def each_choice_ends_once(ctx: Context) -> None:
 
 @check("INF-09", variant="best-first", gate="best_of", needs=(*SHAPE, "INF-09", "LOG-01", "SEQ-02"))
 async def the_best_candidates_come_first(ctx: Context) -> None:
-    """By the sums of the log-probabilities of their tokens."""
+    """By the sums of the log-probabilities of their tokens; and where one of them has ended early."""
     count = ctx.choices(MOST)
     if count < 2 or not ctx.capabilities.logprobs:
         raise NotApplicable("nothing tells of several choices which of them is the best")
@@ -56,13 +56,11 @@ async def the_best_candidates_come_first(ctx: Context) -> None:
         sampling = {"temperature": 1.0, "seed": seed} if ctx.capabilities.seed else {"temperature": 1.0}
         request = ctx.request(n=count, best_of=candidates, logprobs=0, max_tokens=tokens, **sampling)
         stream = await ctx.generate(request)
-        sums = [
-            sum(value for output in choice.outputs for value in output.logprobs.token_logprobs)
-            for _, choice in sorted(stream.choices.items())
-        ]
-        for better, worse in pairwise(sums):
-            message = "the choices of best_of do not come with the most probable first"
-            expect(better >= worse - ROUNDING, message, seen=[round(each, 3) for each in sums])
+        _come_best_first(stream)
+        if ctx.capabilities.seed:
+            last = stream.choices[count - 1].tokens[: tokens // 2]
+            again = change(request, request_id=ctx.request().request_id, stop_token_ids=last[-1:])
+            _come_best_first(await ctx.generate(again))
 
 
 @check("SEQ-03", needs=(*SHAPE, "USE-01", "USE-02", "USE-03", "SEQ-02"))
@@ -200,6 +198,16 @@ async def _running(ctx: Context) -> Stream:
         if await anext(stream.call, None) is None:
             raise Violation("the stream ended before each choice began", seen=stream.exchange.status)
     return stream
+
+
+def _come_best_first(stream: Stream) -> None:
+    sums = [
+        sum(value for output in choice.outputs for value in output.logprobs.token_logprobs)
+        for _, choice in sorted(stream.choices.items())
+    ]
+    for better, worse in pairwise(sums):
+        message = "the choices of best_of do not come with the most probable first"
+        expect(better >= worse - ROUNDING, message, seen=[round(each, 3) for each in sums])
 
 
 def _ends_once(ctx: Context, stream: Stream) -> None:

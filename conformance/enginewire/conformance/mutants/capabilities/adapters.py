@@ -97,6 +97,12 @@ class LoraCacheShared(Reference):
         return len(hits) * self.settings.block_size if self.is_cacheable(job) else 0
 
 
+@mutant("blocks_outlive_their_adapter", kills="LOR-07/renamed")
+class BlocksOutliveTheirAdapter(Reference):
+    def forget_adapter(self, name: str) -> None:
+        pass
+
+
 @mutant("silently_ignores_lora", kills="ERR-17/lora")
 class SilentlyIgnoresLora(Reference):
     settings = replace(Settings(), capabilities=("seed",))

@@ -38,6 +38,13 @@ class RegexPrefixOnly(Reference):
         return grammar.Pattern(guide.sets[:2]) if isinstance(guide, grammar.Pattern) else guide
 
 
+@mutant("stop_ids_come_inside_a_match", kills="GDE-09")
+class StopIdsComeInsideAMatch(Reference):
+    def allowed(self, choice: Choice, guide: grammar.Guide) -> set[int]:
+        following = {ord(character) for character in guide.following(self.text_of(choice.tokens))}
+        return super().allowed(choice, guide) | following.intersection(self.caller_stops(choice.job.request))
+
+
 @mutant("choice_ignored", kills="GDE-03")
 class ChoiceIgnored(Reference):
     def guide(self, choice: Choice) -> grammar.Guide | None:

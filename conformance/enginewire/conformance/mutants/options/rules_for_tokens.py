@@ -134,6 +134,19 @@ class RepetitionPenaltyWithoutTheOutput(_Repetition):
         return set(choice.tokens) - set(choice.job.request.token_ids)
 
 
+@mutant("repetition_penalty_twice", kills="SAM-18/repetition")
+class RepetitionPenaltyTwice(Reference):
+    """Once for the prompt, and once for the output."""
+
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_penalties(choice, logits)
+        options = choice.job.request.sampling_options
+        if options.HasField("repetition_penalty"):
+            for token in set(choice.job.request.token_ids) & set(choice.tokens):
+                over = logits[token] > 0
+                logits[token] *= 1 / options.repetition_penalty if over else options.repetition_penalty
+
+
 @mutant("bias_allows_what_is_not", kills="SAM-13")
 class BiasAllowsWhatIsNot(OtherOptions):
     """What somebody wishes for is taken for one more allowed token."""

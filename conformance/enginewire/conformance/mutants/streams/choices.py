@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from statistics import fmean
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
@@ -20,6 +21,32 @@ class BestOfInAnyOrder(Reference):
     """Returns the first of its candidates, as they come."""
 
     settings = replace(Settings(), capabilities=(*CAPABILITIES, "best_of"))
+
+
+@mutant("best_of_by_the_mean", kills="INF-09/best-first")
+class BestOfByTheMean(Reference):
+    """Ranks by what a token of each candidate has on average: a short one is not the best for being short."""
+
+    settings = replace(Settings(), capabilities=(*CAPABILITIES, "best_of"))
+
+    async def outputs(self, job: Job) -> Outputs:
+        request = job.request
+        if not (request.sampling_options.HasField("best_of") and request.output_options.HasField("logprobs")):
+            async for output in super().outputs(job):
+                yield output
+            return
+        outputs = [output async for output in super().outputs(job)]
+        ranked = sorted({output.index for output in outputs}, key=lambda index: -_mean(outputs, index))
+        places = {index: place for place, index in enumerate(ranked)}
+        for output in outputs:
+            output.index = places[output.index]
+            yield output
+
+
+def _mean(outputs: list[pb.LLMEngineOutput], index: int) -> float:
+    return fmean(
+        value for output in outputs if output.index == index for value in output.logprobs.token_logprobs
+    )
 
 
 @each_changed(

@@ -59,6 +59,7 @@ class Adapters(Service):
         if self.is_in_use(request.name):
             raise Refusal(pb.ERROR_REASON_ADAPTER_IN_USE, "name: requests are using it", field="name")
         del self.adapters[request.name]
+        self.forget_adapter(request.name)
         return pb.UnloadAdapterResponse()
 
     def is_in_use(self, name: str) -> bool:

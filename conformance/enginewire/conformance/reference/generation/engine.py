@@ -244,6 +244,11 @@ class Engine(Choices):
         self.cache.clear()
         return dropped
 
+    def forget_adapter(self, name: str) -> None:
+        """Drop the cached blocks of an adapter: another one may get its name."""
+        for key in [key for key in self.cache if key[1] == name]:
+            self.remove_block(key)
+
     # -- load
 
     def load(self) -> pb.Load:
