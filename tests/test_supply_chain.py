@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from enginewire import v1 as pb
 from tests.repository import ROOT
 
 EXTRAS = ("server", "metrics", "otel", "zmq", "backend", "http", "top", "chat", "bench")
@@ -39,3 +43,27 @@ def test_whatever_an_extra_asks_for_is_locked() -> None:
     assert names - {"enginewire"} <= LOCKED.keys()
     script = (ROOT / ".ci/make_hashes").read_text()
     assert re.search(r"for extra in (.*?);", script)[1].split() == list(EXTRAS)  # type: ignore[index]  # it is there
+
+
+@pytest.mark.parametrize(("name", "least"), [("grpcio", "1.66"), ("protobuf", "6.33.5"), ("torch", "2.10")])
+def test_ci_runs_what_has_the_known_fixes(name: str, least: str) -> None:
+    given = CONSTRAINED[name]
+    assert [*map(int, given.split("."))] >= [*map(int, least.split("."))], given
+
+
+@pytest.mark.parametrize("message", [pb.ChatPrompt, pb.PreprocessedRequest])
+def test_no_message_that_is_read_from_json_can_hold_any_other(message: type[pb.ChatPrompt]) -> None:
+    """So an older protobuf, which follows `Any` in `Any` as deep as it goes, is no danger."""
+    assert "google.protobuf.Any" not in names_within(message.DESCRIPTOR)
+    assert "google.protobuf.Any" in names_within(pb.Status.DESCRIPTOR)
+
+
+def names_within(descriptor: Descriptor) -> set[str]:
+    """Of a message and of all that it may hold."""
+    found, left = set(), [descriptor]
+    while left:
+        each = left.pop()
+        if each.full_name not in found:
+            found.add(each.full_name)
+            left += [field.message_type for field in each.fields if field.message_type]
+    return found
