@@ -177,6 +177,24 @@ async def test_whatever_frames_say_the_call_ends_and_others_are_served(engine_se
     await healthy(serving)
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"x_large": "x" * 40_000}, {f"x_{number}": "x" for number in range(1000)}],
+    ids=["value", "keys"],
+)
+async def test_metadata_beyond_its_limit_is_refused_once_the_caller_has_heard_of_it(
+    engine_server, headers: dict[str, str]
+) -> None:
+    serving = await engine_server()
+    connection = await Http2.open(serving.server.options.uds)
+    # gRPC keeps to a limit that the caller has acknowledged, and takes more until then.
+    assert await connection.status_of(connection.call(GET_LOAD, [framed(b"")])) == OK
+    assert await connection.status_of(connection.call(GENERATE, [GOOD], **headers)) == TOO_MUCH
+    assert await connection.status_of(connection.call(GENERATE, [GOOD])) == OK
+    await connection.close()
+    await healthy(serving)
+
+
 async def test_a_message_that_is_small_on_the_wire_and_large_unpacked_is_refused(engine_server) -> None:
     serving = await engine_server(max_message_bytes=1 << 20)
     bomb = framed(gzip.compress(bytes(32 << 20)), flag=1)

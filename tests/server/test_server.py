@@ -54,6 +54,22 @@ async def test_of_100_requests_at_once_40_are_accepted_and_60_told_when_to_come_
     assert (await asyncio.gather(*ends)).count(None) == 40
 
 
+async def test_a_thousand_requests_wait_and_are_served_in_their_order(engine_server):
+    serving = await engine_server(max_num_seqs=8, max_num_queued_reqs=1000, mocker_itl_ms=1.0)
+    holding = [serving.engine.Generate(ask(f"holding-{i}", max_tokens=LONG)) for i in range(8)]
+    for call in holding:
+        await call.read()
+    stream = serving.engine.GenerateMultiplexed()
+    for handle in range(1, 1001):
+        await stream.write(submit(handle, ask(f"r{handle}", max_tokens=1)))
+    await stream.done_writing()
+    await serving.until(lambda load: load.waiting == 1000)
+    for call in holding:
+        call.cancel()
+    ended = [event.handle async for frame in stream for event in frame.events if event.output.finish_reason]
+    assert ended == list(range(1, 1001))
+
+
 async def failure_of(call) -> grpc.aio.AioRpcError | None:
     try:
         async for _ in call:

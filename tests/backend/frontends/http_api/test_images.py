@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from enginewire.server.failures import InvalidRequest
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.openai.echoing import with_template
 from tests.backend.frontends.http_api.serving import client_of
+from tests.patience import PATIENCE_SECONDS
 
 PLACE = "<image>"
 TEMPLATE = (
@@ -298,6 +300,40 @@ async def test_an_engine_that_takes_no_images_refuses_them_by_the_field(start_ba
         error = (await client.post("/v1/chat/completions", json=body)).json()["error"]
     assert error["param"] == "messages[0].content[1].image_url.url"
     assert error["code"] == "unsupported"
+
+
+@pytest.mark.parametrize("takes", [("image_url",), ()], ids=["passed on", "refused"])
+@pytest.mark.parametrize("path", BOTH)
+async def test_nobody_here_opens_what_a_url_names(
+    start_backend: StartBackend, path: str, takes: tuple[str, ...]
+) -> None:
+    """An engine may: vLLM's does, from the hosts that its operator names."""
+    engine = SeeingMocker(takes=takes)
+    backend, _ = await start_backend(engine=engine)
+    opened: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.put_nowait(await reader.readline())
+        writer.close()
+
+    async with (
+        await asyncio.start_server(note, "127.0.0.1", 0) as listener,
+        client_of(with_template(backend, TEMPLATE)) as client,
+    ):
+        port = listener.sockets[0].getsockname()[1]
+        hosts = ("127.0.0.1", "localhost.", "0x7f000001", "[::ffff:127.0.0.1]", "a@127.0.0.1")
+        urls = [f"http://{host}:{port}/cat.png" for host in hosts]
+        for url in urls:
+            body = json.loads(json.dumps(BOTH[path]).replace(REMOTE, url))
+            answer = await client.post(path, json=body)
+            assert answer.status_code == (200 if takes else 400), answer.text
+        assert [item.url for item in engine.seen if item.url] == (urls if takes else [])
+        # Whoever had come before would be the first.
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"the test\n")
+        assert await asyncio.wait_for(opened.get(), PATIENCE_SECONDS) == b"the test\n"
+        assert opened.empty()
+        writer.close()
 
 
 async def test_an_image_that_makes_the_body_too_large_is_refused(text_backend: TextBackend) -> None:
