@@ -21,7 +21,7 @@ from enginewire.backend.backend import Backend
 from enginewire.backend.decoding.vocabulary import Vocabulary
 from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.backend.engines.endpoints import Endpoints
-from enginewire.backend.replay.retry import RetryPolicy
+from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 from enginewire.server.engines.mocker.tokenizer import byte_tokenizer
 from tests.backend.asking import Heard, hear
 from tests.chaos.fleet import MOCKER, Certificates, Engine, fleet
@@ -33,6 +33,8 @@ PROMPTS = (b"the quick brown fox", b"five boxing wizards")
 MAX_TOKENS = 120
 # Two deaths with fewer tokens between them make a request suspect of having caused them.
 ENOUGH_TOKENS = 16
+# Per second: faults that are over at once hit everybody more often than a backend's own budget bears.
+ENOUGH_RETRIES = 10_000.0
 PATIENCE_SECONDS = 120.0
 LINK_FAULTS = ("cut", "reset", "half_close", "drop", "double", "corrupt", "delay", "stall")
 FAULTS = ("kill", "freeze", "drain", "rotate", *LINK_FAULTS)
@@ -203,7 +205,9 @@ async def world(folder: Path, num_engines: int, *, multiplexed: bool = True) -> 
         async with Endpoints(clients) as endpoints:
             # How often one tries is not what is tried here: some schedules hit a request again and again.
             policy = RetryPolicy(max_attempts=100, recovery=PATIENCE_SECONDS)
-            made = World(engines, certificates, Backend(endpoints, vocabulary, retry=policy))
+            backend = Backend(endpoints, vocabulary, retry=policy)
+            backend.retry_budget = RetryBudget(per_second=ENOUGH_RETRIES)
+            made = World(engines, certificates, backend)
             await made.learn()
             yield made
             await made.all_have_ended()
