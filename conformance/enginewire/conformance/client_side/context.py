@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.answer import Answer
@@ -25,6 +25,7 @@ from enginewire.conformance.wire.exchange import Exchange, Metadata
 from enginewire.conformance.wire.violation import expect
 
 OUTPUT_TOKENS = 64
+QUIET_SECONDS = 0.1
 _numbers = count(1)
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ class Backend(Protocol):
     engine: ScriptedEngine
     bounds: Bounds
 
-    def client(self) -> Client:
-        """A client of the backend, recording for itself."""
+    def client(self, *, narrow: bool = False) -> Client:
+        """A client of the backend, recording for itself. A narrow one gets no more than it reads."""
 
     async def stop(self) -> None:
         """End both."""
@@ -105,7 +106,13 @@ class ClientContext:
         return self._scenes[-1]
 
     def start(
-        self, scene: Scene, *, timeout: float = 0, metadata: Metadata = (), **changes: requests.Value
+        self,
+        scene: Scene,
+        *,
+        timeout: float = 0,
+        metadata: Metadata = (),
+        client: Client | None = None,
+        **changes: requests.Value,
     ) -> Answer:
         """Send a request for the scene with some fields changed, as in `requests.change`."""
         good = requests.good_request("", scene.prompt)
@@ -114,7 +121,19 @@ class ClientContext:
             request_id=f"kit-client-{next(_numbers)}", token_ids=True, request=changed.request
         )
         seconds = timeout or 2 * self.patience
-        return Answer(self.client.call("BackendService.Generate", asked, metadata=metadata, timeout=seconds))
+        client = client or self.client
+        return Answer(client.call("BackendService.Generate", asked, metadata=metadata, timeout=seconds))
+
+    async def start_late(self, scene: Scene, **changes: Any) -> Answer:
+        """The same for a caller that reads nothing until the engine has no more to say, or is not heard."""
+        self._clients.append(self.backend.client(narrow=True))
+        answer = self.start(scene, client=self._clients[-1], **changes)
+        await asyncio.wait_for(scene.arrived.wait(), self.patience)
+        said = 0
+        while (heard := len(scene.turns[0].exchange.arrived)) > said:
+            said = heard
+            await asyncio.sleep(QUIET_SECONDS)
+        return answer
 
     @property
     def patience(self) -> float:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from enginewire.conformance.client_side.checks import DRAWN, WAY_THROUGH, client_checks
+from enginewire.conformance.client_side.checks import WAY_THROUGH, client_checks
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.run_options import RunOptions
 from enginewire.conformance.client_side.stage.backends import RunningBackend, RunningBackends, Starter
@@ -98,15 +98,14 @@ class _Run:
         queue = sorted(checks.values(), key=lambda check: not check.is_costly)
         self._done[first.key] = outcome
         needed = WAY_THROUGH if blocked else ""
-        await asyncio.gather(*(self._run(check, needed) for check in queue if check.variant != DRAWN))
-        needed = needed or self._why_not_drawn()
-        await asyncio.gather(*(self._run(check, needed) for check in queue if check.variant == DRAWN))
+        await asyncio.gather(*(self._run(check, needed) for check in queue if not check.needs))
+        later = [check for check in queue if check.needs]
+        await asyncio.gather(*(self._run(check, needed or self._failed_need(check)) for check in later))
 
-    def _why_not_drawn(self) -> str:
-        """The first simple check that fails: drawn cases would say the same of everything."""
-        needs = {need for check in client_checks() if check.variant == DRAWN for need in check.needs}
+    def _failed_need(self, check: Check) -> str:
+        """The first check that fails of those that this one needs: it would say the same again."""
         failed = [key for key, each in self._done.items() if each.status in FAILING]
-        return next((key for key in sorted(failed) if key.partition("/")[0] in needs), "")
+        return next((key for key in sorted(failed) if key.partition("/")[0] in check.needs), "")
 
     async def _run(self, check: Check, needed: str) -> None:
         self._done[check.key] = await self._outcome_of(check, needed)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.answer import Answer
 from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.checks.engine import expect_refusal
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.facts import WORKER_ID
-from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Say, say
+from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Say, Step, say
 from enginewire.conformance.client_side.stage.turn import TWINS
 from enginewire.conformance.session.features import BOUNDS
+from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.violation import NotApplicable, expect_equal
 
+LETTERS: Final = string.ascii_letters
 NOTE: Final = "kit.note"
 OTHER: Final = "kit.other"
 TRACEPARENT: Final = "traceparent"
@@ -47,6 +51,35 @@ async def events_pass_in_their_places(ctx: ClientContext) -> None:
     seen: Told = [(place, *_told(item)) for place, item in answer.events if item.event == NOTE]
     expect_equal(seen, expected, "events are missing, changed or elsewhere (tokens before, name, id, text)")
     expect_equal(answer.choice.text, "abcd", "the text beside events is another one")
+
+
+@client_check("EVT-05", "late-caller", needs=("EVT-05",))
+async def events_wait_in_their_places(ctx: ClientContext) -> None:
+    """One behind each token, for a caller that reads late: what waits may be joined."""
+    answer = await _late(ctx)
+    seen = [(place, item.id) for place, item in answer.events if item.event == NOTE]
+    expected = [(place, str(place)) for place in range(1, len(LETTERS) + 1)]
+    expect_equal(seen, expected, "events are missing or elsewhere (tokens before, id)")
+
+
+@client_check("CLI-15", "late-caller", needs=("CLI-15",))
+async def rows_wait_with_their_tokens(ctx: ClientContext) -> None:
+    """The same answer with log-probabilities."""
+    answer = await _late(ctx, logprobs=0)
+    expect_equal(answer.choice.text, LETTERS, "the text is another one where the caller reads late")
+    seen = [row for output in answer.choice.counted for row in output.logprobs.token_logprobs]
+    expected = [-float(place) for place in range(len(LETTERS))]
+    expect_equal(seen, expected, "the rows are not those of the tokens")
+
+
+async def _late(ctx: ClientContext, **changes: Value) -> Answer:
+    """An event behind each token; rows where they are asked for."""
+    script = list[Step]()
+    for place, letter in enumerate(LETTERS):
+        row = [-float(place)] if changes else []
+        script += [Say([letter], row=row), pb.EngineEvent(event=NOTE, id=str(place + 1))]
+    scene = ctx.play(*script, Say(finish=LENGTH))
+    return await (await ctx.start_late(scene, annotations=[f"{NOTE}:x"], **changes)).ok()
 
 
 @client_check("EVT-05", "continued")

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-import grpc
-
 from enginewire.conformance.client_side.failure import Failed
 from enginewire.conformance.client_side.run_options import RunOptions
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
@@ -23,6 +21,7 @@ from enginewire.conformance.running.servers.launch import CommandLauncher, Proce
 from enginewire.conformance.session.bounds import Bounds
 from enginewire.conformance.session.session import Server, Unreachable
 from enginewire.conformance.wire.client import Client
+from enginewire.conformance.wire.connection import NARROW, Connection
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.tasks import stop
 
@@ -99,13 +98,12 @@ class RunningBackend:
         self.engine = engine
         self.bounds = Bounds(scale=scale)
         self._server = server
-        self._channel = grpc.aio.insecure_channel(
-            server.target, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
+        to_it = Connection(target=server.target)
+        self._channel, self._narrow = to_it.channel(), to_it.channel(*NARROW)
 
-    def client(self) -> Client:
-        """A client of the backend, recording for itself."""
-        return Client(self._channel, timeout=2 * self.bounds.answer)
+    def client(self, *, narrow: bool = False) -> Client:
+        """A client of the backend, recording for itself. A narrow one gets no more than it reads."""
+        return Client(self._narrow if narrow else self._channel, timeout=2 * self.bounds.answer)
 
     def measure(self, exchanges: Sequence[Exchange]) -> None:
         """Take the longest of these answers as what one takes here."""
@@ -116,6 +114,7 @@ class RunningBackend:
     async def stop(self) -> None:
         """End the backend, then its engine."""
         await self._channel.close()
+        await self._narrow.close()
         await self._server.stop()
         await self.engine.stop()
 
