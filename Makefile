@@ -24,19 +24,19 @@ test-long: $(VENV)/.dev  ## Run the variants that `make test` leaves out
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -m long --part $(PART) $$(grep -rlE 'tests\.long|mark\.long' tests --include='test_*.py')
 
 conformance: $(VENV)/.dev  ## Have the kit judge our own servers, over a socket and over TCP
-	.ci/check_servers
+	.ci/check/servers
 
 self-test: $(VENV)/.dev  ## Prove the kit: every mutant fails exactly its own checks
 	$(BIN)/enginewire-conformance self-test --quick
 
 wheel:  ## Build both distributions, and prove that the kit's stands alone
-	.ci/check_wheel
+	.ci/check/wheel
 
 hashes:  ## Lock sidecar and backend with hashes, in .ci/hashes.txt
-	.ci/make_hashes
+	.ci/make/hashes
 
 sbom: $(VENV)/.dev  ## List what an environment is made of, as CycloneDX, in build/sbom.json: OF=/opt/venv/bin/python
-	.ci/make_sbom $(OF)
+	.ci/make/sbom $(OF)
 
 chaos: $(VENV)/.dev  ## Kill, freeze and cut off engines under load; every answer must be right
 	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.chaos --seconds $(SECONDS) --schedules $(SCHEDULES) --seed $(SEED)
@@ -57,19 +57,19 @@ test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 	$(BIN)/pytest -q tests/browser
 
 vllm-test:  ## Test the vLLM engine, in an environment of its own with vLLM for CPUs
-	.ci/check_vllm
+	.ci/check/vllm
 
 dynamo-test:  ## Try the worker of Dynamo with Dynamo's own frontend, in an environment of its own
-	.ci/check_dynamo
+	.ci/check/dynamo
 
 llama-test: $(VENV)/.dev  ## Test the OpenAI engine with llama.cpp's server, in an environment of its own
-	.ci/check_llama
+	.ci/check/llama
 
 clients-test:  ## Try the clients of docs/http.md, in environments of their own, on real servers
-	.ci/check_clients
+	.ci/check/clients
 
 deploy-check:  ## Hold the files of deploy/ against hadolint, Kubernetes, systemd, Prometheus and Grafana
-	.ci/check_deploy
+	.ci/check/deploy
 
 check: static test test-long  ## Everything a change is judged by
 
@@ -91,7 +91,7 @@ proto-check: $(VENV)/.dev  ## buf lint, format, breaking; stubs are current
 	buf lint
 	buf format --diff --exit-code
 	buf breaking --against .ci/baseline/enginewire_v1.binpb
-	.ci/check_stubs
+	.ci/check/stubs
 
 stubs: $(VENV)/.dev  ## Generate the Python stubs again
 	buf generate
@@ -100,7 +100,7 @@ site: $(VENV)/.site  ## Build the documentation as a website into build/site; a 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .ci/site/mkdocs.yml
 
 examples: $(VENV)/.dev  ## Build the engines in other languages and judge them
-	.ci/check_examples $(EXAMPLES)
+	.ci/check/examples $(EXAMPLES)
 
 format: $(VENV)/.dev  ## Put code and proto files into shape
 	$(BIN)/ruff check --fix .

@@ -247,7 +247,7 @@ async def run_llama(model: str, settings: Settings) -> AsyncIterator[Times]:
     dtype = json.loads(Path(model, "config.json").read_text())["dtype"]  # noqa: ASYNC240  # before any load
     kind = "q8_0" if settings.get("quantization") else {"float32": "f32", "bfloat16": "bf16"}[dtype]
     file = f"{model}/{kind}.gguf"
-    subprocess.run([sys.executable, ".ci/make_gguf.py", model, file, kind], check=True)  # noqa: ASYNC221  # the same
+    subprocess.run([sys.executable, ".ci/make/gguf_file.py", model, file, kind], check=True)  # noqa: ASYNC221  # the same
     params = xllamacpp.CommonParams()
     params.model.path, params.port, params.verbosity = file, 0, 0
     params.n_parallel, params.n_ctx = MAX_SEQS, CAPACITY

@@ -12,7 +12,7 @@ from enginewire import v1 as pb
 from tests.repository import ROOT
 
 EXTRAS = ("server", "metrics", "otel", "zmq", "backend", "http", "top", "chat", "bench")
-"""As in .ci/make_hashes."""
+"""As in .ci/make/hashes."""
 LOCK = (ROOT / ".ci/hashes.txt").read_text()
 LOCKED = dict(re.findall(r"^([a-z0-9-]+)==([^ ]+) .*\\$", LOCK, re.MULTILINE))
 CONSTRAINED = dict(
@@ -41,7 +41,7 @@ def test_whatever_an_extra_asks_for_is_locked() -> None:
     ]
     names = {re.match(r"[A-Za-z0-9-]+", each)[0].lower() for each in asked}  # type: ignore[index]  # each has a name
     assert names - {"enginewire"} <= LOCKED.keys()
-    script = (ROOT / ".ci/make_hashes").read_text()
+    script = (ROOT / ".ci/make/hashes").read_text()
     assert re.search(r"for extra in (.*?);", script)[1].split() == list(EXTRAS)  # type: ignore[index]  # it is there
 
 

@@ -1,4 +1,4 @@
-"""Real clients on the servers that `.ci/check_clients` starts. Outside the default run: `make clients-test`.
+"""Real clients on the servers that `.ci/check/clients` starts. Outside the default run: `make clients-test`.
 
 Each of the environments has some of the clients, and most do not have the project: nothing here imports it.
 """

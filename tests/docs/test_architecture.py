@@ -12,7 +12,7 @@ import pytest
 from tests.repository import ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-SCRIPT = ROOT / ".ci" / "draw_rooms"
+SCRIPT = ROOT / ".ci/make/rooms"
 PLACES = {
     "server": "engine_server/enginewire/server",
     "torch_engine": "engine_server/enginewire/torch_engine",
@@ -24,8 +24,8 @@ PLACES = {
 
 
 @pytest.fixture(scope="module")
-def draw_rooms() -> ModuleType:
-    spec = spec_from_loader("draw_rooms", SourceFileLoader("draw_rooms", str(SCRIPT)))
+def rooms() -> ModuleType:
+    spec = spec_from_loader("rooms", SourceFileLoader("rooms", str(SCRIPT)))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -33,23 +33,23 @@ def draw_rooms() -> ModuleType:
     return module
 
 
-def test_the_pictures_are_not_stale(draw_rooms: ModuleType) -> None:
-    assert draw_rooms.main(["--check"]) == 0
+def test_the_pictures_are_not_stale(rooms: ModuleType) -> None:
+    assert rooms.main(["--check"]) == 0
 
 
-def test_every_package_has_its_picture(draw_rooms: ModuleType) -> None:
+def test_every_package_has_its_picture(rooms: ModuleType) -> None:
     assert re.findall(r"<!-- rooms of (\S+) -->\n```\n┌─ (\S+) ─", PAGE) == [
-        (name, name) for name in draw_rooms.PACKAGES
+        (name, name) for name in rooms.PACKAGES
     ]
 
 
-def test_no_room_imports_another_that_imports_it(draw_rooms: ModuleType) -> None:
-    for package, folder in draw_rooms.PACKAGES.items():
-        ties = draw_rooms.ties_of(package, folder)
+def test_no_room_imports_another_that_imports_it(rooms: ModuleType) -> None:
+    for package, folder in rooms.PACKAGES.items():
+        ties = rooms.ties_of(package, folder)
         assert [room for room, below in ties.items() if room in below] == [], package
 
 
-def test_a_room_stands_above_all_that_it_imports(draw_rooms, tmp_path):
+def test_a_room_stands_above_all_that_it_imports(rooms, tmp_path):
     sources = {
         "top.py": "from pkg.middle.inner import x",
         "middle/__init__.py": '"""In the middle. Not shown."""',
@@ -59,10 +59,10 @@ def test_a_room_stands_above_all_that_it_imports(draw_rooms, tmp_path):
     for name, source in sources.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)
-    ties = draw_rooms.ties_of("pkg", tmp_path)
+    ties = rooms.ties_of("pkg", tmp_path)
     assert ties == {"top": {"middle", "ground"}, "middle": {"ground"}, "ground": set()}
-    assert draw_rooms.floors_of(ties) == [["top"], ["middle"], ["ground"]]
-    assert draw_rooms.about(tmp_path / "middle/__init__.py") == "In the middle."
+    assert rooms.floors_of(ties) == [["top"], ["middle"], ["ground"]]
+    assert rooms.about(tmp_path / "middle/__init__.py") == "In the middle."
 
 
 def test_the_files_of_a_change_exist() -> None:

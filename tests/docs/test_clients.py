@@ -18,7 +18,7 @@ PINS = [match.group("package", "version") for file in FILES for match in PIN.fin
 def test_each_client_has_a_row_and_is_tried() -> None:
     tests = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/clients/test_*.py"))
     assert sorted(row["tests"] for row in ROWS) == tests
-    script = (ROOT / ".ci/check_clients").read_text()
+    script = (ROOT / ".ci/check/clients").read_text()
     tried = {word for line in re.findall(r"^try \S+ (.+)$", script, re.M) for word in line.split()}
     assert {f"tests/clients/test_{word}.py" for word in tried} == {*tests}
 

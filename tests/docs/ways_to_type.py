@@ -277,7 +277,7 @@ PAGES: Mapping[str, Ways] = {
         "enginewire-conformance --target unix:/tmp/raw.sock --profile bare": "docs/conformance.md has it",
         "enginewire-conformance --target unix:/tmp/engine.sock": MINUTES,
     },
-    "examples/README.md": {"make examples": MINUTES, ".ci/check_examples cpp typescript": MINUTES},
+    "examples/README.md": {"make examples": MINUTES, ".ci/check/examples cpp typescript": MINUTES},
     "examples/minimal-cpp/README.md": {
         "make -C examples/minimal-cpp": BUILT,
         "examples/minimal-cpp/build/engine 127.0.0.1:50051": BUILT,

@@ -56,7 +56,7 @@ KINDS = "q8_0,q4_0,q5_1,q4_k,q5_k,q6_k,q2_k,q3_k,bf16,f16"
 
 @pytest.fixture(scope="module")
 def make_gguf() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_gguf", ROOT / ".ci/make_gguf.py")
+    spec = importlib.util.spec_from_file_location("make_gguf", ROOT / ".ci/make/gguf_file.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

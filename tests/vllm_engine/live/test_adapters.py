@@ -24,7 +24,7 @@ ADAPTERS = ("one", "two")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Adapters of the demo model."""
     made = tmp_path_factory.mktemp("adapters")
-    subprocess.run([sys.executable, ".ci/make_adapters.py", str(made), *ADAPTERS], check=True)
+    subprocess.run([sys.executable, ".ci/make/adapters.py", str(made), *ADAPTERS], check=True)
     return made
 
 

@@ -14,7 +14,7 @@ from enginewire.conformance.wire.connection import Connection, Tls
 from enginewire.conformance.wire.violation import NotApplicable
 
 CERTIFICATES: Final = Path(__file__).with_name("certificates")
-"""Those of the kit itself. `.ci/make_certificates.py` wrote them; nobody else believes their authority."""
+"""Those of the kit itself. `.ci/make/certificates.py` wrote them; nobody else believes their authority."""
 STRANGER: Final = CERTIFICATES / "stranger.pem"
 
 OLD: Final = "@SECLEVEL=0:ALL"

@@ -14,7 +14,7 @@ from tests.vllm_engine.live.conftest import VLLM, Server, Start
 MOST = 2
 """Pictures in a prompt."""
 LIMITED = f"--engine-args=--enforce-eager --limit-mm-per-prompt.image {MOST}"
-MAKING = f"{ROOT}/.ci/make_vision_model.py"
+MAKING = f"{ROOT}/.ci/make/vision_model.py"
 
 
 @pytest.fixture(scope="package")

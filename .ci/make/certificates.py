@@ -1,6 +1,6 @@
 """Makes the certificates with which the kit plays a stranger, and proves that it knows one.
 
-    python .ci/make_certificates.py conformance/enginewire/conformance/wire/certificates
+    python .ci/make/certificates.py conformance/enginewire/conformance/wire/certificates
 
 The keys are no secrets: nobody believes the authority but servers of the kit's own.
 """

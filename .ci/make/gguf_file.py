@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a Llama, Qwen2 or Qwen3 of Hugging Face as a GGUF file: .ci/make_gguf.py FOLDER FILE [KINDS]
+"""Writes a Llama, Qwen2 or Qwen3 of Hugging Face as a GGUF file: .ci/make/gguf_file.py FOLDER FILE [KINDS]
 
 A kind is f32, bf16, q8_0 or another one of llama.cpp; matrices take several, with commas between, by turns.
 In those that only llama.cpp itself can make they are random. Of a folder without a tokenizer the file has

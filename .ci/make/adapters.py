@@ -1,6 +1,6 @@
 """Writes LoRA adapters of builtin:demo as peft saves them, with random weights: something to load.
 
-Usage: python .ci/make_adapters.py FOLDER NAME...
+Usage: python .ci/make/adapters.py FOLDER NAME...
 """
 
 from __future__ import annotations
