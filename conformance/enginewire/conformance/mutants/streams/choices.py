@@ -49,6 +49,13 @@ def _mean(outputs: list[pb.LLMEngineOutput], index: int) -> float:
     )
 
 
+@mutant("beams_are_draws", kills="INF-09/beams")
+class BeamsAreDraws(Reference):
+    """Answers that differ, and not because they are the best."""
+
+    settings = replace(Settings(), capabilities=(*CAPABILITIES, "beam_search"))
+
+
 @each_changed(
     Reference.outputs,
     "missing_index",
