@@ -17,7 +17,7 @@ import (
 // The RPCs: thin, each reads its message, asks the lifecycle, and answers.
 
 const (
-	schemaDigest    = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46"
+	schemaDigest    = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401"
 	shutdownTimeout = 30 * time.Second
 )
 

@@ -27,7 +27,7 @@ using grpc::ServerContext, grpc::ServerWriter, grpc::Status, grpc::StatusCode;
 constexpr uint32_t kSlots = 8, kQueue = 64, kWindow = 4096, kVocabulary = 1000, kEos = 2, kRevision = 2;
 constexpr std::chrono::duration<double> kStep(0.005), kShutdown(30);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-const char* const kSchemaDigest = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
+const char* const kSchemaDigest = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 const char* const kServices[] = {"enginewire.v1.EngineService", "enginewire.v1.DiscoveryService"};
 const std::string kLife = std::to_string(std::chrono::system_clock::now().time_since_epoch().count());
 const std::regex kId("[A-Za-z0-9._:-]{1,128}");

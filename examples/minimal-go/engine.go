@@ -33,7 +33,7 @@ const (
 	slots, queue, window, vocabulary, eos = 8, 64, 4096, 1000, 2
 	step, shutdown                        = 5 * time.Millisecond, 30 * time.Second
 	revision                              = 2
-	schemaDigest                          = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46"
+	schemaDigest                          = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401"
 )
 
 var (

@@ -18,7 +18,7 @@ const SERVICES = ["enginewire.v1.EngineService", "enginewire.v1.DiscoveryService
 const RULES = protoMetadata.options!.messages!;
 const { DRAIN_STATE_DRAINING, DRAIN_STATE_DRAINED, DRAIN_STATE_TIMED_OUT } = wire.DrainState;
 
-const DIGEST = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
+const DIGEST = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 const sampling = { temperature: 1, top_p: 1, repetition_penalty: 1 };
 const bounds = { context_length: WINDOW, max_num_seqs: BigInt(SLOTS), vocab_size: VOCABULARY };
 const abilities = { capabilities: { default_sampling: sampling }, limits: { max_num_queued_reqs: QUEUE } };

@@ -10,7 +10,7 @@
 #include "failure.h"
 #include "rules.h"
 
-inline const char* const kSchemaDigest = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
+inline const char* const kSchemaDigest = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 constexpr Seconds kShutdownTimeout(30);
 constexpr Seconds kPatience(0.005);
 

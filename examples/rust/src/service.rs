@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-const SCHEMA_DIGEST: &str = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
+const SCHEMA_DIGEST: &str = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 const TICK: Duration = Duration::from_millis(10);

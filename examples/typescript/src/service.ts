@@ -11,7 +11,7 @@ import type { Engine, Output, Sequence } from "./engine.js";
 import { Failure } from "./failure.js";
 import { check, MODEL, OLDEST_REVISION, REVISION } from "./rules.js";
 
-const SCHEMA_DIGEST = "1cd85eae72644a5a93a2418d9bae79563a361dd7b28ba6dd93fa5ece1169de46";
+const SCHEMA_DIGEST = "fa41fa5ef2bbc2ee20ed039adc070fe8fecaf5669fa3d37b4cb1b468b8735401";
 export const SHUTDOWN_TIMEOUT_MS = 30_000;
 
 type GenerateCall = ServerWritableStream<wire.GenerateRequest, wire.GenerateResponse>;

@@ -234,6 +234,7 @@ class EngineConfig(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     METRICS_RANKS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Canonical model identifier. Not empty."""
     served_model_name: _builtins.str
@@ -260,6 +261,8 @@ class EngineConfig(_message.Message):
     """Token ids are below this."""
     role: Global___EngineRole.ValueType
     """Part in disaggregated serving."""
+    hidden_size: _builtins.int
+    """Width of a row of prompt_embeds. Set with Capabilities.prompt_embeds."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Further names that PreprocessedRequest.model may use."""
@@ -301,10 +304,11 @@ class EngineConfig(_message.Message):
         capabilities: Global___Capabilities | None = ...,
         limits: Global___Limits | None = ...,
         metrics_ranks: _abc.Iterable[_builtins.int] | None = ...,
+        hidden_size: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bootstrap_host", b"_bootstrap_host", "_bootstrap_port", b"_bootstrap_port", "_context_length", b"_context_length", "_data_parallel_size", b"_data_parallel_size", "_data_parallel_start_rank", b"_data_parallel_start_rank", "_kv_cache_block_size", b"_kv_cache_block_size", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_total_kv_blocks", b"_total_kv_blocks", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "capabilities", b"capabilities", "context_length", b"context_length", "data_parallel_size", b"data_parallel_size", "data_parallel_start_rank", b"data_parallel_start_rank", "kv_cache_block_size", b"kv_cache_block_size", "limits", b"limits", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "total_kv_blocks", b"total_kv_blocks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bootstrap_host", b"_bootstrap_host", "_bootstrap_port", b"_bootstrap_port", "_context_length", b"_context_length", "_data_parallel_size", b"_data_parallel_size", "_data_parallel_start_rank", b"_data_parallel_start_rank", "_hidden_size", b"_hidden_size", "_kv_cache_block_size", b"_kv_cache_block_size", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_total_kv_blocks", b"_total_kv_blocks", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "capabilities", b"capabilities", "context_length", b"context_length", "data_parallel_size", b"data_parallel_size", "data_parallel_start_rank", b"data_parallel_start_rank", "hidden_size", b"hidden_size", "kv_cache_block_size", b"kv_cache_block_size", "limits", b"limits", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "total_kv_blocks", b"total_kv_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bootstrap_host", b"_bootstrap_host", "_bootstrap_port", b"_bootstrap_port", "_context_length", b"_context_length", "_data_parallel_size", b"_data_parallel_size", "_data_parallel_start_rank", b"_data_parallel_start_rank", "_kv_cache_block_size", b"_kv_cache_block_size", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_total_kv_blocks", b"_total_kv_blocks", "aliases", b"aliases", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "capabilities", b"capabilities", "context_length", b"context_length", "data_parallel_size", b"data_parallel_size", "data_parallel_start_rank", b"data_parallel_start_rank", "eos_token_ids", b"eos_token_ids", "kv_cache_block_size", b"kv_cache_block_size", "limits", b"limits", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "metrics_ranks", b"metrics_ranks", "model", b"model", "role", b"role", "served_model_name", b"served_model_name", "total_kv_blocks", b"total_kv_blocks", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bootstrap_host", b"_bootstrap_host", "_bootstrap_port", b"_bootstrap_port", "_context_length", b"_context_length", "_data_parallel_size", b"_data_parallel_size", "_data_parallel_start_rank", b"_data_parallel_start_rank", "_hidden_size", b"_hidden_size", "_kv_cache_block_size", b"_kv_cache_block_size", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_total_kv_blocks", b"_total_kv_blocks", "aliases", b"aliases", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "capabilities", b"capabilities", "context_length", b"context_length", "data_parallel_size", b"data_parallel_size", "data_parallel_start_rank", b"data_parallel_start_rank", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "kv_cache_block_size", b"kv_cache_block_size", "limits", b"limits", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "metrics_ranks", b"metrics_ranks", "model", b"model", "role", b"role", "served_model_name", b"served_model_name", "total_kv_blocks", b"total_kv_blocks", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bootstrap_host: _TypeAlias = _typing.Literal["bootstrap_host"]  # noqa: Y015
     _WhichOneofArgType__bootstrap_host: _TypeAlias = _typing.Literal["_bootstrap_host", b"_bootstrap_host"]  # noqa: Y015
@@ -316,6 +320,8 @@ class EngineConfig(_message.Message):
     _WhichOneofArgType__data_parallel_size: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size"]  # noqa: Y015
     _WhichOneofReturnType__data_parallel_start_rank: _TypeAlias = _typing.Literal["data_parallel_start_rank"]  # noqa: Y015
     _WhichOneofArgType__data_parallel_start_rank: _TypeAlias = _typing.Literal["_data_parallel_start_rank", b"_data_parallel_start_rank"]  # noqa: Y015
+    _WhichOneofReturnType__hidden_size: _TypeAlias = _typing.Literal["hidden_size"]  # noqa: Y015
+    _WhichOneofArgType__hidden_size: _TypeAlias = _typing.Literal["_hidden_size", b"_hidden_size"]  # noqa: Y015
     _WhichOneofReturnType__kv_cache_block_size: _TypeAlias = _typing.Literal["kv_cache_block_size"]  # noqa: Y015
     _WhichOneofArgType__kv_cache_block_size: _TypeAlias = _typing.Literal["_kv_cache_block_size", b"_kv_cache_block_size"]  # noqa: Y015
     _WhichOneofReturnType__max_num_batched_tokens: _TypeAlias = _typing.Literal["max_num_batched_tokens"]  # noqa: Y015
@@ -334,6 +340,8 @@ class EngineConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__data_parallel_size) -> _WhichOneofReturnType__data_parallel_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__data_parallel_start_rank) -> _WhichOneofReturnType__data_parallel_start_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_size) -> _WhichOneofReturnType__hidden_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache_block_size) -> _WhichOneofReturnType__kv_cache_block_size | None: ...
     @_typing.overload

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from enginewire import v1 as pb
 
+HIDDEN_SIZE = 8
+"""Numbers in a row of prompt_embeds."""
+
 CAPABILITIES = (
     "cleanup",
     "multiplexed",
@@ -18,6 +21,7 @@ CAPABILITIES = (
     "bad_words",
     "logprobs",
     "prompt_logprobs",
+    "prompt_embeds",
     "selected_logprobs",
     "prefix_cache",
     "resume",
@@ -99,6 +103,7 @@ class Settings:
             capabilities=capabilities,
             limits=limits,
             metrics_ranks=[0] if capabilities.metrics else [],
+            hidden_size=HIDDEN_SIZE if capabilities.prompt_embeds else None,
         )
 
 

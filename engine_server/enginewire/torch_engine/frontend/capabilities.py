@@ -49,6 +49,8 @@ def engine_config(
     config.eos_token_ids.extend(loaded.defaults.eos_token_ids)
     config.capabilities.CopyFrom(_capabilities(loaded, limits))
     config.capabilities.batch_invariant = options.batch_invariant
+    if config.capabilities.prompt_embeds and limits.embedding_width:
+        config.hidden_size = limits.embedding_width
     config.limits.CopyFrom(_limits(limits, options.max_loras))
     return config
 
