@@ -78,6 +78,12 @@ def bias(count: int) -> list[pb.LogitBias]:
     return [pb.LogitBias(token_id=i, bias=1.0) for i in range(count)]
 
 
+def decoded(**values: object) -> Change:
+    """An image in the memory of another process."""
+    item = pb.MultiModalItem(decoded=pb.RdmaMediaDataDescriptor(**values))
+    return fields(multi_modal_data=[pb.MultiModalPart(part_type="image_url", items=[item])])
+
+
 def resumed(**values: object) -> pb.ResumedChoice:
     return pb.ResumedChoice(**values)
 

@@ -24,6 +24,7 @@ from tests.server.validation.requests_to_check import (
     bias,
     check,
     config,
+    decoded,
     failure_of,
     fields,
     ids,
@@ -166,6 +167,8 @@ INVALID = [
         "multi_modal_data[1].part_type",
         fields(multi_modal_data=[pb.MultiModalPart(part_type="image_url")] * 2),
     ),
+    ("multi_modal_data[0].items[0].decoded.data_type", decoded()),
+    ("multi_modal_data[0].items[0].decoded.metadata", decoded(data_type=pb.DATA_TYPE_UINT8, metadata=b"[]")),
     ("resume.choices[0].index", fields(resume__choices=[resumed(index=1)])),
     (
         "resume.choices[1].index",
@@ -219,6 +222,8 @@ VALID = [
     fields(resume__choices=[resumed(index=1, finished=True)], sampling_options__n=2),
     fields(migration_link__trace_id="garbage"),
     fields(multi_modal_data=[pb.MultiModalPart(part_type="image_url", items=[{"url": "https://host/cat"}])]),
+    decoded(data_type=pb.DATA_TYPE_UINT8, metadata=b'{"fps": 24}'),
+    decoded(data_type=pb.DATA_TYPE_FLOAT32),
 ]
 
 
