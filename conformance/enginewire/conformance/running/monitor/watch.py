@@ -151,4 +151,5 @@ def _broken(invariants: Iterable[Invariant[T]], thing: T) -> Iterator[tuple[str,
             invariant.function(thing)
         except Violation as violation:
             broken.add(invariant.id)
-            yield invariant.id, violation
+            # Its frames would hold all that was looked at.
+            yield invariant.id, violation.with_traceback(None)
