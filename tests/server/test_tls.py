@@ -238,3 +238,47 @@ async def test_a_request_is_ended_by_who_has_the_certificate_that_began_it(
         await call.read()
         await pb.EngineServiceStub(theirs).Cleanup(pb.CleanupRequest(abort_in_flight=True))
         assert [message.output.finish_reason async for message in rest_of(call)][-1]
+
+
+async def is_denied(call: Awaitable[object]) -> bool:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        is_forbidden = error.code() is grpc.StatusCode.PERMISSION_DENIED
+        return is_forbidden and detail_of(error).reason == pb.ERROR_REASON_AUTH
+    return False
+
+
+async def test_a_certificate_may_do_what_its_line_says(
+    tls_server, mutual, authority: Authority, tmp_path: Path
+) -> None:
+    file = tmp_path / "callers"
+    lines = ("reader.example.org role=read", "user.example.org", "operator.example.org role=admin")
+    file.write_text("".join(f"certificate {line}\n" for line in lines))
+    server = await tls_server(**mutual, api_key_file=file, mocker_itl_ms=5)
+
+    async def may(name: str) -> list[bool]:
+        """Read the load, begin a request, and load an adapter, which the mocker says has no source here."""
+        caller = authority.signed(name, f"{name}.example.org")
+        async with channel_to(server.target, authority, caller) as channel:
+            calls = [
+                load_of(channel),
+                pb.EngineServiceStub(channel).Generate(ask(name, max_tokens=1)).read(),
+                pb.AdminServiceStub(channel).LoadAdapter(pb.LoadAdapterRequest(name="a", source="b")),
+            ]
+            return [not await is_denied(call) for call in calls]
+
+    assert await may("reader") == [True, False, False]
+    assert await may("user") == [True, True, False]
+    assert await may("operator") == [True, True, True]
+    assert await may("stranger") == [True, True, True]
+    user, operator = (authority.signed(name, f"{name}.example.org") for name in ("user", "operator"))
+    async with (
+        channel_to(server.target, authority, user) as theirs,
+        channel_to(server.target, authority, operator) as channel,
+    ):
+        call = pb.EngineServiceStub(theirs).Generate(ask("r1", max_tokens=4000))
+        await call.read()
+        [result] = (await pb.EngineServiceStub(channel).Abort(pb.AbortRequest(request_ids=["r1"]))).results
+        assert result.outcome == pb.ABORT_OUTCOME_ABORTED
+        assert [message async for message in rest_of(call)]

@@ -79,3 +79,23 @@ async def test_the_reader_who_stalls_is_ended_and_so_is_its_request(
                 await asyncio.sleep(0.02)
         assert backend.backend.activity.totals.finished["abort"] == 1
         await serving.until_idle()
+
+
+async def test_a_certificate_may_do_what_its_line_says(
+    text_backend: TextBackend,
+    authority: Authority,
+    files: dict[str, Path],
+    trusting: ssl.SSLContext,
+    tmp_path: Path,
+) -> None:
+    file, mine = tmp_path / "callers", authority.signed("reader", "reader.example.org")
+    file.write_text("certificate reader.example.org role=read\n")
+    trusting.load_cert_chain(mine.certificate, mine.key)
+    async with (
+        serving_http(text_backend, ssl_ca_certs=authority.file, api_key_file=file, **files) as face,
+        caller(face.address, tls=trusting) as reader,
+    ):
+        await reader.say(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await reader.answer()).status == 200
+        await reader.say(posting(orjson.dumps({"prompt": "x"})))
+        assert (await reader.answer()).status == 403
