@@ -10,6 +10,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import INVALID, Context, require_refusal
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.wire.stream import Choice
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 ROWS: Final = 40
@@ -32,11 +33,13 @@ async def rows_have_the_width_of_the_model(ctx: Context) -> None:
 async def embeddings_are_the_prompt(ctx: Context) -> None:
     """Three prompts as long as each other, then each again, past the cache."""
     prompts = [embeddings(ctx, number, ctx.config.hidden_size) for number in range(3)]
-    answers = [await _tokens(ctx, prompt) for prompt in prompts]
-    expect(len(set(answers)) > 1, "different embeddings have the same answer", seen=answers[0])
+    answers = [await _answer(ctx, prompt) for prompt in prompts]
+    seen = {(*answer.tokens, *_values(answer)) for answer in answers}
+    expect(len(seen) > 1, "different embeddings have the same answer", seen=answers[0].tokens)
     for prompt, before in zip(prompts, answers, strict=True):
-        again = await _tokens(ctx, prompt, bypass_prefix_cache=True)
-        expect_equal(again, before, "the answer to a prompt of embeddings is another one past the cache")
+        again = await _answer(ctx, prompt, bypass_prefix_cache=True)
+        message = "the answer to a prompt of embeddings is another one past the cache"
+        expect_equal(again.tokens, before.tokens, message)
 
 
 def embeddings(ctx: Context, number: int, width: int) -> pb.Tensor:
@@ -46,9 +49,14 @@ def embeddings(ctx: Context, number: int, width: int) -> pb.Tensor:
     return pb.Tensor(data_type=pb.DATA_TYPE_FLOAT32, shape=[rows, width], data=data)
 
 
-async def _tokens(ctx: Context, prompt: pb.Tensor, **changes: Value) -> tuple[int, ...]:
-    stream = await ctx.generate(
-        ctx.request(token_ids=[], prompt_embeds=prompt, max_tokens=ctx.tokens(TOKENS), **changes)
-    )
+async def _answer(ctx: Context, prompt: pb.Tensor, **changes: Value) -> Choice:
+    """With log-probabilities where there are any: a model may be sure of its tokens whatever it is given."""
+    options: dict[str, Value] = {"logprobs": 0} if ctx.capabilities.logprobs else {}
+    options |= {"token_ids": [], "prompt_embeds": prompt, "max_tokens": ctx.tokens(TOKENS), **changes}
+    stream = await ctx.generate(ctx.request(**options))
     expect_equal(stream.usage.prompt_tokens, prompt.shape[0], "prompt_tokens are not the rows of the prompt")
-    return tuple(stream.choice.tokens)
+    return stream.choice
+
+
+def _values(answer: Choice) -> list[float]:
+    return [value for output in answer.outputs for value in output.logprobs.token_logprobs]
