@@ -61,9 +61,11 @@ def start(engine_server, tmp_path: Path):
 def flood_of(
     serving: Serving, number: int, key: str = FLOOD, **request: object
 ) -> asyncio.Task[dict[int, Answer]]:
-    """So many requests of one caller on one stream."""
-    frames = [submit(index, ask(f"flood{index}", **request)) for index in range(number)]
-    call = serving.engine.GenerateMultiplexed(iter(frames), metadata=bearing(key))
+    """So many requests of one caller on one stream, in one frame: none ends before the last one has come."""
+    frame = pb.GenerateMultiplexedRequest()
+    for index in range(number):
+        frame.MergeFrom(submit(index, ask(f"flood{index}", **request)))
+    call = serving.engine.GenerateMultiplexed(iter([frame]), metadata=bearing(key))
     return asyncio.create_task(collect(call))
 
 
