@@ -133,6 +133,7 @@ class Fuzz:
                 if left > 0:
                     most = -(-left // len(target.servers))
                     self.try_target(target, min(most, per_weight * target.weight), number)
+            print(f"{sum(target.sent for target in targets)} of {cases} cases", flush=True)
         self.counts["cases"] += sum(target.sent for target in targets)
 
 
