@@ -12,11 +12,11 @@ ALL_KEYS = tuple(f"{role.word}:{key}" for role, key in KEYS.items())
 UNKNOWN_KEY = "canary-nobody-7b1f0c5e9d24"
 
 
-def line_of(key: str, role: Role) -> str:
+def line_of(key: str, role: Role, fields: str = "") -> str:
     """What a file of keys has."""
-    return f"{role.word} sha256:{sha256(key.encode()).hexdigest()}\n"
+    return f"{role.word} sha256:{sha256(key.encode()).hexdigest()} {fields}\n"
 
 
 def bearing(*keys: str) -> tuple[tuple[str, str], ...]:
-    """Metadata of a gRPC call."""
+    """Metadata of a gRPC call, or headers of HTTP."""
     return tuple(("authorization", f"Bearer {key}") for key in keys)

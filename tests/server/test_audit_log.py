@@ -30,7 +30,7 @@ def idle_as_admin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_every_call_has_one_line_and_metrics_say_who_used_what(engine_server, tmp_path: Path) -> None:
     file, log = tmp_path / "callers", tmp_path / "audit"
-    named = line_of(KEYS[Role.INFER], Role.INFER).replace("\n", " name=chat max_parallel_requests=2\n")
+    named = line_of(KEYS[Role.INFER], Role.INFER, "name=chat max_parallel_requests=2")
     file.write_text(named + line_of(KEYS[Role.ADMIN], Role.ADMIN) + line_of(KEYS[Role.READ], Role.READ))
     serving = await engine_server(api_key_file=file, audit_log=str(log), metrics_port=0)
     await serving.generate(ask("g1", prompt=SECRET, max_tokens=3), metadata=INFER)

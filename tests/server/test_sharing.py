@@ -24,10 +24,6 @@ FLOOD, MINE, TRUSTED, ADMIN = (
 )
 
 
-def line(key: str, role: Role, fields: str) -> str:
-    return line_of(key, role).replace("\n", f" {fields}\n")
-
-
 @pytest.fixture(autouse=True)
 def idle_as_admin(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the fixture asks of every server at the end, it asks with a key."""
@@ -45,9 +41,9 @@ def start(engine_server, tmp_path: Path):
     async def started(flood: str = "", mine: str = "", more: str = "", **options: object) -> Serving:
         file = tmp_path / "callers"
         file.write_text(
-            line(FLOOD, Role.INFER, f"name=flood {flood}")
-            + line(MINE, Role.INFER, f"name=mine {mine}")
-            + line(TRUSTED, Role.INFER, "name=backend tenants=yes")
+            line_of(FLOOD, Role.INFER, f"name=flood {flood}")
+            + line_of(MINE, Role.INFER, f"name=mine {mine}")
+            + line_of(TRUSTED, Role.INFER, "name=backend tenants=yes")
             + line_of(ADMIN, Role.ADMIN)
             + more
         )

@@ -62,7 +62,7 @@ def test_a_key_has_one_role(tmp_path: Path) -> None:
 
 def test_a_file_has_hashes_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# ours\n\n" + line_of(PLAIN, Role.READ).replace("\n", "  # of the dashboard\n"))
+    file.write_text("# ours\n\n" + line_of(PLAIN, Role.READ, " # of the dashboard"))
     keys = ApiKeys(ALL_KEYS, file)
     assert role_in(keys, PLAIN) is Role.READ
     assert role_in(keys, KEYS[Role.ADMIN]) is Role.ADMIN

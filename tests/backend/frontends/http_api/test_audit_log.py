@@ -9,20 +9,16 @@ from enginewire.access.audit import AuditLog
 from enginewire.access.roles import Role
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import client_of
-from tests.keys import KEYS, UNKNOWN_KEY, line_of
+from tests.keys import KEYS, UNKNOWN_KEY, bearing, line_of
 
 SECRET = "canary prompt"
-
-
-def bearing(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 async def test_each_call_and_each_request_has_a_line_without_its_text(
     start_backend: StartBackend, tmp_path: Path
 ) -> None:
     file, path = tmp_path / "callers", tmp_path / "audit"
-    file.write_text(line_of(KEYS[Role.INFER], Role.INFER).replace("\n", " name=chat\n"))
+    file.write_text(line_of(KEYS[Role.INFER], Role.INFER, "name=chat"))
     backend, _ = await start_backend(mocker_itl_ms=1)
     backend.backend.activity.audit = log = AuditLog(str(path))
     body = {"prompt": SECRET, "max_tokens": 4, "ignore_eos": True}

@@ -12,14 +12,10 @@ import pytest
 from enginewire.access.roles import Role
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
-from tests.keys import KEYS, line_of
+from tests.keys import KEYS, bearing, line_of
 from tests.patience import PATIENCE_SECONDS
 
 OTHER = "canary-other-infer-6620a1"
-
-
-def bearing(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 async def test_a_caller_sees_what_it_has_left_and_when_to_come_again(
@@ -27,7 +23,7 @@ async def test_a_caller_sees_what_it_has_left_and_when_to_come_again(
 ) -> None:
     backend, _ = await start_backend(mocker_itl_ms=1)
     file = tmp_path / "callers"
-    limited = line_of(KEYS[Role.INFER], Role.INFER).replace("\n", " name=chat rpm_limit=3 tpm_limit=100\n")
+    limited = line_of(KEYS[Role.INFER], Role.INFER, "name=chat rpm_limit=3 tpm_limit=100")
     file.write_text(limited + line_of(OTHER, Role.INFER))
     asked = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "n": 2}
     async with (
@@ -59,7 +55,7 @@ async def test_a_caller_sees_what_it_has_left_and_when_to_come_again(
 async def test_what_a_caller_left_is_given_back(start_backend: StartBackend, tmp_path: Path) -> None:
     backend, _ = await start_backend(mocker_itl_ms=5)
     file = tmp_path / "callers"
-    file.write_text(line_of(OTHER, Role.INFER).replace("\n", " max_parallel_requests=1\n"))
+    file.write_text(line_of(OTHER, Role.INFER, "max_parallel_requests=1"))
     long = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     async with (
         serving_http(backend, api_key_file=file) as face,

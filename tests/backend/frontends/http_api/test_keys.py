@@ -17,15 +17,11 @@ from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.certificates import Authority
-from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY
+from tests.keys import ALL_KEYS, KEYS, UNKNOWN_KEY, bearing
 from tests.patience import PATIENCE_SECONDS
 
 OTHER = "canary-other-infer-6620a1"
 LONG = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-
-
-def bearing(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 READ, INFER, ADMIN = (bearing(KEYS[role]) for role in Role)
@@ -42,7 +38,7 @@ async def http(start_backend: StartBackend) -> AsyncIterator[httpx2.AsyncClient]
         yield client
 
 
-async def status_of(http: httpx2.AsyncClient, path: str, headers: dict[str, str]) -> int:
+async def status_of(http: httpx2.AsyncClient, path: str, headers: tuple[tuple[str, str], ...]) -> int:
     """What a caller is told by a route whatever its method; a body is not sent."""
     for method in ("GET", "POST"):
         async with http.stream(method, path.replace("{name:path}", "x"), headers=headers) as answer:
@@ -53,7 +49,7 @@ async def status_of(http: httpx2.AsyncClient, path: str, headers: dict[str, str]
 
 async def test_a_route_is_used_with_its_role_and_with_none_below(http) -> None:
     for path, least in ROLE_OF_ROUTE.items():
-        for headers in ({}, bearing(UNKNOWN_KEY)):
+        for headers in (bearing(), bearing(UNKNOWN_KEY)):
             assert (await status_of(http, path, headers) == 401) is (least is not None), path
         for role in Role:
             told = await status_of(http, path, bearing(KEYS[role]))
