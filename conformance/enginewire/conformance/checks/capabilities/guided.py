@@ -152,9 +152,7 @@ async def stop_ids_wait_for_the_match(ctx: Context) -> None:
     for temperature in (0.0, 1.0):
         choice = await _guided(ctx, pb.GUIDED_MODE_REGEX, temperature, stop_token_ids=[first])
         text = await _text(ctx, choice)
-        message = "a stop id was chosen inside of a match"
-        whole = re.match(DIGITS, text)
-        expect(whole, message, expected=DIGITS, seen=text)
+        expect(re.match(DIGITS, text), "a stop id was chosen inside of a match", expected=DIGITS, seen=text)
 
 
 @check("ERR-17", variant="guides", gate="guided_modes", needs=SHAPE)

@@ -16,7 +16,6 @@ from enginewire.conformance.wire.violation import expect, expect_equal
 ROWS: Final = 40
 """More than a block of most caches."""
 TOKENS: Final = 8
-SPREAD: Final = 1.0
 
 
 @check("INF-14", needs=SHAPE)
@@ -25,14 +24,14 @@ async def rows_have_the_width_of_the_model(ctx: Context) -> None:
     width = ctx.config.hidden_size
     expect(width, "prompt_embeds is advertised without EngineConfig.hidden_size", expected="a width")
     for other in (width + 1, width - 1):
-        exchange = await ctx.refused(ctx.request(token_ids=[], prompt_embeds=embeddings(ctx, 0, other)))
+        exchange = await ctx.refused(ctx.request(token_ids=[], prompt_embeds=_embeddings(ctx, 0, other)))
         require_refusal(exchange, INVALID, "prompt_embeds.shape")
 
 
 @check("INF-09", variant="prompt-embeds", gate="prompt_embeds", needs=("INF-14",), alone=True)
 async def embeddings_are_the_prompt(ctx: Context) -> None:
     """Three prompts as long as each other, then each again, past the cache."""
-    prompts = [embeddings(ctx, number, ctx.config.hidden_size) for number in range(3)]
+    prompts = [_embeddings(ctx, number, ctx.config.hidden_size) for number in range(3)]
     answers = [await _answer(ctx, prompt) for prompt in prompts]
     seen = {(*answer.tokens, *_values(answer)) for answer in answers}
     expect(len(seen) > 1, "different embeddings have the same answer", seen=answers[0].tokens)
@@ -42,10 +41,10 @@ async def embeddings_are_the_prompt(ctx: Context) -> None:
         expect_equal(again.tokens, before.tokens, message)
 
 
-def embeddings(ctx: Context, number: int, width: int) -> pb.Tensor:
+def _embeddings(ctx: Context, number: int, width: int) -> pb.Tensor:
     """Numbers drawn from the seed of the run."""
     rng, rows = random.Random(f"{ctx.session.options.seed}/{number}"), len(ctx.prompt(ROWS))
-    data = struct.pack(f"<{rows * width}f", *(rng.gauss(0, SPREAD) for _ in range(rows * width)))
+    data = struct.pack(f"<{rows * width}f", *(rng.gauss(0, 1) for _ in range(rows * width)))
     return pb.Tensor(data_type=pb.DATA_TYPE_FLOAT32, shape=[rows, width], data=data)
 
 
