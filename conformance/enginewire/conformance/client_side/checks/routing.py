@@ -18,8 +18,10 @@ from enginewire.conformance.session.features import BOUNDS
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.violation import NotApplicable, expect_equal
 
-LETTERS: Final = string.ascii_letters
 NOTE: Final = "kit.note"
+LETTERS: Final = string.ascii_letters
+FILLING: Final = [pb.EngineEvent(event=NOTE, comment=["x" * 8192])] * 16
+"""More than a transport keeps for who reads nothing."""
 OTHER: Final = "kit.other"
 TRACEPARENT: Final = "traceparent"
 TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -58,7 +60,7 @@ async def events_wait_in_their_places(ctx: ClientContext) -> None:
     """One behind each token, for a caller that reads late: what waits may be joined."""
     answer = await _late(ctx)
     seen = [(place, item.id) for place, item in answer.events if item.event == NOTE]
-    expected = [(place, str(place)) for place in range(1, len(LETTERS) + 1)]
+    expected = [(0, "")] * len(FILLING) + [(place, str(place)) for place in range(1, len(LETTERS) + 1)]
     expect_equal(seen, expected, "events are missing or elsewhere (tokens before, id)")
 
 
@@ -73,8 +75,8 @@ async def rows_wait_with_their_tokens(ctx: ClientContext) -> None:
 
 
 async def _late(ctx: ClientContext, **changes: Value) -> Answer:
-    """An event behind each token; rows where they are asked for."""
-    script = list[Step]()
+    """Events that fill the way, then tokens with one behind each; rows where they are asked for."""
+    script: list[Step] = [*FILLING]
     for place, letter in enumerate(LETTERS):
         row = [-float(place)] if changes else []
         script += [Say([letter], row=row), pb.EngineEvent(event=NOTE, id=str(place + 1))]
