@@ -44,6 +44,14 @@ def submit(handle: int, request: pb.GenerateRequest, **fields: object) -> pb.Gen
     return pb.GenerateMultiplexedRequest(submits=[pb.Submit(handle=handle, generate=request, **fields)])
 
 
+def in_one_frame(frames: Iterable[pb.GenerateMultiplexedRequest]) -> pb.GenerateMultiplexedRequest:
+    """The same requests, none of which ends before the last one has come."""
+    whole = pb.GenerateMultiplexedRequest()
+    for frame in frames:
+        whole.MergeFrom(frame)
+    return whole
+
+
 def abort_frame(*handles: int) -> pb.GenerateMultiplexedRequest:
     """A frame that ends requests."""
     return pb.GenerateMultiplexedRequest(abort=pb.AbortHandles(handles=handles))

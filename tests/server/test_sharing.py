@@ -14,7 +14,7 @@ from enginewire.access.access import TENANT_KEY
 from enginewire.access.roles import Role
 from enginewire.server.engines.mocker.engine import MockerEngine
 from tests.keys import KEYS, bearing, line_of
-from tests.server.serving import Answer, Serving, abort_frame, ask, collect, seconds, submit
+from tests.server.serving import Answer, Serving, abort_frame, ask, collect, in_one_frame, seconds, submit
 
 FLOOD, MINE, TRUSTED, ADMIN = (
     "canary-flood-51a9c2e8",
@@ -57,10 +57,8 @@ def start(engine_server, tmp_path: Path):
 def flood_of(
     serving: Serving, number: int, key: str = FLOOD, **request: object
 ) -> asyncio.Task[dict[int, Answer]]:
-    """So many requests of one caller on one stream, in one frame: none ends before the last one has come."""
-    frame = pb.GenerateMultiplexedRequest()
-    for index in range(number):
-        frame.MergeFrom(submit(index, ask(f"flood{index}", **request)))
+    """So many requests of one caller on one stream."""
+    frame = in_one_frame(submit(index, ask(f"flood{index}", **request)) for index in range(number))
     call = serving.engine.GenerateMultiplexed(iter([frame]), metadata=bearing(key))
     return asyncio.create_task(collect(call))
 

@@ -11,7 +11,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from enginewire import v1 as pb
-from enginewire.server.admission import live as live_request, remembered_ids
+from enginewire.server.admission import live as live_request, remembered_ids, table as table_module
 from enginewire.server.admission.delivery import BufferLimits, RequestStream
 from enginewire.server.admission.queue.limits import QueueLimits
 from enginewire.server.admission.table import RequestTable
@@ -52,6 +52,7 @@ class ManualEngine(MockerEngine):
         super().__init__()
         self.waiting_tokens = 0
         self.aborted: list[GenerateContext] = []
+        self.never_returns = ""
         self.refusal: EngineError | None = None
         self._table = table
         self._step = 0
@@ -62,6 +63,8 @@ class ManualEngine(MockerEngine):
 
     async def abort(self, context: GenerateContext) -> None:
         self.aborted.append(context)
+        if context.request_id == self.never_returns:
+            await asyncio.Event().wait()
 
     def load(self) -> pb.Load:
         return pb.Load(waiting_tokens=self.waiting_tokens)
@@ -223,11 +226,19 @@ async def test_a_request_the_engine_refuses_leaves_nothing_behind(table):
 
 async def test_an_abort_tells_the_engine_once_and_leaves_the_end_to_it(table):
     context = table.submit("a")
-    assert await table.requests.abort_id("a", "why") == pb.ABORT_OUTCOME_ABORTED
-    assert await table.requests.abort_id("a", "again") == pb.ABORT_OUTCOME_ABORTED
+    assert await table.requests.abort_ids(["a"], "why") == [pb.ABORT_OUTCOME_ABORTED]
+    assert await table.requests.abort_ids(["a"], "again") == [pb.ABORT_OUTCOME_ABORTED]
     assert table.engine.aborted == [context]
     assert context.cancel_reason == "why"
     assert not await table.is_idle()
+
+
+async def test_an_abort_that_never_returns_holds_up_no_other_one(table, monkeypatch):
+    monkeypatch.setattr(table_module, "ABORT_SECONDS", 0.01)
+    contexts = [table.submit(name) for name in ("a", "b")]
+    table.engine.never_returns = "a"
+    assert await table.requests.abort_ids(["a", "b", "a"], "why") == [pb.ABORT_OUTCOME_ABORTED] * 3
+    assert table.engine.aborted == contexts
 
 
 async def test_an_abort_of_an_earlier_request_does_not_touch_its_successor(table):
@@ -241,17 +252,17 @@ async def test_an_abort_of_an_earlier_request_does_not_touch_its_successor(table
 
 async def test_an_abort_after_the_end_says_finished(table):
     table.engine.finish(table.submit("a"))
-    assert await table.requests.abort_id("a", "late") == pb.ABORT_OUTCOME_FINISHED
+    assert await table.requests.abort_ids(["a"], "late") == [pb.ABORT_OUTCOME_FINISHED]
 
 
 async def test_ids_are_exact(table):
     context = table.submit("abc")
-    assert await table.requests.abort_id("ab", "prefix") == pb.ABORT_OUTCOME_UNKNOWN
+    assert await table.requests.abort_ids(["ab"], "prefix") == [pb.ABORT_OUTCOME_UNKNOWN]
     assert not context.is_cancelled
 
 
 async def test_an_abort_that_overtakes_its_request_refuses_it_once(table):
-    assert await table.requests.abort_id("a", "early") == pb.ABORT_OUTCOME_UNKNOWN
+    assert await table.requests.abort_ids(["a"], "early") == [pb.ABORT_OUTCOME_UNKNOWN]
     with pytest.raises(Cancelled):
         table.submit("a")
     assert await table.is_idle()
@@ -259,7 +270,7 @@ async def test_an_abort_that_overtakes_its_request_refuses_it_once(table):
 
 
 async def test_an_early_abort_is_forgotten_after_a_while(table, monkeypatch):
-    await table.requests.abort_id("a", "early")
+    await table.requests.abort_ids(["a"], "early")
     later = time.monotonic() + remembered_ids.REMEMBER_ABORTS_SECONDS + 1
     monkeypatch.setattr(remembered_ids.time, "monotonic", lambda: later)
     table.submit("a")
@@ -268,7 +279,7 @@ async def test_an_early_abort_is_forgotten_after_a_while(table, monkeypatch):
 async def test_aborts_of_unknown_ids_are_remembered_in_bounded_memory(table, monkeypatch):
     monkeypatch.setattr(remembered_ids, "REMEMBERED_IDS", 3)
     for i in range(5):
-        await table.requests.abort_id(f"r{i}", "early")
+        await table.requests.abort_ids([f"r{i}"], "early")
     table.submit("r0")
     with pytest.raises(Cancelled):
         table.submit("r4")

@@ -19,7 +19,7 @@ from enginewire.server.engines.interface import (
 )
 from enginewire.server.engines.iterator_driver import IteratorDriver
 from enginewire.server.failures import InvalidRequest, KvExhausted
-from tests.server.serving import ask, seconds, submit, until_true
+from tests.server.serving import ask, in_one_frame, seconds, submit, until_true
 
 LENGTH = pb.FINISH_REASON_LENGTH
 Script = Callable[[pb.PreprocessedRequest, GenerateContext], AsyncIterator[pb.LLMEngineOutput]]
@@ -132,9 +132,8 @@ async def test_answers_arrive_by_either_way(serve):
 
 async def test_everything_of_one_turn_of_the_loop_is_one_step(serve):
     serving, _ = await serve(counting)
-    call = serving.engine.GenerateMultiplexed(
-        iter([submit(i, ask(f"r{i}", max_tokens=10)) for i in range(16)])
-    )
+    frame = in_one_frame(submit(i, ask(f"r{i}", max_tokens=10)) for i in range(16))
+    call = serving.engine.GenerateMultiplexed(iter([frame]))
     assert len([frame async for frame in call]) < 16 * 10 / 2
 
 

@@ -99,7 +99,7 @@ async def test_an_unexpected_exception_is_internal_with_an_opaque_id(
     serving = await engine_server()
     with monkeypatch.context() as patch:
         patch.setattr(serving.server.lifecycle.requests, "submit", fail)
-        patch.setattr(serving.server.lifecycle.requests, "abort_id", fail)
+        patch.setattr(serving.server.lifecycle.requests, "abort_ids", fail)
         patch.setattr(serving.server.lifecycle, "load", fail)
         error = await call_raw(serving, f"/enginewire.v1.{path}", message.SerializeToString())
     assert error.code() == grpc.StatusCode.INTERNAL

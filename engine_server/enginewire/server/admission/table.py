@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from enginewire import v1 as pb
 from enginewire.access.caller import ANYBODY, Caller, caller
@@ -17,14 +17,7 @@ from enginewire.server.admission.adapters import AdapterTable, chosen_adapter
 from enginewire.server.admission.delivery import Sink
 from enginewire.server.admission.embedding import EmbeddingWork
 from enginewire.server.admission.generation import Generation, live_of, need_of
-from enginewire.server.admission.live import (
-    Accepted,
-    Discard,
-    Failed,
-    Live,
-    count_tokens,
-    live_in,
-)
+from enginewire.server.admission.live import Accepted, Discard, Failed, Live, count_tokens, live_in
 from enginewire.server.admission.observer import Admission, Observer
 from enginewire.server.admission.origin import NOWHERE, Origin
 from enginewire.server.admission.queue.fair_queue import FairQueue
@@ -204,11 +197,18 @@ class RequestTable:
         assert engine is not None, "a live request implies an engine"
         await returned("abort", lambda: engine.abort(context))
 
-    async def abort_id(self, request_id: str, reason: str) -> pb.AbortOutcome.ValueType:
-        """Abort by exact id; remembers one that has not arrived yet. That of another caller is not known."""
-        asking, live, owner = caller(), self._live.get(request_id), self._past.owner(request_id)
+    async def abort_ids(self, request_ids: Sequence[str], reason: str) -> list[pb.AbortOutcome.ValueType]:
+        """Abort by exact ids, an outcome for each; remembers those that have not arrived yet."""
+        asking = caller()
+        outcomes = {request_id: self._outcome(request_id, asking) for request_id in request_ids}
+        aborted = [each for each, outcome in outcomes.items() if outcome == pb.ABORT_OUTCOME_ABORTED]
+        await self.abort_each([self._live[request_id].context for request_id in aborted], reason)
+        return [outcomes[request_id] for request_id in request_ids]
+
+    def _outcome(self, request_id: str, asking: Caller) -> pb.AbortOutcome.ValueType:
+        """What an abort finds of that id. Of another caller's request nothing is known."""
+        live, owner = self._live.get(request_id), self._past.owner(request_id)
         if live is not None and asking.may_end(live.owner):
-            await self.abort(live.context, reason)
             return pb.ABORT_OUTCOME_ABORTED
         has_ended = live is None and owner is not None and asking.may_end(owner)
         if isinstance(self._engine, HandingOverEngine) and (has_ended or (live is None and asking.is_admin)):
@@ -221,11 +221,11 @@ class RequestTable:
     async def abort_all(self, reason: str, asking: Caller = ANYBODY) -> list[str]:
         """Abort every live request that the caller may end; returns their ids."""
         contexts = [live.context for live in self._live.values() if asking.may_end(live.owner)]
-        await self._abort_each(contexts, reason)
+        await self.abort_each(contexts, reason)
         return [context.request_id for context in contexts]
 
-    async def _abort_each(self, contexts: list[GenerateContext], reason: str) -> None:
-        """All at once, and not for ever: nobody shall wait for an abort that does not end."""
+    async def abort_each(self, contexts: list[GenerateContext], reason: str) -> None:
+        """All at once, and not for ever: an abort that does not end holds up neither caller nor neighbour."""
         aborts = [asyncio.create_task(self.abort(context, reason)) for context in contexts]
         if aborts:
             await asyncio.wait(aborts, timeout=ABORT_SECONDS)
@@ -248,7 +248,7 @@ class RequestTable:
             live.sink.fail(SlowConsumer(f"{live.context.request_id}: the reader is too slow"))
             live.sink = Discard()
             self.observer.slow()
-        await self._abort_each([live.context for live in slow], "slow consumer")
+        await self.abort_each([live.context for live in slow], "slow consumer")
 
     def uses_adapter(self, name: str) -> bool:
         """True while a request for that adapter is in the engine."""

@@ -99,12 +99,8 @@ class EngineServicer:
             return _abort_response((request_id, pb.ABORT_OUTCOME_ABORTED) for request_id in aborted)
         for request_id in request.request_ids:
             check_request_id(request_id)
-        return _abort_response(
-            [
-                (request_id, await self._requests.abort_id(request_id, reason))
-                for request_id in request.request_ids
-            ]
-        )
+        outcomes = await self._requests.abort_ids(request.request_ids, reason)
+        return _abort_response(zip(request.request_ids, outcomes, strict=True))
 
     async def Drain(self, request: pb.DrainRequest, call: Call) -> AsyncIterator[pb.DrainResponse]:
         """Stop admission and report until nothing runs."""
@@ -146,8 +142,7 @@ class MultiplexedSession:
             async for frame in frames:
                 for submit in frame.submits:
                     self._submit(submit)
-                for handle in frame.abort.handles:
-                    await self._abort(handle, frame.abort.reason or "abort")
+                await self._abort(frame.abort.handles, frame.abort.reason or "abort")
         except Exception as error:  # noqa: BLE001  # whatever it was, it must end the stream, not this task
             self.connection.close(as_failure(error))
         else:
@@ -155,8 +150,7 @@ class MultiplexedSession:
 
     async def abort_all(self, reason: str) -> None:
         """Abort every request that is still live."""
-        for handle in list(self.connection.live):
-            await self._abort(handle, reason)
+        await self._abort(list(self.connection.live), reason)
 
     def _submit(self, submit: pb.Submit) -> None:
         handle = submit.handle
@@ -194,15 +188,16 @@ class MultiplexedSession:
             sink.fail(as_failure(error))
         self._preparing.pop(sink.handle)
 
-    async def _abort(self, handle: int, reason: str) -> None:
-        if handle in self._preparing:
-            task, sink = self._preparing.pop(handle)
-            task.cancel()
-            sink.fail(Cancelled("aborted before it was accepted"))
-            return
-        context = self.connection.live.get(handle)
-        if context is not None:
-            await self._requests.abort(context, reason)
+    async def _abort(self, handles: Iterable[int], reason: str) -> None:
+        live = []
+        for handle in handles:
+            if handle in self._preparing:
+                task, sink = self._preparing.pop(handle)
+                task.cancel()
+                sink.fail(Cancelled("aborted before it was accepted"))
+            elif (context := self.connection.live.get(handle)) is not None:
+                live.append(context)
+        await self._requests.abort_each(live, reason)
 
 
 def _response(item: Item, request_id: str, lifetime_id: str) -> pb.GenerateResponse:
