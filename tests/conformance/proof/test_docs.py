@@ -68,6 +68,28 @@ def test_a_proof_says_how_many_of_the_second_order_were_killed_and_which_were_no
     assert "second-order" not in docs.proof_table(docs.read_proof(json.dumps(SUMMARY)))
 
 
+def test_shards_are_one_proof() -> None:
+    other = {
+        **SUMMARY,
+        "unkilled_checks": ["STR-98", "STR-99"],
+        "alive": [],
+        "kills": {"silent": ["USE-01"]},
+        "expected": {"silent": ["USE-01"]},
+    }
+    whole = docs.joined([docs.read_proof(json.dumps(summary)) for summary in (SUMMARY, other)])
+    table = docs.proof_table(whole)
+    assert table.startswith("4 checks, 4 mutants, 2 of them exact kills")
+    assert "Checks that no mutant fails: STR-99." in table
+    assert "Mutants that live: not_broken." in table
+    number = sum(identifier.startswith("USE") for identifier in requirements())
+    assert f"| USE Usage | {number} | 2 | 1 |" in table
+
+
+def test_a_mutant_in_two_shards_is_refused() -> None:
+    with pytest.raises(ValueError, match="in more than one proof: one_too_many"):
+        docs.joined([docs.read_proof(json.dumps(SUMMARY))] * 2)
+
+
 def test_a_page_without_the_section_is_refused() -> None:
     with pytest.raises(ValueError, match="<!-- requirements -->"):
         docs.filled("# Nothing")

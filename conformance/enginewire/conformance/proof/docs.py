@@ -1,8 +1,8 @@
 """Keeps the tables of docs/conformance.md equal to the requirements and to the proof of the kit.
 
 `python -m enginewire.conformance.proof.docs docs/conformance.md` rewrites what stands between
-`<!-- requirements -->` and `<!-- end -->`. With `--proof FILE`, the output of `self-test --json`, it rewrites
-`<!-- proof -->` too.
+`<!-- requirements -->` and `<!-- end -->`. With `--proof FILE...`, the outputs of `self-test --json`, whole
+or by shards, it rewrites `<!-- proof -->` too.
 """
 
 from __future__ import annotations
@@ -86,6 +86,26 @@ def read_proof(output: str) -> Proof:
     )
 
 
+def joined(shards: Sequence[Proof]) -> Proof:
+    """One proof of all of them. ValueError where two have the same mutant."""
+    mutants = [name for shard in shards for name in shard.kills]
+    if twice := [name for name, times in Counter(mutants).items() if times > 1]:
+        raise ValueError(f"in more than one proof: {', '.join(twice)}")
+    return Proof(
+        checks=max(shard.checks for shard in shards),
+        exact_kills=sum(shard.exact_kills for shard in shards),
+        unkilled=tuple(sorted(set.intersection(*(set(shard.unkilled) for shard in shards)))),
+        alive=tuple(sorted(name for shard in shards for name in shard.alive)),
+        adversary_passes=sum(shard.adversary_passes for shard in shards),
+        seconds=sum(shard.seconds for shard in shards),
+        kills={name: kills for shard in shards for name, kills in shard.kills.items()},
+        expected={name: kills for shard in shards for name, kills in shard.expected.items()},
+        second_order=sum(shard.second_order for shard in shards),
+        second_order_kills=sum(shard.second_order_kills for shard in shards),
+        survivors=tuple(sorted(name for shard in shards for name in shard.survivors)),
+    )
+
+
 def _second_order(proof: Proof) -> Iterator[str]:
     if proof.second_order:
         killed = f"{proof.second_order_kills} of them killed"
@@ -142,10 +162,10 @@ def main() -> None:
     """Rewrite the page."""
     parser = argparse.ArgumentParser(prog="python -m enginewire.conformance.proof.docs", description=__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--proof", type=Path, metavar="FILE", help="what self-test --json printed")
+    parser.add_argument("--proof", type=Path, nargs="+", metavar="FILE", help="what self-test --json printed")
     options = parser.parse_args()
-    proof = read_proof(options.proof.read_text(encoding="utf-8")) if options.proof else None
-    page = filled(options.page.read_text(encoding="utf-8"), proof)
+    shards = [read_proof(file.read_text(encoding="utf-8")) for file in options.proof or ()]
+    page = filled(options.page.read_text(encoding="utf-8"), joined(shards) if shards else None)
     options.page.write_text(page, encoding="utf-8")
 
 
