@@ -46,11 +46,11 @@ fuzz: $(VENV)/.dev  ## Send every RPC, route and port whatever there is: CASES=2
 
 soak: $(VENV)/.dev  ## A thousand kills, and 50,000 callers who leave; about half an hour
 	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.chaos --seconds 3600 --kills 1000 --only kill --seed $(SEED)
-	$(BIN)/python benchmarks/rude_callers.py leavers
-	$(BIN)/python benchmarks/soak.py -- --kv-cache-memory-bytes 67108864
+	$(BIN)/python benchmarks/endurance/rude_callers.py leavers
+	$(BIN)/python benchmarks/endurance/soak.py -- --kv-cache-memory-bytes 67108864
 
 gpu-check: $(VENV)/.dev  ## Is the torch engine right on this GPU, and how quick is it: under nine minutes
-	$(BIN)/python benchmarks/gpu_check.py $(GPU)
+	$(BIN)/python benchmarks/model/gpu_check.py $(GPU)
 
 test-browser: $(VENV)/.dev  ## Test the page in a headless Chromium
 	.ci/install_browser

@@ -1,4 +1,4 @@
-"""The engine server, and how much lives in it: for benchmarks/soak.py, which starts it.
+"""The engine server, and how much lives in it: for benchmarks/endurance/soak.py, which starts it.
 
 Upon SIGUSR1 it writes a line of JSON to the file that COUNTS_VARIABLE names.
 """

@@ -1,6 +1,6 @@
 """What waits costs memory: a stream, a request in a queue, an HTTP connection; and if it is a straight line.
 
-    python benchmarks/idle_memory.py [--counts 2500 5000 10000] [--json]
+    python benchmarks/endurance/idle_memory.py [--counts 2500 5000 10000] [--json]
 
 An engine server with the mocker and a backend with the HTTP face, each a process of its own, over Unix
 sockets and loopback. Requests have 64 prompt tokens, and their first token takes an hour. For each kind of

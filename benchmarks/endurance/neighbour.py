@@ -1,6 +1,6 @@
 """How long another caller's first token takes while one caller has 500 requests at the same engine.
 
-    python benchmarks/neighbour.py [--engine torch] [--one-key]
+    python benchmarks/endurance/neighbour.py [--engine torch] [--one-key]
 
 Starts a server with a key for each of two callers, asks as the second one alone, and then while the first
 one's requests wait, which another process sends. With `--one-key` both are the same caller, as without keys.

@@ -1,6 +1,6 @@
 """What callers who stall, leave, reset and cancel cost the server and everybody else.
 
-    python benchmarks/rude_callers.py CASE [--count N] [--seed N]
+    python benchmarks/endurance/rude_callers.py CASE [--count N] [--seed N]
 
 `stalled`: 64 readers that take nothing, at each face in turn, and how long neighbours wait between tokens,
 against the same without them, as medians of the p99 of each round. `resets`: calls that are reset as soon as

@@ -1,6 +1,6 @@
 """What an engine server keeps of cancelled requests: its memory over tens of thousands of them.
 
-    python benchmarks/soak.py [--requests 50000] [--every 5000] [--streams 32] [--per-request]
+    python benchmarks/endurance/soak.py [--requests 50000] [--every 5000] [--streams 32] [--per-request]
         [-- engine options, such as --kv-cache-memory-bytes 67108864]
 
 An engine server on a Unix socket serves the demo model. Every request has a prompt of its own and is

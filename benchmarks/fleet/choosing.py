@@ -1,6 +1,6 @@
 """Processor time of one choice among many engines that are all ready, prompts known to some of them.
 
-python benchmarks/choosing.py [--engines 8 64 256 10000]
+python benchmarks/fleet/choosing.py [--engines 8 64 256 10000]
 """
 
 from __future__ import annotations

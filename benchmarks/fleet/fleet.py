@@ -1,10 +1,10 @@
 """Many engines behind one backend: who gets which request, and what that is worth. A simulation.
 
-    python benchmarks/fleet.py [--engines 64] [--policy all] [--callers 10000] [--turns 2]
+    python benchmarks/fleet/fleet.py [--engines 64] [--policy all] [--callers 10000] [--turns 2]
         [--fault die|freeze] [--share 0.1] [--seed 7] [--json]
 
 The backend is the real one: `Backend`, replay, `Endpoints`, the client and its streams, on channels to
-simulated engines (benchmarks/simulation). Time is virtual, so a run takes seconds of processor time however
+simulated engines (`simulation`). Time is virtual, so a run takes seconds of processor time however
 long it lasts. Every answer is compared with the one that an undisturbed engine gives, token for token.
 
 Each caller asks `--turns` times, one after the other. A prompt is one of 2,000 beginnings of 256 to 2,048

@@ -1,6 +1,6 @@
 """What an engine and a stream cost a backend: its memory and its connections, over real sockets.
 
-    python benchmarks/fleet_memory.py [--engines 32] [--streams 2000] [--json]
+    python benchmarks/fleet/fleet_memory.py [--engines 32] [--streams 2000] [--json]
 
 The engines are mockers behind engine servers on Unix sockets, all in a process of their own. The streams are
 requests of 64 prompt tokens that wait for a slow first token, then have 16 tokens each.

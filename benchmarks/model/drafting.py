@@ -1,6 +1,7 @@
 """What drafts by prompt lookup save: processor time per decoded token without and with them.
 
-    python benchmarks/drafting.py [--shape 15m|110m] [--dtype float32|bfloat16] [--output 97] [--rounds 3]
+    python benchmarks/model/drafting.py [--shape 15m|110m] [--dtype float32|bfloat16] [--output 97]
+        [--rounds 3]
 
 Both engines are in this process, with one thread each, and take turns: processor time says something on a
 machine with other work, where the clock does not. The cases are those of `engine.py --repeating`.

@@ -1,7 +1,7 @@
 """What our kernels for few rows save: processor time per decoded token with oneDNN's products and with ours.
 
-    python benchmarks/few_rows.py [--shape 15m|110m] [--dtype float32|bfloat16] [--quantization none|int8]
-                                  [--sizes 1 4 8 16] [--output 17] [--rounds 5]
+    python benchmarks/model/few_rows.py [--shape 15m|110m] [--dtype float32|bfloat16]
+        [--quantization none|int8] [--sizes 1 4 8 16] [--output 17] [--rounds 5]
 
 Both engines are in this process, with one thread each, and take turns, as in `drafting.py`.
 """

@@ -1,6 +1,6 @@
 """Is the torch engine right on this GPU, and how quick is it? One command, a few minutes.
 
-    python benchmarks/gpu_check.py [--shapes 500m 7b] [--vllm-python VENV/bin/python] [--limit 540]
+    python benchmarks/model/gpu_check.py [--shapes 500m 7b] [--vllm-python VENV/bin/python] [--limit 540]
 
 Right first, with the built-in model and its own questions:
 

@@ -1,6 +1,6 @@
 """What grammars cost with a vocabulary of 151,936 byte-level tokens, for each grammar library.
 
-    python benchmarks/guided.py [--json]
+    python benchmarks/model/guided.py [--json]
 
 The vocabulary is made up: all bytes, and pieces of words, numbers and punctuation of every length.
 "Compile" is what a request waits for: limits, the fork, and the grammar's way back. "Mask" and "accept" are

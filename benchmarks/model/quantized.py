@@ -1,6 +1,6 @@
 """What weights of fewer bits cost in accuracy: the distributions of the next token beside those of float32.
 
-    python benchmarks/quantized.py [--model FOLDER] [--tokens 64]
+    python benchmarks/model/quantized.py [--model FOLDER] [--tokens 64]
 
 The model is transformers', so that nothing but the projections differs: those of the layers, the head, or
 both are the ones that `--quantization int8` has; or the weights of both went through a kind of GGUF, by the

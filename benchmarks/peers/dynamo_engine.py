@@ -1,6 +1,6 @@
 """A Dynamo worker that answers as the mocker does: the engine on the other side of `openai_http.py --peer`.
 
-    DYNAMO_PYTHON benchmarks/dynamo_engine.py MODEL_FOLDER ITL_MS PER_MESSAGE
+    DYNAMO_PYTHON benchmarks/peers/dynamo_engine.py MODEL_FOLDER ITL_MS PER_MESSAGE
 
 Repeats the prompt and then the end-of-sequence token, over and over: PER_MESSAGE tokens every ITL_MS
 milliseconds (0: as fast as it is read). Runs in Dynamo's own environment, so it imports nothing of this

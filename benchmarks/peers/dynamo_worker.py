@@ -1,6 +1,6 @@
 """Dynamo's frontend over our mocker, as `enginewire dynamo` brings it there, beside Dynamo's own mocker.
 
-    VENV/bin/python benchmarks/dynamo_worker.py [--streams 64] [--tokens 256] [--rounds 3] [--itl-ms 10]
+    VENV/bin/python benchmarks/peers/dynamo_worker.py [--streams 64] [--tokens 256] [--rounds 3] [--itl-ms 10]
 
 VENV has Dynamo and this project, as `make dynamo-test` makes it (.venv-dynamo). Each side is a frontend of
 its own with file discovery and TCP. Behind ours are two processes, the worker and the engine; Dynamo's mocker

@@ -1,7 +1,7 @@
 """How many tokens per second the HTTP face streams, beside Dynamo's frontend on request.
 
-    python benchmarks/openai_http.py [--streams 100] [--tokens 512] [--rounds 3]
-    python benchmarks/openai_http.py --peer dynamo --dynamo-python VENV/bin/python
+    python benchmarks/peers/openai_http.py [--streams 100] [--tokens 512] [--rounds 3]
+    python benchmarks/peers/openai_http.py --peer dynamo --dynamo-python VENV/bin/python
 
 Engine, server and client are three processes on each side: mocker and backend with the HTTP face here, a
 worker in Python and the frontend there (`dynamo_peer.py` says what VENV needs). Both sides tokenize with the

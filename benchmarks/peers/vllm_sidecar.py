@@ -1,6 +1,7 @@
 """What stands around vLLM's EngineCore, and what it costs: our server, `AsyncLLM`, and `vllm serve`.
 
-    .venv-vllm/bin/python benchmarks/vllm_sidecar.py [--requests 32 256] [--tokens 64] [--rounds 3] [--json]
+    .venv-vllm/bin/python benchmarks/peers/vllm_sidecar.py [--requests 32 256] [--tokens 64] [--rounds 3]
+        [--json]
 
 enginewire   `enginewire-server --engine vllm`, and a backend in this process
 async-llm    `AsyncLLM.generate` in this process, without a server

@@ -1,6 +1,6 @@
 """How long the Decoder takes per token, on one core.
 
-    python benchmarks/decoder.py [--tokenizer tokenizer.json] [--json]
+    python benchmarks/stream/decoder.py [--tokenizer tokenizer.json] [--json]
 
 Without a file it trains a byte-level BPE tokenizer on the standard library's own source code. Every row
 is the best of several rounds over the same ids, so that other load on the machine shows less.

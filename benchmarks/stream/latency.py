@@ -1,7 +1,7 @@
 """How much later than the engine emits a token its text is in the caller's hands.
 
-    python benchmarks/latency.py [--streams 256] [--hz 100] [--seconds 5] [--timeout 60] [--per-request]
-        [--inline] [--json]
+    python benchmarks/stream/latency.py [--streams 256] [--hz 100] [--seconds 5] [--timeout 60]
+        [--per-request] [--inline] [--json]
 
 An engine server on a Unix socket, its engine a mocker that notes when it emitted each token, and this
 process: backend, detokenizer, four stop strings, and one consumer per request, which notes when it got each

@@ -1,6 +1,6 @@
 """Tokens per second of every path between an engine process and a consumer, in one run.
 
-    python benchmarks/transport.py [--streams 256] [--tokens 400] [--metrics] [--over-tcp] [--json]
+    python benchmarks/stream/transport.py [--streams 256] [--tokens 400] [--metrics] [--over-tcp] [--json]
 
 floor         raw grpc.aio: constant bytes, no parsing, one message per token, one stream per request
 per-request   Generate, one call per request, one token per message (logprobs=0 makes every token a message)

@@ -142,8 +142,8 @@ PAGES: Mapping[str, Ways] = {
         "enginewire engine --uds /tmp/engine.sock": DYNAMO,
         "enginewire dynamo --target unix:/tmp/engine.sock --discovery-backend file": DYNAMO,
         "python -m dynamo.frontend --discovery-backend file --http-port 8000 --migration-limit 3": DYNAMO,
-        ".venv-dynamo/bin/python benchmarks/dynamo_worker.py --streams 64 --tokens 128": DYNAMO,
-        ".venv-dynamo/bin/python benchmarks/dynamo_worker.py --streams 64 --tokens 64 --itl-ms 40": DYNAMO,
+        ".venv-dynamo/bin/python benchmarks/peers/dynamo_worker.py --streams 64 --tokens 128": DYNAMO,
+        ".venv-dynamo/bin/python benchmarks/peers/dynamo_worker.py --streams 64 --tokens 64 --itl-ms 40": DYNAMO,
     },
     "docs/engines.md": {
         "pip install '.[openai]'": LLAMA,
@@ -207,7 +207,7 @@ PAGES: Mapping[str, Ways] = {
     "docs/performance.md": {
         "enginewire-server MODEL --device cuda --dtype bfloat16": GPU,
         "make gpu-check GPU='--vllm-python VENV/bin/python'": GPU,
-        "python benchmarks/engine.py --json --device cuda --shape 7b --dtype bfloat16 --output 128 --rounds 3": GPU,
+        "python benchmarks/model/engine.py --json --device cuda --shape 7b --dtype bfloat16 --output 128 --rounds 3": GPU,
     },
     "docs/reliability.md": {
         "make chaos": MINUTES,
@@ -230,14 +230,14 @@ PAGES: Mapping[str, Ways] = {
         "python": MINUTES,
     },
     "docs/scaling.md": {
-        "python benchmarks/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
-        "python benchmarks/idle_memory.py": MINUTES_OF_FIGURES,
-        "python benchmarks/choosing.py": MINUTES_OF_FIGURES,
-        "python benchmarks/fleet.py --engines 16 --callers 1000": MINUTES_OF_FIGURES,
-        "python benchmarks/fleet.py --engines 8 --callers 10000": MINUTES_OF_FIGURES,
-        "python benchmarks/fleet.py --engines 64 --callers 10000": MINUTES_OF_FIGURES,
-        "python benchmarks/fleet.py --engines 256 --callers 10000": MINUTES_OF_FIGURES,
-        "python benchmarks/fleet.py --engines 16 --callers 1000 --turns 1 --policy ours --fault die": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet/fleet_memory.py --engines 32 --streams 2000": MINUTES_OF_FIGURES,
+        "python benchmarks/endurance/idle_memory.py": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet/choosing.py": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet/fleet.py --engines 16 --callers 1000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet/fleet.py --engines 8 --callers 10000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet/fleet.py --engines 64 --callers 10000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet/fleet.py --engines 256 --callers 10000": MINUTES_OF_FIGURES,
+        "python benchmarks/fleet/fleet.py --engines 16 --callers 1000 --turns 1 --policy ours --fault die": MINUTES_OF_FIGURES,
         "vllm": VLLM,
     },
     "docs/security.md": {

@@ -1,4 +1,4 @@
-"""Fleets of benchmarks/fleet.py run on the real backend, which loses nothing when engines are lost."""
+"""Fleets of benchmarks/fleet/fleet.py run on the real backend, which loses nothing when engines are lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMAND = "--engines 6 --callers 100 --turns 1 --policy ours --share 0.4 --json 
 
 @pytest.mark.parametrize("fault", ["die", "freeze"])
 def test_every_answer_is_whole_whatever_a_part_of_the_engines_does(fault: str) -> None:
-    argv = [sys.executable, str(ROOT / "benchmarks/fleet.py"), *COMMAND.split(), fault]
+    argv = [sys.executable, str(ROOT / "benchmarks/fleet/fleet.py"), *COMMAND.split(), fault]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     seen = json.loads(ran.stdout)

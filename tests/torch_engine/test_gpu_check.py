@@ -18,7 +18,7 @@ from tests.torch_engine.runner.test_decode_graphs import FakeRecorder
 
 @pytest.fixture
 def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks/gpu_check.py")
+    spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks/model/gpu_check.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "gpu_check", module)
     spec.loader.exec_module(module)
