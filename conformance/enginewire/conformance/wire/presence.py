@@ -19,7 +19,10 @@ PATIENCE_SECONDS: Final = 4.0
 POLL_SECONDS: Final = 0.1
 
 NOTHING: Final = "nothing has listened at its address for {seconds:.0f} s"
-NOBODY: Final = "what listens at its address has answered UNAVAILABLE for {seconds:.0f} s: {text}"
+NOBODY: Final = (
+    "what listens at its address has answered UNAVAILABLE for {seconds:.0f} s: {text} "
+    "(an engine that still loads says so by the reason NOT_STARTED, and is waited for)"
+)
 
 
 async def absence(connection: Connection, seconds: float | None = None) -> str:

@@ -101,7 +101,9 @@ class GuidedLengthAsStop(Reference):
 @mutant("mask_leaks", kills="GDE-07")
 class MaskLeaks(Reference):
     def advance_job(self, job: Job) -> None:
-        self._guide = next(filter(None, map(self._own, self.running)), None)
+        # Only there: requests of other checks run beside a guide as well.
+        guides = map(self._own, self.running) if "GDE-07" in job.request_id else ()
+        self._guide = next(filter(None, guides), None)
         super().advance_job(job)
 
     def _own(self, job: Job) -> grammar.Guide | None:

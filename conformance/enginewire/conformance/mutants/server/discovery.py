@@ -82,7 +82,11 @@ class RunningOverLimit(Reference):
 
 
 @mutant(
-    "advertises_logprobs_but_rejects", kills=("INF-09", "LOG-01", "LOG-09", "MUX-07/queued", "MUX-12/queued")
+    "advertises_logprobs_but_rejects",
+    kills=(
+        *("INF-09", "INF-09/prompt-embeds", "LOG-01", "LOG-09"),
+        *("MUX-07/queued", "MUX-08/queued", "MUX-12/queued"),
+    ),
 )
 class AdvertisesLogprobsButRejects(Reference):
     def check_gates(self, request: pb.PreprocessedRequest) -> None:
