@@ -49,7 +49,7 @@ async def two_make_progress(ctx: Context) -> None:
     await _make_progress(ctx, [ctx.long_request(), ctx.long_request()])
 
 
-@check("CON-01", variant="unlike", alone=True, needs=(*SHAPE, "CON-01"))
+@check("CON-01", variant="unlike", phase=Phase.LOAD, alone=True, needs=(*SHAPE, "CON-01", "CAN-01"))
 async def unlike_ones_make_progress(ctx: Context) -> None:
     """A plain request beside one with options, one after the other, and beside a probe."""
     slots = ctx.config.max_num_seqs or MOST_SLOTS

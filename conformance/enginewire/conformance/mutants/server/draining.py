@@ -203,7 +203,7 @@ class NoTimeIsTheUsualTime(Reference):
         super().begin_drain(request)
 
 
-@mutant("probes_outlive_drains", kills="DRN-05/timed-out")
+@mutant("probes_outlive_drains", kills=("DRN-05/timed-out", "DRN-06"))
 class ProbesOutliveDrains(Reference):
     """They take no time, somebody thought."""
 
