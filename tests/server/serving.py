@@ -45,7 +45,7 @@ def submit(handle: int, request: pb.GenerateRequest, **fields: object) -> pb.Gen
 
 
 def in_one_frame(frames: Iterable[pb.GenerateMultiplexedRequest]) -> pb.GenerateMultiplexedRequest:
-    """The same requests, none of which ends before the last one has come."""
+    """All that these frames have, so that no request ends before the last one has come."""
     whole = pb.GenerateMultiplexedRequest()
     for frame in frames:
         whole.MergeFrom(frame)

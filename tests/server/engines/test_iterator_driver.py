@@ -134,7 +134,9 @@ async def test_everything_of_one_turn_of_the_loop_is_one_step(serve):
     serving, _ = await serve(counting)
     frame = in_one_frame(submit(i, ask(f"r{i}", max_tokens=10)) for i in range(16))
     call = serving.engine.GenerateMultiplexed(iter([frame]))
-    assert len([frame async for frame in call]) < 16 * 10 / 2
+    frames = [frame async for frame in call]
+    assert len(frames) < 16 * 10 / 2
+    assert max(frame.step for frame in frames) < 16 * 10 / 2
 
 
 @pytest.mark.parametrize("failure", [KvExhausted("no room"), InvalidRequest("no", field="token_ids")])

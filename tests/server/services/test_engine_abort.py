@@ -8,7 +8,10 @@ import grpc
 import pytest
 
 from enginewire import v1 as pb
-from tests.server.serving import ask, detail_of, submit
+from enginewire.server.engines.interface import GenerateContext
+from enginewire.server.engines.mocker.engine import MockerEngine
+from enginewire.server.engines.mocker.options import MockerOptions
+from tests.server.serving import abort_frame, ask, collect, detail_of, in_one_frame, submit
 
 LONG = 100_000
 SLOW = {"mocker_itl_ms": 10.0}
@@ -72,6 +75,39 @@ async def test_outcomes_are_one_per_id_in_order(engine_server):
     ]
     async for _ in call:
         pass
+
+
+class Hesitant(MockerEngine):
+    """Takes no note of an abort of "a" until it may."""
+
+    def __init__(self) -> None:
+        super().__init__(MockerOptions(itl_ms=10.0))
+        self.may = asyncio.Event()
+
+    async def abort(self, context: GenerateContext) -> None:
+        if context.request_id == "a":
+            await self.may.wait()
+        await super().abort(context)
+
+
+@pytest.mark.parametrize("way", ["Abort", "abort frame", "end of the stream"])
+async def test_what_is_slow_to_abort_holds_up_nothing_that_is_aborted_with_it(engine_server, way):
+    engine = Hesitant()
+    serving = await engine_server(engine)
+    requests = in_one_frame(submit(i, ask(name, max_tokens=LONG)) for i, name in enumerate("ab"))
+    stream = serving.engine.GenerateMultiplexed()
+    await stream.write(requests)
+    reading = asyncio.create_task(collect(stream))
+    await serving.until(lambda load: load.running == 2)
+    ending = asyncio.create_task(abort(serving, "a", "b")) if way == "Abort" else None
+    if way == "abort frame":
+        await stream.write(abort_frame(0, 1))
+    elif way == "end of the stream":
+        stream.cancel()
+    await serving.until(lambda load: load.running == 1)
+    engine.may.set()
+    stream.cancel()
+    await asyncio.gather(reading, *filter(None, [ending]), return_exceptions=True)
 
 
 async def test_abort_is_idempotent_after_the_end(engine_server):

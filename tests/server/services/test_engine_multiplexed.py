@@ -15,6 +15,7 @@ from tests.server.serving import (
     ask,
     collect,
     detail_of,
+    in_one_frame,
     rest_of,
     rows,
     seconds,
@@ -144,8 +145,7 @@ async def test_aborted_handles_end_with_cancelled_and_usage_while_others_go_on(e
 
 async def test_in_one_frame_submits_take_effect_before_aborts(engine_server):
     serving = await engine_server(**SLOW)
-    frame = submit(1, ask(max_tokens=100_000))
-    frame.MergeFrom(abort_frame(1))
+    frame = in_one_frame([submit(1, ask(max_tokens=100_000)), abort_frame(1)])
     answers = await serving.multiplexed([frame])
     assert answers[1].finishes() == {0: pb.FINISH_REASON_CANCELLED}
 

@@ -206,7 +206,7 @@ class RequestTable:
         return [outcomes[request_id] for request_id in request_ids]
 
     def _outcome(self, request_id: str, asking: Caller) -> pb.AbortOutcome.ValueType:
-        """What an abort finds of that id. Of another caller's request nothing is known."""
+        """What an abort of that id comes to; what is not live is settled with it. Others' are not known."""
         live, owner = self._live.get(request_id), self._past.owner(request_id)
         if live is not None and asking.may_end(live.owner):
             return pb.ABORT_OUTCOME_ABORTED
