@@ -36,6 +36,8 @@ SMALL_BODY_BYTES: Final = 64 * 1024
 MAX_LARGE_BODIES: Final = 32
 # Whoever gets a refusal may still be sending; cut off at once, it would never read why.
 LINGER_SECONDS: Final = 2.0
+# A caller who sends its next request at once, and has not been told that its connection will close.
+LAST_REQUEST_SECONDS: Final = 1
 # Connections beyond the limit that are told so at the same time.
 MAX_TURNED_AWAY: Final = 64
 
@@ -88,6 +90,9 @@ class BoundedConnection(HttpToolsProtocol):
         self.url = b""
         self._refusal: Refusal | None = None
         self._is_refused = False
+        self._is_ending = False
+        # When it was made, or the last answer was complete.
+        self._free_since = 0.0
         # When what the caller has begun must be complete; None while it owes nothing.
         self._deadline: float | None = None
         self._is_in_body = False
@@ -108,7 +113,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         if self.server_state.tls is not None:
             self._certificate = transport.get_extra_info("ssl_object").getpeercert() or {}
-        self._deadline = time.monotonic() + self._limits.header_timeout
+        self._free_since = time.monotonic()
+        self._deadline = self._free_since + self._limits.header_timeout
         num_beyond = len(self.connections) - self._limits.connections
         if num_beyond > MAX_TURNED_AWAY:
             transport.abort()
@@ -135,11 +141,29 @@ class BoundedConnection(HttpToolsProtocol):
         super().resume_writing()
 
     def shutdown(self) -> None:
-        """The server accepts nothing more, and so no request that is not complete."""
-        if self._is_in_body and self._can_be_answered():
+        """The server ends. A request that may be on its way is still answered, and is the last one."""
+        self._is_ending = True
+        self.timeout_keep_alive = min(self.timeout_keep_alive, LAST_REQUEST_SECONDS)
+        now = time.monotonic()
+        last = now + LAST_REQUEST_SECONDS
+        if self._deadline is not None:
+            self._deadline = min(self._deadline, last)
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Too late for a caller who has read the head of this answer.
+            self.cycle.keep_alive = self.cycle.keep_alive and self.cycle.response_started
+        elif self._deadline is None or self.cycle is None:
+            self._close_if_idle_for(max(0.0, self._free_since + LAST_REQUEST_SECONDS - now))
+
+    def _close_if_idle_for(self, seconds: float) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            max(0.0, seconds), self.timeout_keep_alive_handler
+        )
+
+    def give_up(self) -> None:
+        """The time of the server is over: who still sends a request is told so."""
+        if self._deadline is not None and self._can_be_answered():
             self.refuse(draining())
-        else:
-            super().shutdown()
 
     def look(self, now: float) -> None:
         """Called again and again: end what takes too long. `now` as of time.monotonic."""
@@ -150,8 +174,7 @@ class BoundedConnection(HttpToolsProtocol):
             # It is us who do not read on.
             self._deadline = now + self._limits.body_timeout
         elif self._deadline is not None and now > self._deadline:
-            what = "body" if self._is_in_body else "head"
-            self.refuse(Refusal(HTTPStatus.REQUEST_TIMEOUT, f"the {what} of the request took too long"))
+            self.refuse(draining() if self._is_ending else self._too_slow())
 
     def _is_stalled(self, now: float) -> bool:
         """True when unsent bytes have not become fewer for too long."""
@@ -201,6 +224,8 @@ class BoundedConnection(HttpToolsProtocol):
             raise self._exceeds(self._too_large_body())
         super().on_headers_complete()
         offer_direct_body(self.cycle)
+        if self._is_ending:
+            self.cycle.keep_alive = False
         if not self.pipeline:
             self._answered = self.cycle
         self._is_in_body = True
@@ -224,15 +249,13 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_message_complete()
         if self.cycle.response_complete:
             # What came of the body has stopped the clock that the answer had started.
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._close_if_idle_for(self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
         """See uvicorn."""
         if self.pipeline:
             self._answered = self.pipeline[-1][0]
+        self._free_since = time.monotonic()
         super().on_response_complete()
 
     def _take_head(self, num_bytes: int, refusal: Refusal) -> None:
@@ -253,6 +276,10 @@ class BoundedConnection(HttpToolsProtocol):
     def _let_go(self) -> None:
         self.server_state.body_room += self._num_held_bytes
         self._num_held_bytes = 0
+
+    def _too_slow(self) -> Refusal:
+        what = "body" if self._is_in_body else "head"
+        return Refusal(HTTPStatus.REQUEST_TIMEOUT, f"the {what} of the request took too long")
 
     def _too_large_body(self) -> Refusal:
         message = f"the body has more than {self._limits.max_body_bytes} bytes"

@@ -60,15 +60,24 @@ class BoundedServer(uvicorn.Server):
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(self.server_state.limits.look_seconds)
-            for connection in list(self.server_state.connections):
-                assert isinstance(connection, BoundedConnection), "the only kind there is"
+            for connection in self._connections():
                 connection.look(time.monotonic())
+
+    def give_up(self) -> None:
+        """Wait no longer for requests that are still being sent."""
+        for connection in self._connections():
+            connection.give_up()
 
     def cut_off(self) -> None:
         """End at once whatever is left."""
         self.force_exit = True
-        for connection in list(self.server_state.connections):
+        for connection in self._connections():
             connection.transport.abort()
+
+    def _connections(self) -> Iterator[BoundedConnection]:
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, BoundedConnection), "the only kind there is"
+            yield connection
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -113,7 +122,10 @@ class HttpFace:
         self._looking = asyncio.create_task(self._server.look_after_connections(), name="http connections")
 
     async def drain(self, timeout: float) -> None:
-        """Accept nothing more; running answers that take longer than `timeout` seconds are refused."""
+        """Accept no more connections, and one more request on each that callers believe to be open.
+
+        Answers that take longer than `timeout` seconds are refused.
+        """
         self._end()
         await asyncio.wait([self._task], timeout=timeout)
         await self.stop()
@@ -122,6 +134,7 @@ class HttpFace:
         """End at once, within two times the last words whatever callers do."""
         self._end()
         self._served.refuse_live()
+        self._server.give_up()
         await asyncio.wait([self._task], timeout=LAST_WORDS_SECONDS)
         self._looking.cancel()
         self._server.cut_off()
