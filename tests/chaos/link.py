@@ -108,13 +108,20 @@ class Link:
         for writer in self._callers:
             _reset(writer)
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new connection to the engine. Raises OSError."""
+        if self.upstream.startswith("unix:"):
+            return await asyncio.open_unix_connection(self.upstream.removeprefix("unix:"))
+        host, _, port = self.upstream.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            from_engine, to_engine = await self._connect()
+            from_engine, to_engine = await self.connect()
         except OSError:  # the engine is gone: so is this connection
             writer.transport.abort()
             return
@@ -127,12 +134,6 @@ class Link:
             self._callers.discard(writer)
             for each in (writer, to_engine):
                 each.transport.abort()
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self.upstream.startswith("unix:"):
-            return await asyncio.open_unix_connection(self.upstream.removeprefix("unix:"))
-        host, _, port = self.upstream.rpartition(":")
-        return await asyncio.open_connection(host, int(port))
 
     async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

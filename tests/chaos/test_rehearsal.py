@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests import private_network
 from tests.chaos.rehearsal import __main__ as rehearsal
 from tests.long import long
 
@@ -27,6 +28,6 @@ def test_where_there_is_no_private_network_it_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["rehearsal"])
-    monkeypatch.setattr(rehearsal, "PRIVATE", "echo may not >&2; exit 1")
+    monkeypatch.setattr(private_network, "PRIVATE", "echo may not >&2; exit 1")
     assert rehearsal.main() == 0
     assert json.loads(capsys.readouterr().out)["skipped"].endswith("may not")

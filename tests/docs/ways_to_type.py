@@ -203,6 +203,7 @@ PAGES: Mapping[str, Ways] = {
         "cp deploy/systemd/enginewire-*.service /etc/systemd/system/": SYSTEMD,
         "systemctl enable --now enginewire-engine.service enginewire-backend.service": SYSTEMD,
         "pytest tests/deploy/test_upgrade.py": "make test runs it",
+        "python -m tests.deploy.rollout": MINUTES,
     },
     "docs/performance.md": {
         "enginewire-server MODEL --device cuda --dtype bfloat16": GPU,

@@ -15,22 +15,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Final
 
 from tests.chaos.rehearsal.cable import Cable
 from tests.chaos.rehearsal.engines import FAULTS, Engines
 from tests.chaos.rehearsal.outages import with_replay, without_replay
 from tests.chaos.rehearsal.vanishing import CALLERS, call, vanishing
-
-PRIVATE: Final = 'mount -t tmpfs none /run && ip link set lo up && exec "$@"'
+from tests.private_network import INSIDE, in_a_private_network
 
 
 async def rehearse(only: str | None) -> list[dict[str, object]]:
@@ -56,38 +50,19 @@ async def rehearse(only: str | None) -> list[dict[str, object]]:
     return rows
 
 
-def in_a_private_network(arguments: Sequence[str]) -> int | str:
-    """The exit code of this program there, or why there is none."""
-    if missing := [name for name in ("unshare", "ip", "tc") if shutil.which(name) is None]:
-        return f"no {' and no '.join(missing)} here"
-    own = ["unshare", "--net", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
-    inside = [*own, "sh", "-c", PRIVATE, "sh"]
-    try_out = subprocess.run(
-        [*inside, "ip", "netns", "add", "x"], capture_output=True, text=True, check=False
-    )
-    if try_out.returncode:
-        return f"neither root nor a private network here: {try_out.stderr.strip()}"
-    itself = [sys.executable, "-m", "tests.chaos.rehearsal", "--inside", *arguments]
-    return subprocess.run([*inside, *itself], check=False).returncode
-
-
 def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=(*FAULTS, "replay", *CALLERS), help="nothing but this fault")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--call", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.call:
         call(*options.call)
     if not options.inside:
-        code = in_a_private_network(sys.argv[1:])
-        if isinstance(code, str):
-            print(json.dumps({"skipped": code}))
-            return 0
-        return code
+        return in_a_private_network("tests.chaos.rehearsal", sys.argv[1:])
     rows = asyncio.run(rehearse(options.only))
     wrong = sum(int(str(row["wrong"])) for row in rows)
     print(json.dumps({"faults": len(rows), "wrong": wrong}))
