@@ -5,10 +5,13 @@ from collections.abc import Collection
 import pytest
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks import all_checks
+from enginewire.conformance.proof.second_order.draw import named
 from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
+from enginewire.conformance.running.accompanied import is_comparable
 from enginewire.conformance.running.outcome import Report, Status
 from enginewire.conformance.running.registry import Check
 from enginewire.conformance.running.selection import Selection
@@ -95,10 +98,20 @@ async def test_what_is_not_asked_for_is_not_judged_again() -> None:
         nonlocal asked
         asked += 1
 
-    for checks in (one(counts, in_company=False), one(counts, is_costly=True)):
-        await judged(Reference, checks, options=OFTEN)
+    await judged(Reference, one(counts, in_company=False), options=OFTEN)
     await judged(Reference, one(counts), options=RunOptions(companies=0))
-    assert asked == 3
+    assert asked == 2
+
+
+def test_what_is_costly_is_judged_again_only_where_it_says_so() -> None:
+    costly = {check.key for check in all_checks() if check.is_costly and is_comparable(check)}
+    assert costly == {"SAM-07/settings", "SAM-11", "SAM-12", "SAM-15", "SAM-16"}
+
+
+async def test_a_filter_that_is_ignored_beside_a_minimum_is_found() -> None:
+    mutant = named()["min_p_ignored@with_minimum"].mutant()
+    checks = [check for check in all_checks() if check.key == "SAM-12"]
+    assert failures(await judged(mutant.server, checks, options=OFTEN)) == ["SAM-12/in-company"]
 
 
 async def test_a_check_that_did_not_pass_is_not_judged_again() -> None:

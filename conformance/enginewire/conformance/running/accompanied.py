@@ -149,7 +149,7 @@ def _is_of_room(exchange: Exchange) -> bool:
 
 def is_comparable(check: Check) -> bool:
     """True for what asks a server that serves, and whose requests may have company."""
-    return check.phase < Phase.DESTRUCTIVE and check.in_company and not check.is_costly
+    return check.phase < Phase.DESTRUCTIVE and check.in_company
 
 
 def _named(check: Check) -> Check:

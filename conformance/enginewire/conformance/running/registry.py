@@ -82,7 +82,7 @@ def check(
     variant: str = "",
     gate: str = "",
     costly: bool = False,
-    in_company: bool = True,
+    in_company: bool | None = None,
     not_beside: tuple[str, ...] = (),
     counts_prompt: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
@@ -92,8 +92,9 @@ def check(
     `alone`: nothing else runs beside it, as for whatever reads the load or measures time.
     `variant`: tells several checks of one id apart. `gate`: what must be declared beside the
     requirement's own gate. `costly`: it takes seconds, so self-test spares it the mutants of others.
-    `in_company=False`: it looks at what options change that it does not set itself. `not_beside`: at what
-    these fields change alone. `counts_prompt`: at tokens or cached blocks of a prompt, which stays as it is.
+    `in_company=False`: it looks at what options change that it does not set itself. What is costly is judged
+    in company only where it says `in_company=True`. `not_beside`: at what these fields change alone.
+    `counts_prompt`: at tokens or cached blocks of a prompt, which stays as it is.
     """
     apart = (*not_beside, PROMPT) if counts_prompt else not_beside
 
@@ -107,7 +108,7 @@ def check(
             alone,
             gate,
             is_costly=costly,
-            in_company=in_company,
+            in_company=not costly if in_company is None else in_company,
             not_beside=apart,
         )
         CHECKS.add(added.key, added)

@@ -19,6 +19,9 @@ from enginewire.field_rules import FIELD_RULES
 MANY: Final = 20
 """Entries of a long list: more than the 16 for which some engines keep a fixed place."""
 
+MINIMUM: Final = 2
+"""Tokens, below which an engine may keep stop ids from being sampled."""
+
 DIFFERENT: Final = 8
 """In a run, an even number: checks in the same company share what they look at."""
 
@@ -161,7 +164,7 @@ def _min_tokens(body: pb.PreprocessedRequest, company: Company) -> None:
     conditions = body.stop_conditions
     ends = conditions.stop_token_ids or conditions.stop_token_ids_visible or conditions.stop_token_ids_hidden
     if conditions.ignore_eos and not ends and not conditions.stop and not conditions.HasField("min_tokens"):
-        conditions.min_tokens = min(conditions.max_tokens, 2)
+        conditions.min_tokens = min(conditions.max_tokens, MINIMUM)
 
 
 def _stream_interval(body: pb.PreprocessedRequest, company: Company) -> None:

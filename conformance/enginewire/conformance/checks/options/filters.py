@@ -19,6 +19,7 @@ from typing import Final
 from enginewire.conformance.checks.options.distributions.draws import alternatives, drawn, tellable
 from enginewire.conformance.checks.options.distributions.position import SHARE, TIED, Position, Rule
 from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.session.company import MINIMUM
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
@@ -59,7 +60,14 @@ class Filter:
     chance: Callable[[Position], float]
 
 
-@check("SAM-07", variant="settings", gate="logprobs", costly=True, needs=(*ROWS, "SAM-06", "SAM-07"))
+@check(
+    "SAM-07",
+    variant="settings",
+    gate="logprobs",
+    costly=True,
+    in_company=True,
+    needs=(*ROWS, "SAM-06", "SAM-07"),
+)
 async def top_k_holds_at_other_settings(ctx: Context) -> None:
     """Few and many; hot, so that much is drawn from outside when it is ignored."""
     known = len(tellable(ctx)) // 3 or alternatives(ctx)
@@ -71,7 +79,7 @@ async def top_k_holds_at_other_settings(ctx: Context) -> None:
     await _hold(ctx, "top_k", settings, (*TEMPERATURES, HOT), rule)
 
 
-@check("SAM-11", gate="logprobs", costly=True, needs=(*ROWS, "SAM-06"))
+@check("SAM-11", gate="logprobs", costly=True, in_company=True, needs=(*ROWS, "SAM-06"))
 async def the_nucleus_holds(ctx: Context) -> None:
     """Small, half and most of the probability, before temperature or after it."""
 
@@ -82,7 +90,7 @@ async def the_nucleus_holds(ctx: Context) -> None:
     await _hold(ctx, "top_p", (0.1, 0.5, 0.9), TEMPERATURES, rule)
 
 
-@check("SAM-12", gate="logprobs", costly=True, needs=(*ROWS, "SAM-07"))
+@check("SAM-12", gate="logprobs", costly=True, in_company=True, needs=(*ROWS, "SAM-07"))
 async def min_p_holds(ctx: Context) -> None:
     """Little and much of the best token's probability, before temperature or after it."""
 
@@ -92,7 +100,13 @@ async def min_p_holds(ctx: Context) -> None:
     await _hold(ctx, "min_p", (0.02, 0.2, 0.8), TEMPERATURES, rule)
 
 
-@check("SAM-15", gate="logprobs", costly=True, needs=(*ROWS, "SAM-07/settings", "SAM-11", "SAM-12", "SAM-16"))
+@check(
+    "SAM-15",
+    gate="logprobs",
+    costly=True,
+    in_company=True,
+    needs=(*ROWS, "SAM-07/settings", "SAM-11", "SAM-12", "SAM-16"),
+)
 async def filters_come_in_their_order(ctx: Context) -> None:
     """Of the few best tokens, all of which are known, the nucleus at their temperature."""
     few = alternatives(ctx) - 1
@@ -107,7 +121,7 @@ async def filters_come_in_their_order(ctx: Context) -> None:
     await _all_hold(ctx, grid, _in_order)
 
 
-@check("SAM-16", gate="logprobs", costly=True, needs=(*ROWS, "SAM-07"))
+@check("SAM-16", gate="logprobs", costly=True, in_company=True, needs=(*ROWS, "SAM-07"))
 async def draws_follow_the_temperature(ctx: Context) -> None:
     """How probable the tokens of unfiltered answers are on average, within what is known of each row."""
     seen = await asyncio.gather(*(_follows(ctx, temperature) for temperature in COLD_AND_HOT))
@@ -159,13 +173,19 @@ async def _missed(ctx: Context, number: int, setting: Setting, filtered: Filter)
         prompt = ctx.prompt(salt=300 + 3 * number + turn)
         changes: dict[str, Value] = {"token_ids": prompt, "max_tokens": count, "temperature": temperature}
         for index, positions in enumerate(await drawn(ctx, **changes, **options)):
-            for place, position in enumerate(positions):
+            for place, position in _free(ctx, positions):
                 _allowed(position, filtered.rule, setting, f"position {place} of choice {index}")
                 missed *= 1 - min(max(filtered.chance(position), 0.0), 1.0)
         hopeless = missed ** (sum(rounds) / sum(rounds[: turn + 1])) > MISSED
         if missed < MISSED or hopeless:
             break
     return missed
+
+
+def _free(ctx: Context, positions: Sequence[Position]) -> list[tuple[int, Position]]:
+    """Each with its place, without those where a minimum may have kept stop ids from being sampled."""
+    minimum = MINIMUM if "min_tokens" in ctx.company.members else 0
+    return list(enumerate(positions))[minimum:]
 
 
 def _too_few(ctx: Context, what: str) -> str:
@@ -229,15 +249,16 @@ async def _follows(ctx: Context, temperature: float) -> bool:
     for turn in range(MOST_MANY):
         changes: dict[str, Value] = {"token_ids": ctx.prompt(salt=400 + turn), "max_tokens": count}
         answer = await drawn(ctx, **changes, temperature=temperature)
-        for position in (position for positions in answer for position in positions if position.is_told):
+        told = [each for positions in answer for _, each in _free(ctx, positions) if each.is_told]
+        for position in told:
             mean, square = position.moments(temperature)
             drift, variance = drift + position.value - mean, variance + square
             expected += position.moments(1.0)[0] - mean
         bound = DEVIATIONS * math.sqrt(variance)
         message = f"tokens are not drawn as temperature {temperature:g} says"
-        told = f"{drift:+.1f}, and {bound / DEVIATIONS:.1f} is the standard deviation"
+        seen = f"{drift:+.1f}, and {bound / DEVIATIONS:.1f} is the standard deviation"
         mean_of_all = "log-probabilities that add up to what it gives on average, 0.0 more or less"
-        expect(abs(drift) <= bound, message, expected=mean_of_all, seen=told)
+        expect(abs(drift) <= bound, message, expected=mean_of_all, seen=seen)
         if abs(expected) > TOLD * bound:
             return True
         # What there is to see grows with the tokens, what chance may hide with their root.
