@@ -93,7 +93,8 @@ def _texts(count: int) -> Value:
 
 
 def _text(count: int) -> Value:
-    return ["x" * count]
+    """So many bytes, and about half as many characters."""
+    return ["é" * (count // 2) + "x" * (count % 2)]
 
 
 def _json(count: int) -> Value:

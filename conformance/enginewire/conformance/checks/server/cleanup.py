@@ -15,6 +15,7 @@ from enginewire.conformance.session.context import LEFT_OUT, Context, describe_l
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
+from enginewire.conformance.wire.stopwatch import Stopwatch
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 CLEANUP: Final = "EngineService.Cleanup"
@@ -109,6 +110,30 @@ async def the_door_closes_at_once(ctx: Context) -> None:
     await cleanup.finish()
     require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
     expect_equal(stream.choice.reason_name, "LENGTH", "a stream in flight is cut short by a patient Cleanup")
+
+
+@check("CLN-07", variant="impatient", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-02", "CLN-05", "CLN-07"))
+async def a_later_one_may_be_in_a_hurry(ctx: Context) -> None:
+    """It ends the stream that a patient Cleanup waits for."""
+    stream = await ctx.start(ctx.lasting_request()).first_token()
+    patient = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
+    waiting = asyncio.ensure_future(patient.finish())
+    await until(
+        ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
+    )
+    async with Stopwatch() as watch:
+        request = pb.CleanupRequest(abort_in_flight=True)
+        await _cleaned(ctx, await ctx.client.ask(CLEANUP, request, timeout=ctx.bounds.check))
+    await stream.end()
+    await waiting
+    if stream.exchange.is_ok and stream.choice.reason_name == "LENGTH":
+        if watch.seconds < ctx.bounds.reaction / 2:
+            raise NotApplicable("the request ends before it can be aborted")
+        raise Violation(
+            "a Cleanup with abort_in_flight waits as the one before it does",
+            expected="its end",
+            seen="LENGTH",
+        )
 
 
 @check("CLN-07", variant="draining", phase=Phase.DESTRUCTIVE, needs=(*SHAPE, "CLN-07"))

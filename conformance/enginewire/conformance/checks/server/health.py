@@ -128,6 +128,25 @@ async def watch_tells_changes(ctx: Context) -> None:
     watch.cancel()
 
 
+@check(
+    "HLT-07",
+    variant="liveness",
+    gate="cleanup",
+    phase=Phase.DESTRUCTIVE,
+    alone=True,
+    needs=("HLT-07", "HLT-07/changes", "HLT-04"),
+)
+async def watch_tells_the_end(ctx: Context) -> None:
+    """A watch of the process that is open during a Cleanup: at last it says what Check says then."""
+    watch = await _watch(ctx, health_types.LIVENESS)
+    await ctx.client.ask("EngineService.Cleanup", pb.CleanupRequest(abort_in_flight=True))
+    now = health_types.NAMES.get(await ctx.client.health(health_types.LIVENESS))
+    if now == "SERVING":
+        raise NotApplicable("the process is alive without its engine")
+    expect_equal(await _next(ctx, watch, "a message about the end"), now, "Watch does not tell a change")
+    watch.cancel()
+
+
 @check("HLT-08", alone=True)
 async def other_names_are_unknown(ctx: Context) -> None:
     """A service that no contract has, asked for once and watched."""
@@ -156,10 +175,10 @@ async def _is(ctx: Context, state: pb.EngineState.ValueType, when: str) -> None:
             expect_equal(seen, "NOT_SERVING", f"health of {name} {when}")
 
 
-async def _watch(ctx: Context) -> Call:
+async def _watch(ctx: Context, service: str = health_types.READINESS) -> Call:
     """A watch that began with what Check says."""
-    now = health_types.NAMES.get(await ctx.client.health())
-    watch = ctx.client.call(health_types.WATCH, health_types.request(health_types.READINESS))
+    now = health_types.NAMES.get(await ctx.client.health(service))
+    watch = ctx.client.call(health_types.WATCH, health_types.request(service))
     expect_equal(await _next(ctx, watch, "its first message"), now, "Watch does not begin with now")
     return watch
 

@@ -8,11 +8,13 @@ from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, P
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
+from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.wire.multiplexed import Handle
 from enginewire.conformance.wire.stream import Choice
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 BLOCKS = 4
+HANDED_IN = 5
 TENANT = "tenant-" * 18
 """Of two salts that end differently, and no sooner: 127 bytes with their last one."""
 OVER_A_STREAM = (*SHAPE, "SEQ-01", "SEQ-02", "USE-05", "MUX-01", "MUX-07")
@@ -109,6 +111,30 @@ async def choices_that_have_ended_are_counted(ctx: Context) -> None:
     sent = len(handed_in) + len(stream.tokens) + len(other.tokens)
     seen = stream.usage.completion_tokens
     expect_equal(seen, sent, "the usage of an aborted request leaves out a choice that had ended")
+
+
+@check(
+    "USE-05",
+    variant="queued",
+    gate="resume",
+    phase=Phase.LOAD,
+    needs=(*SHAPE, "USE-05", "RES-01", "RES-04", "INF-08", "ABO-05"),
+    alone=True,
+    not_beside=("n", "resume"),
+)
+async def what_was_handed_in_is_counted(ctx: Context) -> None:
+    """A request that goes on with a few tokens is aborted while it waits."""
+    handed_in = ctx.prompt(HANDED_IN, salt=1)
+    resume = pb.Resume(choices=[pb.ResumedChoice(generated_token_ids=handed_in)], attempt=1)
+    request = requests.change(ctx.long_request(), resume=resume)
+    async with saturated(ctx) as running:
+        stream = await queued(ctx, running, request)
+        await ctx.client.abort([request.request_id])
+        await stream.end()
+    if not stream.terminals:
+        raise NotApplicable(f"who is aborted in the queue has no usage: {stream.exchange.status}")
+    sent, seen = len(handed_in) + len(stream.tokens), stream.usage.completion_tokens
+    expect_equal(seen, sent, "the usage of a request that waited leaves out what was handed in")
 
 
 def _choices(handle: Handle, count: int) -> list[Choice]:

@@ -49,6 +49,15 @@ class LongAnnotationsAreLetIn(Reference):
         super().check_sizes(short)
 
 
+@mutant("annotations_are_counted_in_characters", kills="LIM-11")
+class AnnotationsAreCountedInCharacters(Reference):
+    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
+        counted = pb.PreprocessedRequest()
+        counted.CopyFrom(request)
+        counted.annotations[:] = ["x" * len(text) for text in request.annotations]
+        super().check_sizes(counted)
+
+
 @mutant("the_first_hundred_stop_ids", kills="LIM-10/lists", also="STP-01/seen")
 class TheFirstHundredStopIds(Reference):
     def caller_stops(self, request: pb.PreprocessedRequest) -> list[int]:

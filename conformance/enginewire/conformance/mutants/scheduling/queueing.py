@@ -129,6 +129,19 @@ class TimeoutsWaitForASlot(TimeoutsAreForWhatRuns):
         return not self.fits(job)
 
 
+@mutant("one_timeout_hides_the_next", kills="MUX-12")
+class OneTimeoutHidesTheNext(KnowsItsStreams):
+    """The earliest one is remembered, and forgotten when it has passed."""
+
+    def reap(self, now: float) -> None:
+        running = [job for job in self.running if self.is_multiplexed(job)]
+        has_passed = any(job.deadline <= now for job in running)
+        super().reap(now)
+        if has_passed:
+            for job in running:
+                job.deadline = float("inf")
+
+
 @mutant("jumps_are_ignored", kills="CON-09")
 class JumpsAreIgnored(Reference):
     def urgency(self, job: Job) -> tuple[int, float]:

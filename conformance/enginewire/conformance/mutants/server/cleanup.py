@@ -107,6 +107,15 @@ class CleanupCutsShort(Reference):
         return await super().cleanup(pb.CleanupRequest(abort_in_flight=True))
 
 
+@mutant("cleanup_joins_the_first_one", kills="CLN-07/impatient")
+class CleanupJoinsTheFirstOne(Reference):
+    """Whether those in flight are aborted is up to whoever came first."""
+
+    async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
+        is_first = self.state != pb.ENGINE_STATE_STOPPED
+        return await super().cleanup(request if is_first else pb.CleanupRequest())
+
+
 @mutant("cleanup_lets_in_until_it_is_over", kills="CLN-07")
 class CleanupLetsInUntilItIsOver(Reference):
     def check_state(self) -> None:

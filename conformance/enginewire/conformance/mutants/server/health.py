@@ -119,6 +119,15 @@ class WatchTellsNoChange(Reference):
             await asyncio.Event().wait()
 
 
+@mutant("watch_ends_before_its_last_word", kills="HLT-07/liveness")
+class WatchEndsBeforeItsLastWord(Reference):
+    async def watch_health(self, service: str) -> AsyncIterator[int]:
+        async for status in super().watch_health(service):
+            if self.state == pb.ENGINE_STATE_STOPPED:
+                return
+            yield status
+
+
 @mutant("health_of_anything", kills="HLT-08")
 class HealthOfAnything(Reference):
     def health(self, service: str) -> int:

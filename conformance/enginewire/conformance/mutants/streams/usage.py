@@ -135,3 +135,14 @@ class AbortsForgetWhatHasEnded(Reference):
             if choice.is_finished:
                 choice.tokens = []
         super().abort(job)
+
+
+@mutant("who_waits_has_nothing", kills="USE-05/queued")
+class WhoWaitsHasNothing(Reference):
+    """Tokens are counted from the first step on, also those that were handed in."""
+
+    def usage(self, job: Job) -> pb.CompletionUsage:
+        usage = super().usage(job)
+        if not job.is_running:
+            usage.total_tokens, usage.completion_tokens = usage.prompt_tokens, 0
+        return usage
