@@ -38,6 +38,19 @@ async def a_refused_input_is_named(ctx: ClientContext) -> None:
     )
 
 
+@client_check("CLI-40", "many", needs=("CLI-40",))
+async def many_inputs_have_their_vectors(ctx: ClientContext) -> None:
+    """Of different lengths, and counted over all of them."""
+    every = [[3] * (1 + place % 3) for place in range(MANY)]
+    inputs = [pb.EmbeddingInput(token_ids=pb.TokenSequence(token_ids=each)) for each in every]
+    exchange = await _embedded(ctx, inputs)
+    expect(exchange.is_ok, "many inputs were not embedded", seen=exchange.status)
+    (answer,) = cast(list[pb.BackendServiceEmbedResponse], exchange.messages)
+    vectors = [list(each.values) for each in answer.output.embeddings]
+    expect_equal(vectors, [vector_of(each) for each in every], "the vectors of many inputs are others")
+    expect_equal(answer.output.prompt_tokens, sum(map(len, every)), "the tokens of many inputs are others")
+
+
 async def _embedded(ctx: ClientContext, inputs: Sequence[pb.EmbeddingInput]) -> Exchange:
     asked = pb.BackendServiceEmbedRequest(request_id=NAME, inputs=inputs)
     exchange = await ctx.client.call("BackendService.Embed", asked, timeout=ctx.patience).finish()

@@ -187,8 +187,9 @@ async def another_attempt_has_what_is_left(ctx: ClientContext) -> None:
 
 @client_check("CLI-33", "empty-stop")
 async def an_empty_stop_string_is_refused(ctx: ClientContext) -> None:
-    """It would match before the first token."""
-    await expect_refusal(ctx, "stop_conditions.stop", good={"stop": ["x"]}, bad={"stop": [""]})
+    """It would match before the first token, whatever is beside it."""
+    for stop in ([""], ["x", ""], ["", "x"]):
+        await expect_refusal(ctx, "stop_conditions.stop", good={"stop": ["x"]}, bad={"stop": stop})
 
 
 @client_check("CLI-33", "min-above-max")

@@ -31,19 +31,21 @@ NO_LIMITS: Final = pb.EngineConfig()
 
 Told = list[tuple[int, str, str, list[str]]]
 
-HINTS: Final[Mapping[str, tuple[object, object]]] = {
-    "backend_instance_id": (WORKER_ID, WORKER_ID + 1),
-    "decode_worker_id": (WORKER_ID, WORKER_ID + 1),
-    "prefill_worker_id": (None, WORKER_ID + 1),
-    "allowed_worker_ids": ([WORKER_ID + 1, WORKER_ID], [WORKER_ID + 1]),
+HINTS: Final[Mapping[str, object]] = {
+    "backend_instance_id": WORKER_ID,
+    "decode_worker_id": WORKER_ID,
+    "prefill_worker_id": None,
+    "allowed_worker_ids": [WORKER_ID + 1, WORKER_ID],
 }
-"""Field to a value that the engine fits and one that it does not."""
+"""Field to a value that the engine fits."""
+
+OTHER_WORKERS: Final = (WORKER_ID + 1, 0)
 
 
 @client_check("EVT-05")
 async def events_pass_in_their_places(ctx: ClientContext) -> None:
     """Before, between and behind tokens; with and without an id and something to say."""
-    first = pb.EngineEvent(event=NOTE, id="1", comment=["one", "two: \n"])
+    first = pb.EngineEvent(event=NOTE, id="1", comment=["one", "", "two: \n"])
     second, third = pb.EngineEvent(event=NOTE), pb.EngineEvent(event=NOTE, id="", comment=["three"])
     scene = ctx.play(first, say("ab"), second, second, say("cd"), third, Say(finish=LENGTH))
     answer = await ctx.start(scene, annotations=[f"{NOTE}:x"]).ok()
@@ -130,9 +132,11 @@ def _told(item: pb.EngineEvent | pb.Annotated) -> tuple[str, str, list[str]]:
 
 @client_check("RTG-01")
 async def a_worker_that_is_not_there_is_refused(ctx: ClientContext) -> None:
-    """The engine says which worker it is; each hint names it, then another one."""
-    for name, (good, bad) in HINTS.items():
-        await expect_refusal(ctx, f"routing.{name}", good={name: good}, bad={name: bad})
+    """The engine says which worker it is; each hint names it, then another one, or worker 0."""
+    for name, good in HINTS.items():
+        for other in OTHER_WORKERS:
+            bad = [other] if name == "allowed_worker_ids" else other
+            await expect_refusal(ctx, f"routing.{name}", good={name: good}, bad={name: bad})
 
 
 @client_check("RTG-02")

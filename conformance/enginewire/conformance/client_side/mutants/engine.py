@@ -122,6 +122,14 @@ class TakesAnyRequest(ReferenceBackend):
         pass
 
 
+@client_mutant("empty_stops_beside_others_are_left_out", kills="CLI-33/empty-stop")
+class EmptyStopsBesideOthersAreLeftOut(ReferenceBackend):
+    def check_request(self, part: pb.PreprocessedRequest) -> None:
+        if any(part.stop_conditions.stop):
+            part.stop_conditions.stop[:] = filter(None, part.stop_conditions.stop)
+        super().check_request(part)
+
+
 @client_mutant(
     "refusal_without_a_field", kills=("CLI-33/empty-stop", "CLI-33/min-above-max", "CLI-41", "RTG-01")
 )

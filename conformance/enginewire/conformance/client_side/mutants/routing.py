@@ -22,6 +22,15 @@ class EventsWithoutTheirIds(ReferenceBackend):
         return pb.Annotated(event=event.event, comment=event.comment)
 
 
+@client_mutant("events_without_their_empty_lines", kills="EVT-05")
+class EventsWithoutTheirEmptyLines(ReferenceBackend):
+    def event(self, event: pb.EngineEvent) -> pb.Annotated | None:
+        item = super().event(event)
+        if item:
+            item.comment[:] = filter(None, item.comment)
+        return item
+
+
 @client_mutant("events_come_first", kills="EVT-05")
 class EventsComeFirst(ReferenceBackend):
     async def answer(
@@ -40,6 +49,17 @@ class EventsComeFirst(ReferenceBackend):
 class WorkerHintsIgnored(ReferenceBackend):
     def check_workers(self, routing: pb.RoutingHints) -> None:
         pass
+
+
+@client_mutant("worker_0_is_nobody", kills="RTG-01")
+class Worker0IsNobody(ReferenceBackend):
+    def check_workers(self, routing: pb.RoutingHints) -> None:
+        named = pb.RoutingHints()
+        named.CopyFrom(routing)
+        for field, value in routing.ListFields():
+            if not value:
+                named.ClearField(field.name)
+        super().check_workers(named)
 
 
 @client_mutant("allowed_workers_ignored", kills="RTG-01")
