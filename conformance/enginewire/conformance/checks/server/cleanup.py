@@ -115,7 +115,7 @@ async def the_door_closes_at_once(ctx: Context) -> None:
 @check("CLN-07", variant="impatient", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "CLN-02", "CLN-05", "CLN-07"))
 async def a_later_one_may_be_in_a_hurry(ctx: Context) -> None:
     """It ends the stream that a patient Cleanup waits for."""
-    stream = await ctx.start(ctx.lasting_request()).first_token()
+    stream = await ctx.start(ctx.lasting_request(ctx.bounds.reaction)).first_token()
     patient = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
     waiting = asyncio.ensure_future(patient.finish())
     await until(

@@ -134,7 +134,7 @@ async def watch_tells_changes(ctx: Context) -> None:
     gate="cleanup",
     phase=Phase.DESTRUCTIVE,
     alone=True,
-    needs=("HLT-07", "HLT-07/changes", "HLT-04"),
+    needs=("HLT-07", "HLT-04"),
 )
 async def watch_tells_the_end(ctx: Context) -> None:
     """A watch of the process that is open during a Cleanup: at last it says what Check says then."""

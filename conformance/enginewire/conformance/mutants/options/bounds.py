@@ -45,7 +45,7 @@ class LongAnnotationsAreLetIn(Reference):
     def check_sizes(self, request: pb.PreprocessedRequest) -> None:
         short = pb.PreprocessedRequest()
         short.CopyFrom(request)
-        short.annotations[:] = [text[:1024] for text in request.annotations]
+        short.annotations[:] = [text[:512] for text in request.annotations]
         super().check_sizes(short)
 
 

@@ -111,7 +111,7 @@ class WatchSilent(Reference):
             first = False
 
 
-@mutant("watch_tells_no_change", kills="HLT-07/changes")
+@mutant("watch_tells_no_change", kills=("HLT-07/changes", "HLT-07/liveness"))
 class WatchTellsNoChange(Reference):
     async def watch_health(self, service: str) -> AsyncIterator[int]:
         async for status in super().watch_health(service):
