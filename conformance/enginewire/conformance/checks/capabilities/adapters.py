@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import grpc
@@ -130,10 +132,7 @@ async def adapters_that_are_waited_for_stay(ctx: Context) -> None:
 async def the_limit_holds(ctx: Context) -> None:
     """As many as there may be, and one more."""
     source = ctx.session.options.sources(1)[0]
-    if not ctx.limits.HasField("max_loras") or ctx.limits.max_loras > MOST:
-        raise NotApplicable(f"Limits.max_loras is absent or above {MOST}")
-    before = await listed(ctx)
-    async with loaded(ctx, [source] * (ctx.limits.max_loras - len(before))):
+    async with _full(ctx, source):
         full = await listed(ctx)
         name = new_name(ctx)
         exchange = await load(ctx, name, source)
@@ -142,6 +141,17 @@ async def the_limit_holds(ctx: Context) -> None:
             await unload(ctx, name)
         require_refusal(exchange, EXHAUSTED)
         expect_equal(seen, full, "a load that was refused changed what is loaded")
+
+
+@check("LOR-01", variant="full", needs=("LOR-01", "LOR-06"), alone=True)
+async def the_same_again_needs_no_room(ctx: Context) -> None:
+    """As many as there may be, and one of them again."""
+    source = ctx.session.options.sources(1)[0]
+    async with _full(ctx, source) as names:
+        again = await load(ctx, names[0], source)
+    expect(
+        again.is_ok, "loading an adapter again fails when all are loaded", expected="OK", seen=again.status
+    )
 
 
 @check(
@@ -187,3 +197,12 @@ async def _cached(ctx: Context, prompt: list[int], name: str) -> int:
     kind: dict[str, Value] = {"lora_name": name} if name else {}
     stream = await ctx.generate(ctx.request(token_ids=prompt, **kind))
     return stream.usage.prompt_tokens_details.cached_tokens
+
+
+@asynccontextmanager
+async def _full(ctx: Context, source: str) -> AsyncIterator[Sequence[str]]:
+    """As many adapters as there may be; the names of those that were not there before."""
+    if not ctx.limits.HasField("max_loras") or ctx.limits.max_loras > MOST:
+        raise NotApplicable(f"Limits.max_loras is absent or above {MOST}")
+    async with loaded(ctx, [source] * (ctx.limits.max_loras - len(await listed(ctx)))) as names:
+        yield names

@@ -171,14 +171,15 @@ def _inputs(ctx: Context) -> list[list[int]]:
 
 
 async def embed(
-    ctx: Context, inputs: Sequence[Sequence[int]], dimensions: int = 0, name: str = ""
+    ctx: Context, inputs: Sequence[Sequence[int]], dimensions: int = 0, name: str = "", revision: int = 0
 ) -> Exchange:
-    """An `Embed`, whatever its end. With a `name` it has that id."""
+    """An `Embed`, whatever its end. With a `name` it has that id, with a `revision` its client has that."""
     asked = pb.PreprocessedEmbeddingRequest(
         token_ids=[pb.TokenSequence(token_ids=tokens) for tokens in inputs],
         dimensions=dimensions or None,
     )
-    request = pb.EmbedRequest(request_id=name or ctx.request().request_id, request=asked)
+    request_id = name or ctx.request().request_id
+    request = pb.EmbedRequest(request_id=request_id, request=asked, client_revision=revision)
     timeout = ctx.bounds.generation(0, sum(map(len, inputs)))
     return await ctx.client.ask("EmbeddingService.Embed", request, timeout=timeout)
 

@@ -7,6 +7,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.capabilities.embeddings import embed
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context, require_refusal
@@ -48,6 +49,17 @@ async def other_revisions_are_refused(ctx: Context) -> None:
         seen = {name: told.get(name, "") for name in RANGE}
         expected = dict(zip(RANGE, (str(low), str(high)), strict=True))
         expect_equal(seen, expected, "the refusal does not tell the accepted range")
+
+
+@check("VER-02", variant="embed", gate="embeddings", needs=("VER-02", "EMB-01"))
+async def other_revisions_embed_nothing(ctx: Context) -> None:
+    """The next one."""
+    high = ctx.info.maximum_client_revision
+    if high >= UINT32_MAX:
+        raise NotApplicable("there is no revision that is not accepted")
+    refused = await embed(ctx, [ctx.prompt()], revision=high + 1)
+    codes = (grpc.StatusCode.FAILED_PRECONDITION,)
+    require_refusal(refused, codes, reason=pb.ERROR_REASON_REVISION_MISMATCH)
 
 
 @check("VER-03", needs=(*SHAPE, "VER-02", "ERR-08"))

@@ -56,9 +56,8 @@ class Worker0IsNobody(ReferenceBackend):
     def check_workers(self, routing: pb.RoutingHints) -> None:
         named = pb.RoutingHints()
         named.CopyFrom(routing)
-        for field, value in routing.ListFields():
-            if not value:
-                named.ClearField(field.name)
+        if not routing.backend_instance_id:
+            named.ClearField("backend_instance_id")
         super().check_workers(named)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.generation.job import Job
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import Settings
 
@@ -22,6 +23,13 @@ class LoraConflictOk(Reference):
 class LoraReloadFails(Reference):
     def is_another(self, request: pb.LoadAdapterRequest) -> bool:
         return request.name in self.adapters
+
+
+@mutant("lora_reload_needs_room", kills="LOR-01/full")
+class LoraReloadNeedsRoom(Reference):
+    def make_room(self, request: pb.LoadAdapterRequest) -> None:
+        if len(self.adapters) >= self.config.limits.max_loras:
+            raise Refusal(pb.ERROR_REASON_ADAPTER_LIMIT, "as many adapters as may be are loaded")
 
 
 @mutant("list_stale", kills="LOR-02")

@@ -54,6 +54,15 @@ class VersionNotChecked(Reference):
             super().check_revision(revision)
 
 
+@mutant("anybody_may_embed", kills="VER-02/embed")
+class AnybodyMayEmbed(Reference):
+    def check_embed(self, request: pb.EmbedRequest) -> None:
+        asked = pb.EmbedRequest()
+        asked.CopyFrom(request)
+        asked.client_revision = 0
+        super().check_embed(asked)
+
+
 @mutant("version_range_not_told", kills="VER-02")
 class VersionRangeNotTold(Reference):
     def check_revision(self, revision: int) -> None:
