@@ -13,6 +13,8 @@ import orjson
 
 from tests.patience import PATIENCE_SECONDS
 
+GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -88,6 +90,13 @@ async def caller(
         yield Caller(reader, writer)
     finally:
         writer.transport.abort()
+
+
+async def still_serves(address: str) -> bool:
+    """Somebody new is answered."""
+    async with caller(address) as other:
+        await other.say(GET)
+        return (await other.answer()).status == 200
 
 
 def posting(body: bytes, path: str = "/v1/completions", length: int | None = None) -> bytes:

@@ -11,13 +11,11 @@ from enginewire.backend.frontends.http_api import connection
 from enginewire.backend.frontends.http_api.server import HttpFace
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
-from tests.backend.frontends.http_api.raw_http import caller, posting
+from tests.backend.frontends.http_api.raw_http import GET, caller, posting, still_serves
 from tests.backend.frontends.http_api.serving import serving_http
-from tests.backend.frontends.http_api.test_limits import still_serves
 from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
-GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
 ASK = orjson.dumps({"prompt": "abc", "max_tokens": 3})
 
 
@@ -75,12 +73,17 @@ async def test_at_the_end_a_connection_that_was_idle_is_closed(
     text_backend: TextBackend, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr(connection, "LAST_REQUEST_SECONDS", 0.0)
-    async with serving_http(text_backend) as face, caller(face.address) as stranger:
+    long = 10 * round(PATIENCE_SECONDS)
+    async with (
+        serving_http(text_backend, timeout_keep_alive=long) as face,
+        caller(face.address) as stranger,
+    ):
         await stranger.say(said)
         if said:
             await stranger.answer()
         await until_true(lambda: bool(face._server.server_state.connections))
-        await face.drain(PATIENCE_SECONDS)
+        # Neither the drain nor the time of an idle connection ends it.
+        await asyncio.wait_for(face.drain(long), PATIENCE_SECONDS)
         assert await stranger.everything() == b""
 
 

@@ -25,19 +25,12 @@ from enginewire.backend.frontends.http_api.connection import (
 from enginewire.backend.frontends.http_api.server import allow_files, limits_of
 from enginewire.backend.frontends.text_backend import TextBackend
 from tests.backend.frontends.conftest import StartBackend
-from tests.backend.frontends.http_api.raw_http import Caller, caller, head_of, posting
+from tests.backend.frontends.http_api.raw_http import GET, Caller, caller, head_of, posting, still_serves
 from tests.backend.frontends.http_api.serving import serving_http
 from tests.patience import PATIENCE_SECONDS
 
-GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
 ASK = orjson.dumps({"prompt": "abc", "max_tokens": 3})
 SOON = 0.3
-
-
-async def still_serves(address: str) -> bool:
-    async with caller(address) as other:
-        await other.say(GET)
-        return (await other.answer()).status == 200
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._is_ending = True
         self.timeout_keep_alive = min(self.timeout_keep_alive, LAST_REQUEST_SECONDS)
         now = time.monotonic()
-        last = now + LAST_REQUEST_SECONDS
         if self._deadline is not None:
-            self._deadline = min(self._deadline, last)
+            self._deadline = min(self._deadline, now + LAST_REQUEST_SECONDS)
         if self.cycle is not None and not self.cycle.response_complete:
             # Too late for a caller who has read the head of this answer.
             self.cycle.keep_alive = self.cycle.keep_alive and self.cycle.response_started
@@ -156,9 +155,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _close_if_idle_for(self, seconds: float) -> None:
         self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(
-            max(0.0, seconds), self.timeout_keep_alive_handler
-        )
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def give_up(self) -> None:
         """The time of the server is over: who still sends a request is told so."""
