@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
-from openai import AsyncOpenAI, AsyncStream
-from openai.types.chat import ChatCompletionChunk
+from openai import AsyncOpenAI
 
 from enginewire import v1 as pb
 from tests.backend.our_processes import load_of
+from tests.deploy.asking import ask, told_tokens
 from tests.end_to_end.chaos.stage import EngineSlot, engines
 from tests.long import long
 from tests.patience import PATIENCE_SECONDS
@@ -83,30 +83,19 @@ async def _ask_again_and_again(
     while not leaving.is_set():
         address = dice.choice(addresses)
         calls.unheard[address] += 1
-        stream = await ask(client, address, NUM_TOKENS)
+        stream = await ask(client.with_options(base_url=f"{address}/v1"), NUM_TOKENS)
         calls.unheard[address] -= 1
-        told = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage]
-        assert told == [NUM_TOKENS]
+        assert await told_tokens(stream) == [NUM_TOKENS]
         calls.whole[address] += 1
-
-
-async def ask(client: AsyncOpenAI, address: str, num_tokens: int) -> AsyncStream[ChatCompletionChunk]:
-    """An answer of so many tokens."""
-    return await client.with_options(base_url=f"{address}/v1").chat.completions.create(
-        model="mocker",
-        messages=[{"role": "user", "content": "again and again"}],
-        max_completion_tokens=num_tokens,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
-    )
 
 
 @asynccontextmanager
 async def endless_answer(address: str) -> AsyncIterator[None]:
     """A caller whose answer has begun, and goes on as long as this lasts."""
-    async with AsyncOpenAI(api_key="none", max_retries=0, timeout=PATIENCE_SECONDS) as client:
-        stream, pieces = await ask(client, address, ENDLESS_TOKENS), asyncio.Semaphore(0)
+    async with AsyncOpenAI(
+        api_key="none", base_url=f"{address}/v1", max_retries=0, timeout=PATIENCE_SECONDS
+    ) as client:
+        stream, pieces = await ask(client, ENDLESS_TOKENS), asyncio.Semaphore(0)
 
         async def listen() -> None:
             async for chunk in stream:

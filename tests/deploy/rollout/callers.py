@@ -15,6 +15,7 @@ from typing import Final
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
 from tests.chaos.link import Link
+from tests.deploy.asking import ask, question, told_tokens
 from tests.patience import PATIENCE_SECONDS
 
 NUM_CALLERS: Final = 8
@@ -66,26 +67,16 @@ async def _ask_until(
 ) -> None:
     while not leaving.is_set():
         try:
-            num_tokens = await ask(client, NUM_TOKENS, is_streamed=is_streamed)
+            num_tokens = await answered(client, NUM_TOKENS, is_streamed=is_streamed)
         except OpenAIError as error:
             counts[f"lost: {error}"] += 1
         else:
             counts["whole" if num_tokens == NUM_TOKENS else f"lost: {num_tokens} tokens"] += 1
 
 
-async def ask(client: AsyncOpenAI, num_tokens: int, *, is_streamed: bool) -> int:
+async def answered(client: AsyncOpenAI, num_tokens: int, *, is_streamed: bool) -> int:
     """How many tokens the answer had, of so many that were asked for. Raises OpenAIError."""
-    given = {
-        "model": "mocker",
-        "messages": [{"role": "user", "content": "again and again"}],
-        "max_completion_tokens": num_tokens,
-        "extra_body": {"ignore_eos": True},
-    }
-    if not is_streamed:
-        answer = await client.chat.completions.create(**given)
-        return answer.usage.completion_tokens
-    stream = await client.chat.completions.create(
-        **given, stream=True, stream_options={"include_usage": True}
-    )
-    told = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage]
-    return sum(told)
+    if is_streamed:
+        return sum(await told_tokens(await ask(client, num_tokens)))
+    answer = await client.chat.completions.create(**question(num_tokens))
+    return answer.usage.completion_tokens

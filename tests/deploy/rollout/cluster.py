@@ -15,8 +15,9 @@ from tests.deploy.rollout.callers import Service
 from tests.deploy.rollout.pod import Ending, Pod, pod
 
 DEPLOYMENT: Final = documents(DEPLOY / "kubernetes" / "sidecar" / "deployment.yaml")[0]["spec"]
+POD: Final = DEPLOYMENT["template"]["spec"]
 # In the place of the model: answers that take seconds, so that some are on their way at any moment.
-MODEL: Final = ("--engine=mocker", "--mocker-itl-ms=50", "--max-model-len=65536")
+POD["initContainers"][0]["args"][:1] = ["--engine=mocker", "--mocker-itl-ms=50", "--max-model-len=65536"]
 PORT: Final = 8000
 LOOK_SECONDS: Final = 0.1
 # So long the proxy of a node still sends connections to a pod that goes: a second less than its preStop.
@@ -32,16 +33,13 @@ class Cluster:
         self._folder = folder
         self._stack = stack
         self._num_pods = 0
-        self._spec = DEPLOYMENT["template"]["spec"]
-        (engine,) = self._spec["initContainers"]
-        engine["args"] = [*MODEL, *engine["args"][1:]]
 
     async def add(self) -> None:
         """One more pod, once it is ready."""
         cable = self._stack.enter_context(Cable(self._num_pods))
         volumes = self._folder / f"pod{self._num_pods}"
         self._num_pods += 1
-        new = await self._stack.enter_async_context(pod(self._spec, cable, volumes))
+        new = await self._stack.enter_async_context(pod(POD, cable, volumes))
         while not new.is_ready:  # noqa: ASYNC110  # other processes
             await asyncio.sleep(LOOK_SECONDS)
         self.pods.append(new)

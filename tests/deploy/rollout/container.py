@@ -107,10 +107,11 @@ class Container:
         """All its lives."""
         while True:
             await self._live()
+            if not self._is_leaving:
+                # The first time at once, and then not: CrashLoopBackOff.
+                await asyncio.sleep(BACKOFF_SECONDS if self.num_restarts else 0)
             if self._is_leaving:
                 return
-            # The first time at once, and then not: CrashLoopBackOff.
-            await asyncio.sleep(BACKOFF_SECONDS if self.num_restarts else 0)
             self.num_restarts += 1
 
     async def _live(self) -> None:

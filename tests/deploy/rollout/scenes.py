@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from openai import AsyncOpenAI, OpenAIError
 
-from tests.deploy.rollout.callers import NUM_CALLERS, ask, callers
+from tests.deploy.rollout.callers import NUM_CALLERS, answered, callers
 from tests.deploy.rollout.cluster import LOOK_SECONDS, PORT, Cluster
 from tests.deploy.rollout.pod import Ending
 from tests.patience import PATIENCE_SECONDS
@@ -60,7 +60,7 @@ async def too_long(cluster: Cluster) -> Row:
     async with AsyncOpenAI(
         api_key="none", base_url=address, max_retries=0, timeout=2 * PATIENCE_SECONDS
     ) as client:
-        asking = asyncio.create_task(ask(client, ENDLESS_TOKENS, is_streamed=True))
+        asking = asyncio.create_task(answered(client, ENDLESS_TOKENS, is_streamed=True))
         await asyncio.sleep(2)
         endings = await asyncio.gather(*(cluster.delete(each) for each in [*cluster.pods]))
         (said,) = await asyncio.gather(asking, return_exceptions=True)
