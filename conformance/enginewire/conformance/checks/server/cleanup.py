@@ -101,13 +101,10 @@ async def holds_nothing(ctx: Context) -> None:
 async def the_door_closes_at_once(ctx: Context) -> None:
     """While a patient Cleanup waits for a stream, which is served in full."""
     stream = await ctx.start(ctx.lasting_request()).first_token()
-    cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
-    await until(
-        ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
-    )
+    patient = await _patient(ctx)
     exchange = await ctx.refused(ctx.request())
     await stream.ok()
-    await cleanup.finish()
+    await patient
     require_refusal(exchange, (grpc.StatusCode.UNAVAILABLE,), reason=pb.ERROR_REASON_ENGINE_DEAD)
     expect_equal(stream.choice.reason_name, "LENGTH", "a stream in flight is cut short by a patient Cleanup")
 
@@ -116,16 +113,12 @@ async def the_door_closes_at_once(ctx: Context) -> None:
 async def a_later_one_may_be_in_a_hurry(ctx: Context) -> None:
     """It ends the stream that a patient Cleanup waits for."""
     stream = await ctx.start(ctx.lasting_request(ctx.bounds.reaction)).first_token()
-    patient = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
-    waiting = asyncio.ensure_future(patient.finish())
-    await until(
-        ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
-    )
+    patient = await _patient(ctx)
     async with Stopwatch() as watch:
         request = pb.CleanupRequest(abort_in_flight=True)
         await _cleaned(ctx, await ctx.client.ask(CLEANUP, request, timeout=ctx.bounds.check))
     await stream.end()
-    await waiting
+    await patient
     if stream.exchange.is_ok and stream.choice.reason_name == "LENGTH":
         if watch.seconds < ctx.bounds.reaction / 2:
             raise NotApplicable("the request ends before it can be aborted")
@@ -162,14 +155,10 @@ async def those_who_wait_are_served(ctx: Context) -> None:
     """A patient Cleanup while requests wait for a slot: then the slots get free."""
     async with saturated(ctx) as running:
         waiting = await all_queued(ctx, running, lambda: ctx.request(max_tokens=STREAMS))
-        cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
-        asked = asyncio.ensure_future(cleanup.finish())
-        await until(
-            ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
-        )
+        patient = await _patient(ctx)
         await ctx.client.abort([stream.request.request_id for stream in running])
         await asyncio.gather(*(stream.ok() for stream in waiting))
-        await asked
+        await patient
     for stream in waiting:
         ends = {choice.reason_name for choice in stream.choices.values()}
         expect_equal(ends, {"LENGTH"}, "a queued request is cut short by a patient Cleanup")
@@ -180,6 +169,16 @@ async def is_not_served(ctx: Context) -> None:
     """A patient one, then a good request."""
     require_refusal(await ctx.client.ask(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check), LEFT_OUT)
     await ctx.generate(ctx.request())
+
+
+async def _patient(ctx: Context) -> asyncio.Future[Exchange]:
+    """The answer of a Cleanup that waits for those in flight; it has begun, as the load tells."""
+    cleanup = ctx.client.call(CLEANUP, pb.CleanupRequest(), timeout=ctx.bounds.check)
+    answer = asyncio.ensure_future(cleanup.finish())
+    await until(
+        ctx, lambda load: load.state != pb.ENGINE_STATE_READY, "a Cleanup does not show in Load.state"
+    )
+    return answer
 
 
 async def _cleaned(ctx: Context, exchange: Exchange | None = None) -> pb.CleanupResponse:

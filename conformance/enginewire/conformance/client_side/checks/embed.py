@@ -23,9 +23,7 @@ MANY: Final = 130
 @client_check("CLI-40", "refused")
 async def a_refused_input_is_named(ctx: ClientContext) -> None:
     """The last one of many, by the engine."""
-    every = [[3, 2, 1]] * (MANY - 1) + [[UNKNOWN]]
-    inputs = [pb.EmbeddingInput(token_ids=pb.TokenSequence(token_ids=each)) for each in every]
-    exchange = await _embedded(ctx, inputs)
+    exchange = await _embedded(ctx, _of_ids([[3, 2, 1]] * (MANY - 1) + [[UNKNOWN]]))
     expect_equal(
         exchange.code, grpc.StatusCode.INVALID_ARGUMENT, "an input that the engine refused has another end"
     )
@@ -38,17 +36,37 @@ async def a_refused_input_is_named(ctx: ClientContext) -> None:
     )
 
 
+@client_check("CLI-40")
+async def texts_and_token_ids_have_their_vectors(ctx: ClientContext) -> None:
+    """A vector of the engine says which token ids it belongs to."""
+    inputs = [pb.EmbeddingInput(text="ab"), *_of_ids([[3, 2, 1]]), pb.EmbeddingInput(text="é")]
+    await _expect_vectors(ctx, inputs, [b"ab", [3, 2, 1], "é".encode()])
+
+
 @client_check("CLI-40", "many", needs=("CLI-40",))
 async def many_inputs_have_their_vectors(ctx: ClientContext) -> None:
     """Of different lengths, and counted over all of them."""
     every = [[3] * (1 + place % 3) for place in range(MANY)]
-    inputs = [pb.EmbeddingInput(token_ids=pb.TokenSequence(token_ids=each)) for each in every]
+    await _expect_vectors(ctx, _of_ids(every), every)
+
+
+def _of_ids(every: Sequence[Sequence[int]]) -> list[pb.EmbeddingInput]:
+    return [pb.EmbeddingInput(token_ids=pb.TokenSequence(token_ids=each)) for each in every]
+
+
+async def _expect_vectors(
+    ctx: ClientContext, inputs: Sequence[pb.EmbeddingInput], every: Sequence[Sequence[int]]
+) -> None:
+    """One for the ids of each input, and a count of all ids."""
     exchange = await _embedded(ctx, inputs)
-    expect(exchange.is_ok, "many inputs were not embedded", seen=exchange.status)
+    expect(exchange.is_ok, "inputs were not embedded", seen=exchange.status)
     (answer,) = cast(list[pb.BackendServiceEmbedResponse], exchange.messages)
     vectors = [list(each.values) for each in answer.output.embeddings]
-    expect_equal(vectors, [vector_of(each) for each in every], "the vectors of many inputs are others")
-    expect_equal(answer.output.prompt_tokens, sum(map(len, every)), "the tokens of many inputs are others")
+    expected = [vector_of(each) for each in every]
+    expect_equal(vectors, expected, "the vectors are not those of the inputs, in their order")
+    seen = (answer.output.prompt_tokens, answer.request_id)
+    counted = (sum(map(len, every)), NAME)
+    expect_equal(seen, counted, "the tokens or the id of the request are others")
 
 
 async def _embedded(ctx: ClientContext, inputs: Sequence[pb.EmbeddingInput]) -> Exchange:
@@ -57,21 +75,3 @@ async def _embedded(ctx: ClientContext, inputs: Sequence[pb.EmbeddingInput]) -> 
     if exchange.code is grpc.StatusCode.UNIMPLEMENTED:
         raise NotApplicable("the backend has no Embed")
     return exchange
-
-
-@client_check("CLI-40")
-async def texts_and_token_ids_have_their_vectors(ctx: ClientContext) -> None:
-    """A vector of the engine says which token ids it belongs to."""
-    inputs = [
-        pb.EmbeddingInput(text="ab"),
-        pb.EmbeddingInput(token_ids=pb.TokenSequence(token_ids=[3, 2, 1])),
-        pb.EmbeddingInput(text="é"),
-    ]
-    exchange = await _embedded(ctx, inputs)
-    expect(exchange.is_ok, "inputs were not embedded", seen=exchange.status)
-    (answer,) = cast(list[pb.BackendServiceEmbedResponse], exchange.messages)
-    vectors = [list(each.values) for each in answer.output.embeddings]
-    expected = [vector_of(each) for each in (b"ab", [3, 2, 1], "é".encode())]
-    expect_equal(vectors, expected, "the vectors are not those of the inputs, in their order")
-    seen = (answer.output.prompt_tokens, answer.request_id)
-    expect_equal(seen, (7, NAME), "the tokens or the id of the request are others")

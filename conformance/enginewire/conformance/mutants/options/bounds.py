@@ -40,22 +40,29 @@ class TooManyStopIdsAreUnknown(Reference):
         super().check_limits(request)
 
 
-@mutant("long_annotations_are_let_in", kills="LIM-11")
-class LongAnnotationsAreLetIn(Reference):
+class _OtherAnnotations(Reference):
+    """Looks at something else in the place of each annotation."""
+
+    def seen(self, text: str) -> str:
+        raise NotImplementedError
+
     def check_sizes(self, request: pb.PreprocessedRequest) -> None:
-        short = pb.PreprocessedRequest()
-        short.CopyFrom(request)
-        short.annotations[:] = [text[:512] for text in request.annotations]
-        super().check_sizes(short)
+        other = pb.PreprocessedRequest()
+        other.CopyFrom(request)
+        other.annotations[:] = map(self.seen, request.annotations)
+        super().check_sizes(other)
+
+
+@mutant("long_annotations_are_let_in", kills="LIM-11")
+class LongAnnotationsAreLetIn(_OtherAnnotations):
+    def seen(self, text: str) -> str:
+        return text[:512]
 
 
 @mutant("annotations_are_counted_in_characters", kills="LIM-11")
-class AnnotationsAreCountedInCharacters(Reference):
-    def check_sizes(self, request: pb.PreprocessedRequest) -> None:
-        counted = pb.PreprocessedRequest()
-        counted.CopyFrom(request)
-        counted.annotations[:] = ["x" * len(text) for text in request.annotations]
-        super().check_sizes(counted)
+class AnnotationsAreCountedInCharacters(_OtherAnnotations):
+    def seen(self, text: str) -> str:
+        return "x" * len(text)
 
 
 @mutant("the_first_hundred_stop_ids", kills="LIM-10/lists", also="STP-01/seen")

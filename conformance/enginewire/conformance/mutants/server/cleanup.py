@@ -11,7 +11,7 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
 
 
-@mutant("cleanup_twice_fails", kills="CLN-01")
+@mutant("cleanup_twice_fails", kills=("CLN-01", "CLN-07/impatient"))
 class CleanupTwiceFails(Reference):
     async def cleanup(self, request: pb.CleanupRequest) -> pb.CleanupResponse:
         if self.state == pb.ENGINE_STATE_STOPPED:
