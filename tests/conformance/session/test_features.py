@@ -17,7 +17,7 @@ def size(value: object) -> int:
         case int():
             return value
         case [str() as text]:
-            return len(text)
+            return len(text.encode())
         case bytes() | list():
             return len(value)
     raise TypeError(value)
