@@ -18,7 +18,7 @@ from enginewire.conformance.running.registry import SHAPE
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.session.run_options import RunOptions
 from tests.conformance.judging import judged, statuses
-from tests.long import long_but
+from tests.long import long, long_but
 
 
 class SmallWindow(Reference):
@@ -156,7 +156,12 @@ FEW = RunOptions(companies=1, cases=8)
     ("server", "passes", "says_nothing"),
     [
         (TwoRanks, ("KVE-02", "KVE-03", "KVE-05", "KVE-06", "KVE-08"), ()),
-        (SmallWindow, ("PRB-04", "USE-06", "MUX-11", "SAM-05", "KVE-03", "KVE-04", "KVE-08", "WLD-02"), ()),
+        pytest.param(
+            SmallWindow,
+            ("PRB-04", "USE-06", "MUX-11", "SAM-05", "KVE-03", "KVE-04", "KVE-08", "WLD-02"),
+            (),
+            marks=long,
+        ),
         (
             TinyWindow,
             ("PRB-04", "USE-06", "USE-07", "MUX-08", "MUX-10"),
@@ -180,11 +185,11 @@ FEW = RunOptions(companies=1, cases=8)
         ),
         (OneSlot, ("ABO-01", "SEQ-02"), ("SEQ-05", "SEQ-05/cancelled")),
         (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
-        (OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08")),
-        (LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",)),
+        pytest.param(OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08"), marks=long),
+        pytest.param(LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",), marks=long),
         (CountsLate, ("INF-13", "INF-13/waiting"), ()),
-        (EndsSlowReaders, (), ("ERR-16",)),
-        (SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), ()),
+        pytest.param(EndsSlowReaders, (), ("ERR-16",), marks=long),
+        pytest.param(SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), (), marks=long),
     ],
 )
 async def test_a_correct_engine_is_not_blamed(

@@ -132,6 +132,7 @@ async def continuations_of(address: str) -> float:
     return float(re.findall(r"^enginewire:continuations_total(?:{.*})? (\S+)$", page, re.MULTILINE)[0])
 
 
+@long
 async def test_a_patient_upgrade_of_all_engines_costs_no_caller_a_request(folder: Path) -> None:
     async with (
         engines(folder, 2, (*MOCKER, "--shutdown-timeout", "30")) as slots,

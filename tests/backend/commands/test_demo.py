@@ -64,7 +64,7 @@ MOCKER = DemoOptions(model="mocker", engine="mocker")
     [
         pytest.param(DemoOptions(), sys.prefix, "bin/enginewire", marks=long),
         (MOCKER, sys.prefix, "bin/enginewire"),
-        (MOCKER, "/", f"{sys.prefix}/bin/enginewire".lstrip("/")),
+        pytest.param(MOCKER, "/", f"{sys.prefix}/bin/enginewire".lstrip("/"), marks=long),
         (MOCKER, ".", "enginewire"),
     ],
     ids=["with the built-in model", "installed in the folder", "below the root", "elsewhere"],

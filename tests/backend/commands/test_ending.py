@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from enginewire import v1 as pb
 from tests.backend.frontends.http_api.raw_http import head_of, posting
 from tests.backend.our_processes import children_of, command, is_alive, is_idle, kill, load_of, running, until
-from tests.long import long
+from tests.long import long, long_but
 from tests.patience import PATIENCE_SECONDS
 
 # Far more than the end may take, and far less than for ever.
@@ -129,7 +129,7 @@ def test_no_caller_keeps_a_backend_alive(engine: tuple[str, subprocess.Popen[byt
     until(lambda: is_idle(target))
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", long_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
 def test_a_second_signal_ends_it_at_once_whatever_callers_do(
     engine: tuple[str, subprocess.Popen[bytes]], second: signal.Signals
 ) -> None:

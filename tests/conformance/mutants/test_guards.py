@@ -18,7 +18,7 @@ BROKEN = {
     for mutant in mutants()
     if mutant.server.__module__.endswith((".encryption", ".tracing"))
 }
-QUICK = ["certificates_are_not_asked_for", "plain_text_beside_tls", "spans_tell_metadata"]
+QUICK = ["plain_text_beside_tls", "spans_tell_metadata"]
 
 
 @pytest.mark.parametrize(("server", "run"), [(OnTls, ("TLS-*",)), (Traced, ("MDT-02*", "TRC-*"))])

@@ -16,6 +16,7 @@ from enginewire.conformance.running.outcome import ExitCode, Report, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.session.run_options import PAIR_RUN, RunOptions
 from enginewire.conformance.wire.violation import NotApplicable
+from tests.long import long
 
 
 def test_each_half_of_a_pair_names_the_other() -> None:
@@ -36,6 +37,7 @@ def pairs() -> tuple[Report, Kill, Kill]:
     return asyncio.run(_judge_pairs())
 
 
+@long
 def test_a_correct_pair_passes(pairs: tuple[Report, Kill, Kill]) -> None:
     report = pairs[0]
     assert report.exit_code(strict=True) is ExitCode.CONFORMANT
@@ -43,6 +45,7 @@ def test_a_correct_pair_passes(pairs: tuple[Report, Kill, Kill]) -> None:
     assert {"DIS-01", "DIS-02", "DIS-05", "DIS-07/expired", "DIS-09"} <= passed
 
 
+@long
 @pytest.mark.parametrize(("number", "key"), [(1, "DIS-02"), (2, "DIS-04")])
 def test_a_broken_half_fails_its_own_check(pairs: tuple[Report, Kill, Kill], number: int, key: str) -> None:
     done = pairs[number]

@@ -15,6 +15,7 @@ from enginewire.conformance.report import standing
 from enginewire.conformance.requirements.profiles import BARE, OF_BARE, OF_BARE_WITH, is_of
 from enginewire.conformance.requirements.requirement import requirements
 from enginewire.conformance.running.outcome import Report, Status
+from tests.long import long
 from tests.repository import ROOT
 from tests.server.engines.upstream.raw import BareEngine, RawServer
 
@@ -57,6 +58,7 @@ async def judged_as_bare(raw: RawServer, engine: object, *run: str) -> Report:
     return await judge(raw.target, profiles=[BARE], run=run)
 
 
+@long
 async def test_a_bare_engine_keeps_its_profile_and_little_else(raw: RawServer) -> None:
     report = await judged_as_bare(raw, BareEngine())
     assert report.is_conformant, [str(each) for each in report.unexpected]

@@ -20,6 +20,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.run_options import RunOptions
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 from tests.conformance.judging import judged, made_up
+from tests.long import long
 
 OFTEN = RunOptions(companies=8)
 KEY = "STR-06/in-company"
@@ -108,6 +109,7 @@ def test_what_is_costly_is_judged_again_only_where_it_says_so() -> None:
     assert costly == {"SAM-07/settings", "SAM-11", "SAM-12", "SAM-15", "SAM-16"}
 
 
+@long
 async def test_a_filter_that_is_ignored_beside_a_minimum_is_found() -> None:
     mutant = named()["min_p_ignored@with_minimum"].mutant()
     checks = [check for check in all_checks() if check.key == "SAM-12"]

@@ -12,6 +12,7 @@ from enginewire.torch_engine.requests.sequence import Sequence
 from enginewire.torch_engine.scheduling.block_pool import BlockPool
 from enginewire.torch_engine.scheduling.prefix_cache import public_hash
 from enginewire.torch_engine.scheduling.scheduler import Scheduler
+from tests.long import long
 from tests.torch_engine.scheduling.replica import Replica
 from tests.torch_engine.scheduling.scheduling import compute, lengths, make_request
 
@@ -227,3 +228,5 @@ for machine in (
 ):
     machine.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)
 del machine  # else it is a test of its own, the last one again
+# What is left out is between those that are not.
+TestWindowedMachine.pytestmark = TestEndlessMachine.pytestmark = [long]
