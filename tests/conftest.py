@@ -77,3 +77,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("ENGINEWIRE_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def kept_logs() -> Iterator[None]:
+    """What a program makes of the logs of its process ends with the test."""
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level, logging.raiseExceptions)
+    yield
+    root.handlers[:], root.level, logging.raiseExceptions = before

@@ -176,6 +176,7 @@ def command(folder: Path, *arguments: str, hidden: str = "", is_on_path: bool = 
         ("elsewhere:Right", "no module named elsewhere: install it, or set PYTHONPATH to its folder\n"),
     ],
 )
+@pytest.mark.usefixtures("kept_logs")
 def test_what_is_no_engine_is_refused_with_a_sentence(
     folder: Path,
     engine: str,

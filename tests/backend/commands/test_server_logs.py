@@ -17,14 +17,6 @@ from enginewire.metrics.stats_line import Seen
 from tests.server.serving import until_true
 
 
-@pytest.fixture
-def kept_logs():
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level, logging.raiseExceptions)
-    yield
-    root.handlers[:], root.level, logging.raiseExceptions = before
-
-
 def test_lines_are_json_where_there_is_no_terminal(kept_logs, capsys: pytest.CaptureFixture[str]) -> None:
     configure(ServeOptions(target=("unix:/nowhere.sock",)))
     logging.getLogger("backend").info("hello\nthere")

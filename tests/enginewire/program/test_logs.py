@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -15,10 +15,8 @@ Log = Callable[..., list[str]]
 
 
 @pytest.fixture
-def log(monkeypatch) -> Iterator[Log]:
+def log(monkeypatch, kept_logs) -> Log:
     """`log(style, message)` is the lines that logging the message writes."""
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level, logging.raiseExceptions)
 
     def write(style: str, message: str, *, level: str = "info", **fields: object) -> list[str]:
         stream = io.StringIO()
@@ -27,8 +25,7 @@ def log(monkeypatch) -> Iterator[Log]:
         logging.getLogger("engine").info(message, **fields)
         return stream.getvalue().splitlines()
 
-    yield write
-    root.handlers[:], root.level, logging.raiseExceptions = before
+    return write
 
 
 def test_json_has_one_object_per_line_with_time_level_and_logger(log):
