@@ -94,7 +94,8 @@ async def test_an_answer_ends_with_a_report(engine_server):
 
 
 async def test_reports_come_without_a_request_too_and_follow_the_load(engine_server):
-    serving = await engine_server(orca_load_reports=True)
+    # Without a pause between steps all of it would have come between two reports.
+    serving = await engine_server(orca_load_reports=True, mocker_itl_ms=10.0)
     reports = stream(serving, LEAST_SECONDS / 100)
     assert metrics(await reports.read())["num_requests_running"] == 0
     running = asyncio.create_task(serving.generate(ask(max_tokens=100_000)))
