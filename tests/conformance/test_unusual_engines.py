@@ -55,6 +55,12 @@ class LittleMemory(Reference):
         self.config.limits.ClearField("max_n")
 
 
+class MuchMemory(Reference):
+    """More long choices fit in than there are slots."""
+
+    settings = replace(Settings(), total_blocks=65536)
+
+
 class OneSlot(Reference):
     """Where the second choice of a request begins when the first has ended."""
 
@@ -187,6 +193,7 @@ FEW = RunOptions(companies=1, cases=8)
         (TwoSlots, ("ABO-01", "SEQ-05", "SEQ-05/cancelled"), ()),
         pytest.param(OneChoice, ("ABO-01", "INF-09"), ("MUX-01/choices", "RES-08"), marks=long),
         pytest.param(LittleMemory, ("SEQ-01", "BPR-04"), ("BPR-03",), marks=long),
+        (MuchMemory, ("SEQ-05/more-than-slots",), ()),
         (CountsLate, ("INF-13", "INF-13/waiting"), ()),
         pytest.param(EndsSlowReaders, (), ("ERR-16",), marks=long),
         pytest.param(SmallVocabulary, ("PRB-04", "USE-06", "KVE-03", "STP-01", "SAM-07"), (), marks=long),

@@ -121,6 +121,21 @@ async def reaches_the_queue(ctx: Context) -> None:
     await ctx.idle()
 
 
+@check("ABO-05", variant="all", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "ABO-05", "INF-08"))
+async def all_of_them_are_those_who_wait_too(ctx: Context) -> None:
+    """Everything is aborted at once while some requests run and others wait for their slots."""
+    async with saturated(ctx) as running:
+        waiting = await all_queued(ctx, running, ctx.long_request)
+        await ctx.client.ask("EngineService.Abort", pb.AbortRequest(all=True))
+        try:
+            async with asyncio.timeout(ctx.bounds.reaction):
+                await asyncio.gather(*(stream.end() for stream in waiting))
+        except TimeoutError:
+            raise Violation("an abort of all does not reach the queue", expected="its end") from None
+        for stream in waiting:
+            await _ends_as_cancelled(stream, max(stream.request.request.sampling_options.n, 1))
+
+
 @check("ABO-06", phase=Phase.LOAD, alone=True, needs=WHOLE)
 async def live_ids_are_taken(ctx: Context) -> None:
     """A second request and a third one, one to embed as well, then another one after the end of the first."""

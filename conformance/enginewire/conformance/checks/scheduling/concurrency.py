@@ -117,7 +117,8 @@ async def failures_stay_alone(ctx: Context) -> None:
     # Read all the time: a server may end what nobody reads.
     reading = [asyncio.ensure_future(stream.end()) for stream in good]
     await asyncio.gather(_is_late(ctx), _is_cancelled(ctx), _are_refused(ctx))
-    await until(ctx, lambda load: load.running + load.waiting <= len(good), "a request that failed is held")
+    sequences = sum(max(stream.request.request.sampling_options.n, 1) for stream in good)
+    await until(ctx, lambda load: load.running + load.waiting <= sequences, "a request that failed is held")
     await _goes_on(ctx, good, reading)
     # Its outcomes say which ones the server still had, whatever this machine has yet to read.
     aborted = await _aborted(ctx, good)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import REFUSALS, Context
@@ -102,15 +104,13 @@ async def many_choices_differ(ctx: Context) -> None:
 )
 async def choices_without_a_slot_differ(ctx: Context) -> None:
     """One more than there are slots: it waits for one, and has a whole answer of its own."""
-    slots = _slots(ctx)
-    if slots >= min(_most(ctx), MANY):
-        raise NotApplicable(f"{slots} slots are no fewer than the choices that a request may have here")
-    request = ctx.request(n=slots + 1, temperature=WARM, max_tokens=ctx.tokens(TOKENS))
+    count = _one_too_many(ctx)
+    request = ctx.request(n=count, temperature=WARM, max_tokens=ctx.tokens(TOKENS))
     wanted = request.request.stop_conditions.max_tokens
     outputs = _tokens(await ctx.generate(request))
     lengths = [len(output) for output in outputs]
-    expect_equal(lengths, [wanted] * (slots + 1), "choices beyond the slots do not have all their tokens")
-    expect_equal(len(set(outputs)), slots + 1, "choices beyond the slots repeat those that had one")
+    expect_equal(lengths, [wanted] * count, "choices beyond the slots do not have all their tokens")
+    expect_equal(len(set(outputs)), count, "choices beyond the slots repeat those that had one")
 
 
 @check("SEQ-04", variant="seeded", gate="seed", needs=(*SHAPE, "SEQ-02", "SAM-02"), alone=True)
@@ -140,6 +140,24 @@ async def a_cancelled_call_frees_all(ctx: Context) -> None:
     await ctx.idle()
 
 
+@check(
+    "SEQ-05",
+    variant="more-than-slots",
+    phase=Phase.LOAD,
+    needs=(*SHAPE, "SEQ-05/cancelled", "SEQ-04/more-than-slots"),
+    alone=True,
+)
+async def a_cancelled_call_frees_those_without_a_slot(ctx: Context) -> None:
+    """A caller that goes away while one of its choices waits for a slot, which another request has next."""
+    count = _one_too_many(ctx)
+    stream = ctx.start(ctx.long_request(n=count, temperature=WARM))
+    await _begun(stream, count - 1)
+    stream.cancel()
+    await ctx.idle()
+    await ctx.generate(ctx.request())
+    await ctx.idle()
+
+
 @check("SEQ-06", needs=SHAPE)
 async def numbers_are_not_lowered(ctx: Context) -> None:
     """None, too many, and several where there is only one."""
@@ -161,6 +179,14 @@ def _count(ctx: Context) -> int:
 
 def _slots(ctx: Context) -> int:
     return ctx.config.max_num_seqs if ctx.config.HasField("max_num_seqs") else MANY
+
+
+def _one_too_many(ctx: Context) -> int:
+    """Choices of which one has to wait for a slot. NotApplicable where a request may not have so many."""
+    slots = _slots(ctx)
+    if slots >= min(_most(ctx), MANY):
+        raise NotApplicable(f"{slots} slots are no fewer than the choices that a request may have here")
+    return slots + 1
 
 
 def _at_once(ctx: Context) -> int:
@@ -194,10 +220,16 @@ async def _running(ctx: Context) -> Stream:
     """A long request of which each choice has begun."""
     count = _at_once(ctx)
     stream = ctx.start(ctx.long_request(n=count, temperature=WARM))
+    await _begun(stream, count)
+    return stream
+
+
+async def _begun(stream: Stream, count: int) -> None:
     while len(stream.choices) < count:
         if await anext(stream.call, None) is None:
+            if stream.exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise NotApplicable("the memory is too small for so many long choices")
             raise Violation("the stream ended before each choice began", seen=stream.exchange.status)
-    return stream
 
 
 def _come_best_first(stream: Stream) -> None:

@@ -177,7 +177,10 @@ async def there_has_to_be_something_to_do(ctx: Context) -> None:
     needs=(*WHOLE, RESUMED, "RES-04", "RES-05", "RES-06", "USE-01", "STP-01", "STP-02", "STP-03", "STP-04"),
 )
 async def what_has_ended_ends_at_once(ctx: Context, shape: Shape) -> None:
-    """Its last token came before: by max_tokens, by each list, by both at once; and not below min_tokens."""
+    """Its last token came before: by max_tokens, by each list, by both at once.
+
+    It goes on below min_tokens, and behind an earlier token that is a stop id.
+    """
     greedy = await ctx.greedy(TOKENS, least=FEWEST)
     place = greedy.first_new(2)
     last, count = [greedy.tokens[place]], place + 1
@@ -193,6 +196,9 @@ async def what_has_ended_ends_at_once(ctx: Context, shape: Shape) -> None:
         asked = {"max_tokens": len(greedy.tokens), "stop_token_ids": last, "min_tokens": count + 1}
         choice = await _rest(ctx, shape, greedy.tokens[:count], asked)
         expect(choice.tokens, "a stop id that was handed in ends a choice below min_tokens")
+        asked = {"max_tokens": len(greedy.tokens), "stop_token_ids": greedy.tokens[:1]}
+        choice = await _rest(ctx, shape, greedy.tokens[:count], asked)
+        expect(choice.tokens, "a stop id before the last token that was handed in ends a choice")
 
 
 def _ends(last: list[int], count: int) -> tuple[tuple[dict[str, Value], str], ...]:

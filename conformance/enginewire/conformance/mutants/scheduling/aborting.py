@@ -318,3 +318,12 @@ class GatheredTokensAreDropped(Reference):
                     yield each
             held.clear()
             yield output
+
+
+@mutant("abort_of_all_is_for_what_runs", kills="ABO-05/all")
+class AbortOfAllIsForWhatRuns(Reference):
+    def abort_all(self) -> list[str]:
+        names = [job.request_id for job in self.running]
+        for job in list(self.running):
+            self.abort(job)
+        return names

@@ -84,7 +84,7 @@ class CrowdInternal(Crowded):
         super().admit(job)
 
 
-@mutant("error_kills_batch", kills="CON-04")
+@mutant("error_kills_batch", kills=("CON-04", "MUX-12"))
 class ErrorKillsBatch(Reference):
     """Whoever is too late takes the batch along, whether the engine or the transport noticed first."""
 

@@ -142,6 +142,12 @@ class OneTimeoutHidesTheNext(KnowsItsStreams):
                 job.deadline = float("inf")
 
 
+@mutant("jumps_are_milliseconds", kills="CON-09")
+class JumpsAreMilliseconds(Reference):
+    def urgency(self, job: Job) -> tuple[int, float]:
+        return job.request.routing.priority, job.came_at - job.request.routing.priority_jump / 1000
+
+
 @mutant("jumps_are_ignored", kills="CON-09")
 class JumpsAreIgnored(Reference):
     def urgency(self, job: Job) -> tuple[int, float]:

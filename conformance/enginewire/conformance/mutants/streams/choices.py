@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,6 +15,9 @@ from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings, without
 
 Outputs = AsyncIterator[pb.LLMEngineOutput]
+
+MUCH = 65536
+"""Blocks: more long choices fit in than there are slots."""
 
 
 @mutant("best_of_in_any_order", kills="INF-09/best-first")
@@ -157,6 +161,20 @@ class SiblingsKeptUntilTheNext(Reference):
         self.counters.kv_blocks_used -= self.unfreed
         self.unfreed = 0
         super().admit(job)
+
+
+@mutant("cancelled_choices_have_their_turn", kills="SEQ-05/more-than-slots")
+class CancelledChoicesHaveTheirTurn(Reference):
+    """What waited for a slot when its caller went away begins when one is free."""
+
+    settings = replace(Settings(), total_blocks=MUCH)
+
+    def release(self, job: Job) -> None:
+        is_live = self.live.get(job.request_id) is job
+        waited = job.open_choices[self.settings.max_num_seqs :]
+        super().release(job)
+        if is_live and waited:
+            self.admit(replace(job, choices=waited, is_running=False, items=asyncio.Queue()))
 
 
 class _OneChoice(Reference):

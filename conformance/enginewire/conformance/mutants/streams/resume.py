@@ -177,6 +177,22 @@ class ResumePastAHiddenStopId(Reference):
         return None if is_hidden else super().ended_before(choice)
 
 
+@mutant("resume_ends_at_any_token", kills=("RES-10", "RES-05/drawn"), also="STP-02/seen")
+class ResumeEndsAtAnyToken(Reference):
+    """Looks at all tokens that are handed in, not at the last one alone."""
+
+    def ended_before(self, choice: Choice) -> pb.LLMEngineOutput | None:
+        output = super().ended_before(choice)
+        if output or len(choice.tokens) > choice.handed_in:
+            return output
+        for token in choice.tokens:
+            if (ending := self.ending(choice, token)) != GOES_ON:
+                output = pb.LLMEngineOutput(index=choice.index, first_output_position=choice.handed_in)
+                self.end(choice, output, *ending)
+                break
+        return output
+
+
 @mutant("resume_that_has_ended_is_refused", kills="RES-10")
 class ResumeThatHasEndedIsRefused(Reference):
     """As if there were nothing to do: the terminal output is what is missing."""
