@@ -44,10 +44,11 @@ chaos: $(VENV)/.dev  ## Kill, freeze and cut off engines under load; every answe
 fuzz: $(VENV)/.dev  ## Send every RPC, route and port whatever there is: CASES=20000 SEED=1
 	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
 
-soak: $(VENV)/.dev  ## A thousand kills, and 50,000 callers who leave; about half an hour
+soak: $(VENV)/.dev  ## A thousand kills, 50,000 callers who leave, and an hour of faults; about an hour and a half
 	GRPC_VERBOSITY=NONE $(BIN)/python -m tests.chaos --seconds 3600 --kills 1000 --only kill --seed $(SEED)
 	$(BIN)/python benchmarks/endurance/rude_callers.py leavers
 	$(BIN)/python benchmarks/endurance/soak.py -- --kv-cache-memory-bytes 67108864
+	$(BIN)/python benchmarks/endurance/hours.py --seed $(SEED)
 
 gpu-check: $(VENV)/.dev  ## Is the torch engine right on this GPU, and how quick is it: under nine minutes
 	$(BIN)/python benchmarks/model/gpu_check.py $(GPU)
