@@ -38,7 +38,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 4
     """No model or adapter of that name is served here. NOT_FOUND."""
     ERROR_REASON_DUPLICATE_ID: _ErrorReason.ValueType  # 5
-    """A live request already has this request_id or handle. ALREADY_EXISTS."""
+    """A live request already has this request_id. ALREADY_EXISTS."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 6
     """The admission queue is full; retry after the given delay. RESOURCE_EXHAUSTED, retryable."""
     ERROR_REASON_KV_EXHAUSTED: _ErrorReason.ValueType  # 7
@@ -99,7 +99,7 @@ ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 3
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 4
 """No model or adapter of that name is served here. NOT_FOUND."""
 ERROR_REASON_DUPLICATE_ID: ErrorReason.ValueType  # 5
-"""A live request already has this request_id or handle. ALREADY_EXISTS."""
+"""A live request already has this request_id. ALREADY_EXISTS."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 6
 """The admission queue is full; retry after the given delay. RESOURCE_EXHAUSTED, retryable."""
 ERROR_REASON_KV_EXHAUSTED: ErrorReason.ValueType  # 7
