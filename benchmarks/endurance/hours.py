@@ -56,8 +56,8 @@ class Tenth:
 
     def add(self, waits: Sequence[float], met_a_fault: bool) -> None:
         """The times before each piece of an answer."""
-        self.worst = max(self.worst, *waits)
-        if not met_a_fault:
+        self.worst = max((self.worst, *waits))
+        if waits and not met_a_fault:
             self.firsts.append(waits[0])
             self.gaps += waits[1:]
 
@@ -184,7 +184,8 @@ class Soak:
                     text = await self._hear(self._ask(question, by_http))
             except TimeoutError:
                 end = "lost" if patience == ANSWER_SECONDS else "left"
-            except (httpx2.HTTPError, grpc.aio.AioRpcError) as error:
+            # What is no choice is the error that ends a stream of events.
+            except (httpx2.HTTPError, grpc.aio.AioRpcError, KeyError) as error:
                 end = "lost"
                 self.examples.append(repr(error)[:300])
             self.tenth.ends[end or ("whole" if text == self._truth[question] else "changed")] += 1
@@ -291,6 +292,8 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=30.0, help="seconds from one fault to the next")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.every < 10:
+        parser.error("--every: a fault and what it leaves behind take up to 10 seconds")
     if options.seconds < 20 * options.every:
         parser.error("--seconds: a tenth of them must be twice --every at least")
     found = asyncio.run(run(options))
