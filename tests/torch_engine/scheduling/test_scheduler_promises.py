@@ -228,5 +228,5 @@ for machine in (
 ):
     machine.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)
 del machine  # else it is a test of its own, the last one again
-# What is left out is between those that are not.
+# Between the others: no window, the narrowest one, and the smallest pool.
 TestWindowedMachine.pytestmark = TestEndlessMachine.pytestmark = [long]

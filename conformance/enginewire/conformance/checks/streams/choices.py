@@ -151,7 +151,12 @@ async def a_cancelled_call_frees_those_without_a_slot(ctx: Context) -> None:
     """A caller that goes away while one of its choices waits for a slot, which another request has next."""
     count = _one_too_many(ctx)
     stream = ctx.start(ctx.long_request(n=count, temperature=WARM))
-    await _begun(stream, count - 1)
+    try:
+        await _begun(stream, count - 1)
+    except Violation:
+        if stream.exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise NotApplicable("the memory is too small for so many long choices") from None
+        raise
     stream.cancel()
     await ctx.idle()
     await ctx.generate(ctx.request())
@@ -227,8 +232,6 @@ async def _running(ctx: Context) -> Stream:
 async def _begun(stream: Stream, count: int) -> None:
     while len(stream.choices) < count:
         if await anext(stream.call, None) is None:
-            if stream.exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise NotApplicable("the memory is too small for so many long choices")
             raise Violation("the stream ended before each choice began", seen=stream.exchange.status)
 
 
