@@ -29,6 +29,14 @@ def test_every_seed_fits_into_the_signed_numbers_of_the_runner_for_gpus(seed_of:
         assert len(set(seeds)) == 9
 
 
+def test_seeds_differ_in_what_the_generator_for_processors_takes_of_them(seed_of: SeedOf) -> None:
+    import torch
+
+    seeds = [seed_of(pb.SamplingOptions(seed=7 + (high << 32)), 0) for high in (0, 1, 2, 2**31, 2**32 - 1)]
+    drawn = {float(torch.rand(1, generator=torch.Generator().manual_seed(each or 0))) for each in seeds}
+    assert len(drawn) == len(seeds)
+
+
 def test_the_first_choice_has_the_seed_of_the_caller_and_without_one_there_is_none(seed_of: SeedOf) -> None:
     assert seed_of(pb.SamplingOptions(seed=7), 0) == 7
     assert seed_of(pb.SamplingOptions(), 0) is None

@@ -38,6 +38,8 @@ SEED_STRIDE: Final = 0x9E3779B97F4A7C15
 neighbouring seeds do not share choices."""
 NUM_SEEDS: Final = 2**63
 """vLLM's runner for GPUs dies of a larger one, and -1 would mean none."""
+LOW: Final = 2**32
+"""Seeds of which torch's generator for processors takes all bits."""
 TASKS: Final = ("generate",)
 
 
@@ -186,5 +188,9 @@ def _check_something_is_left(options: pb.SamplingOptions) -> None:
 
 
 def _seed(options: pb.SamplingOptions, index: int) -> int | None:
-    """That of a choice: the caller's for choice 0."""
-    return (options.seed + index * SEED_STRIDE) % NUM_SEEDS if options.HasField("seed") else None
+    """That of a choice: the caller's for choice 0, unless torch's generator for processors would cut it."""
+    if not options.HasField("seed"):
+        return None
+    high, low = divmod((options.seed + index * SEED_STRIDE) % 2**64, LOW)
+    # Of equal lower halves the upper ones make different ones.
+    return (high * LOW + (low + high * SEED_STRIDE) % LOW) % NUM_SEEDS
