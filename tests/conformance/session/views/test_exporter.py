@@ -37,6 +37,12 @@ def test_parts_of_a_histogram_may_only_grow() -> None:
     assert names == {"vllm:generation_tokens_total", "seconds_bucket", "seconds_sum"}
 
 
+def test_what_tells_by_its_labels_is_no_gauge_that_returns() -> None:
+    name = "vllm:lora_requests_info"
+    told = f'# TYPE {name} gauge\n{name}{{running_lora_adapters="a_b"}} 1764273600\n'
+    assert parse(TEXT + told).gauges() == parse(TEXT).gauges()
+
+
 def test_gauges_of_the_process_are_nobodys_load() -> None:
     assert {name.partition("{")[0] for name in parse(TEXT).gauges()} == {"vllm:num_requests_running"}
 

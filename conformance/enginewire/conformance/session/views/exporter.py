@@ -50,11 +50,14 @@ class Metrics:
         }
 
     def gauges(self) -> dict[str, float]:
-        """What goes up and down, without what the language's own library exports."""
+        """What goes up and down, without the language's own library, and without what tells by its labels."""
         own = ("process_", "python_", "go_", "jvm_")
-        samples = self.samples.items()
         return {
-            name: value for name, value in samples if self.kind(name) == "gauge" and not name.startswith(own)
+            name: value
+            for name, value in self.samples.items()
+            if self.kind(name) == "gauge"
+            and not name.startswith(own)
+            and not name.partition("{")[0].endswith("_info")
         }
 
     def sum_of(self, pattern: str) -> float:
