@@ -97,10 +97,10 @@ def free_port() -> int:
         return port
 
 
-def wait_for_model(port: int) -> bool:
-    """True once the frontend has found the worker."""
+def wait_for_model(port: int, seconds: float = START_SECONDS) -> bool:
+    """True once the server there has a model: a frontend that has found its worker."""
     begin = time.monotonic()
-    while time.monotonic() - begin < START_SECONDS:
+    while time.monotonic() - begin < seconds:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
                 if json.load(answer)["data"]:

@@ -1,13 +1,18 @@
-"""How many tokens per second the HTTP face streams, beside Dynamo's frontend on request.
+"""How many tokens per second the HTTP face streams, beside Dynamo's frontend or vLLM's server on request.
 
     python benchmarks/peers/openai_http.py [--streams 100] [--tokens 512] [--rounds 3]
     python benchmarks/peers/openai_http.py --peer dynamo --dynamo-python VENV/bin/python
+    .venv-vllm/bin/python benchmarks/peers/openai_http.py --peer vllm --tokens 128
 
 Engine, server and client are three processes on each side: mocker and backend with the HTTP face here, a
 worker in Python and the frontend there (`dynamo_peer.py` says what VENV needs). Both sides tokenize with the
 same tokenizer, repeat the same tokens as fast as they are read, and send text that the client compares. The
 client reads bare sockets and counts events, so that it shows the server's speed and not that of an HTTP
 library. Rounds are interleaved and medians compared; the other side's processes are idle meanwhile.
+
+With `--peer vllm` both have vLLM's EngineCore on `builtin:demo`, and it is what makes tokens slowly:
+`core_us_per_token` is its processor time. Ours is two servers in front of it, vLLM's is one: compare
+`server_us_per_token` and `engine_us_per_token` together.
 
 A server that is slower than its engine may put several tokens into one event: `tokens_per_event` says so.
 With --itl-ms both engines are slow, so that every event has one token: look at the processor time then, and
@@ -23,18 +28,21 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
-from dynamo_peer import MODEL, dynamo
+import psutil
+import vllm_peer
+from dynamo_peer import MODEL, dynamo, free_port, wait_for_model
 
 EVENT = re.compile(rb"data: (\{.*\})")
 PROMPT = "the quick brown fox jumps over the lazy dog"
@@ -42,11 +50,17 @@ PROMPT = "the quick brown fox jumps over the lazy dog"
 
 @dataclass(frozen=True)
 class Side:
-    """A server to measure: its port, and the ids of the server and of all that its engine is made of."""
+    """A server to measure: its port, and the ids of the server and its engine, and of vLLM's EngineCore."""
 
     name: str
     port: int
     processes: list[int]
+    core: list[int] = field(default_factory=list)
+
+    def processor_seconds(self) -> list[float]:
+        """What the server, its engine and EngineCore have used until now."""
+        server, *engine = map(processor_seconds, self.processes)
+        return [server, sum(engine), sum(map(processor_seconds, self.core))]
 
 
 @dataclass(frozen=True)
@@ -60,24 +74,44 @@ class Answer:
 
 
 @contextmanager
-def enginewire(folder: Path, itl_ms: float) -> Iterator[Side]:
-    """An HTTP face over a mocker."""
+def enginewire(folder: Path, engine: str) -> Iterator[Side]:
+    """An HTTP face over an engine of these options."""
     command = f"-m enginewire.backend serve --uds {folder}/b --http-port 0 --launch".split()
-    engine = f"--engine mocker --mocker-itl-ms {itl_ms} --served-model-name {MODEL}"
-    engine += " --max-num-seqs 1024 --log-level error"
+    engine += f" --served-model-name {MODEL} --log-level error"
     process = subprocess.Popen([sys.executable, *command, engine], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         for line in process.stderr:
             if found := re.search(r"http://\S+:(\d+)", line):
-                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-                yield Side("enginewire", int(found[1]), [process.pid, *map(int, children.split())])
+                (server,) = psutil.Process(process.pid).children()
+                yield Side("enginewire", int(found[1]), [process.pid, server.pid], below(server.pid))
                 return
             print(line, end="", file=sys.stderr)
         raise SystemExit("the server ended")
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def vllm(folder: Path) -> Iterator[Side]:
+    """vLLM's own server."""
+    port = free_port()
+    with (folder / "vllm.log").open("wb") as log:
+        command = [sys.executable, *vllm_peer.serve(port, MODEL)]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        if not wait_for_model(port, vllm_peer.START_SECONDS):
+            raise SystemExit((folder / "vllm.log").read_text() + "vLLM's server is not there")
+        yield Side("vllm", port, [process.pid], below(process.pid))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def below(process: int) -> list[int]:
+    """The ids of all that it has started."""
+    return [each.pid for each in psutil.Process(process).children(recursive=True)]
 
 
 async def stream(port: int, tokens: int) -> tuple[bytes, list[float]]:
@@ -87,6 +121,7 @@ async def stream(port: int, tokens: int) -> tuple[bytes, list[float]]:
             "model": MODEL,
             "messages": [{"role": "user", "content": PROMPT}],
             "max_tokens": tokens,
+            "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -114,29 +149,30 @@ def read_answer(data: bytes, times: list[float]) -> Answer:
 
 def processor_seconds(process: int) -> float:
     """What a process has used until now."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(process).cpu_times()
+    return float(times.user + times.system)
 
 
 async def measure(side: Side, streams: int, tokens: int) -> tuple[dict[str, float], set[str]]:
     """One round: figures, and the texts."""
-    before = [processor_seconds(each) for each in side.processes]
+    before = side.processor_seconds()
     begin = time.perf_counter()
     received = await asyncio.gather(*(stream(side.port, tokens) for _ in range(streams)))
     seconds = time.perf_counter() - begin
-    after = [processor_seconds(each) for each in side.processes]
+    after = side.processor_seconds()
     answers = [read_answer(*each) for each in received]
     assert all(answer.tokens == tokens for answer in answers), (side.name, received[0][0][:1000])
     events = sum(answer.events for answer in answers)
     gaps = [gap * 1000 for answer in answers for gap in answer.gaps]
-    server, *engine = ((b - a) * 1e6 for a, b in zip(before, after, strict=True))
+    server, engine, core = ((b - a) * 1e6 for a, b in zip(before, after, strict=True))
     figures = {
         "tokens_per_s": streams * tokens / seconds,
         "events_per_s": events / seconds,
         "tokens_per_event": streams * tokens / events,
         "server_us_per_event": server / events,
         "server_us_per_token": server / (streams * tokens),
-        "engine_us_per_token": sum(engine) / (streams * tokens),
+        "engine_us_per_token": engine / (streams * tokens),
+        "core_us_per_token": core / (streams * tokens),
         "gap_p50_ms": median(gaps) if gaps else 0.0,
         "gap_p99_ms": quantiles(gaps, n=100, method="inclusive")[98] if len(gaps) > 1 else 0.0,
     }
@@ -166,7 +202,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each stream")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", choices=["dynamo", "none"], default="none")
+    parser.add_argument("--peer", choices=["dynamo", "vllm", "none"], default="none")
     parser.add_argument("--dynamo-python", help="the Python of an environment that has Dynamo")
     parser.add_argument("--dynamo-tokens-per-message", type=int, default=1, help="what its engine gathers")
     parser.add_argument("--itl-ms", type=float, default=0.0, help="of the engines; 0 is as fast as they can")
@@ -176,7 +212,13 @@ def main() -> None:
         parser.error("--peer dynamo needs --dynamo-python")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ew-")))
-        sides = [stack.enter_context(enginewire(folder, arguments.itl_ms))]
+        engine = f"--engine mocker --mocker-itl-ms {arguments.itl_ms} --max-num-seqs 1024"
+        if arguments.peer == "vllm":
+            os.environ |= vllm_peer.ENVIRONMENT
+            engine = shlex.join(vllm_peer.ENGINE)
+        sides = [stack.enter_context(enginewire(folder, engine))]
+        if arguments.peer == "vllm":
+            sides.append(stack.enter_context(vllm(folder)))
         if arguments.peer == "dynamo":
             per_message = arguments.dynamo_tokens_per_message
             peer = dynamo(arguments.dynamo_python, folder, arguments.itl_ms, per_message)
@@ -191,10 +233,11 @@ def report(medians: dict[str, dict[str, float]], arguments: argparse.Namespace) 
     for key in () if arguments.json else ours:
         print(*(f"{figures[key]:12,.1f}" for figures in medians.values()), f"  {key}")
     summary: dict[str, object] = {"streams": arguments.streams, "tokens": arguments.tokens, **ours}
-    if peer := medians.get("dynamo"):
-        summary["dynamo"] = peer
+    if peer := medians.get(arguments.peer):
+        summary[arguments.peer] = peer
         for what, key in (("", "tokens"), ("_events", "events")):
-            summary[f"ratio{what}_to_dynamo"] = round(ours[f"{key}_per_s"] / peer[f"{key}_per_s"], 2)
+            ratio = ours[f"{key}_per_s"] / peer[f"{key}_per_s"]
+            summary[f"ratio{what}_to_{arguments.peer}"] = round(ratio, 2)
     print(json.dumps(summary))
 
 

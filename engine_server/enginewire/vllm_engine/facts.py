@@ -9,6 +9,7 @@ from enginewire import v1 as pb
 from enginewire.torch_engine.folder.folder import ModelFolder
 from enginewire.torch_engine.folder.generation_config import GenerationDefaults, read_generation_defaults
 from enginewire.torch_engine.requests.limits import RequestLimits
+from enginewire.vllm_engine.options import SPARE_LORAS
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -166,7 +167,7 @@ def _limits(config: VllmConfig, limits: RequestLimits) -> pb.Limits:
     return pb.Limits(
         max_prompt_tokens=limits.max_prompt_tokens,
         max_n=limits.max_n,
-        max_loras=adapters.max_loras if adapters else None,
+        max_loras=max(adapters.max_loras - SPARE_LORAS, 1) if adapters else None,
         max_logprobs=min(most, limits.max_logprobs, limits.vocab_size),
         max_prompt_logprobs=min(most, max(limits.max_prompt_logprobs, 0)),
     )

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from enginewire.server.engines.model_options import ModelOptions
+
+SPARE_LORAS: Final = 1
+"""Beside adapters, vLLM for CPUs computes what has none with the last place, which therefore stays empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,8 @@ class VllmEngineOptions(ModelOptions):
     def _adapters(self) -> list[str]:
         if not self.max_loras:
             return []
-        most = str(self.max_loras)
-        # As many in memory as there may be: the server keeps count.
+        # As many in memory as there may be, and the spare one: the server keeps count.
+        most = str(self.max_loras + SPARE_LORAS)
         sizes = ["--max-loras", most, "--max-cpu-loras", most, "--max-lora-rank", str(self.max_lora_rank)]
         return ["--enable-lora", *sizes]
 

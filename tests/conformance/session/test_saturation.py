@@ -12,6 +12,7 @@ from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import all_queued, queued, saturated
+from enginewire.conformance.session.slots import slots_of
 from enginewire.conformance.wire.violation import expect
 from tests.conformance.judging import judged, made_up
 
@@ -20,6 +21,17 @@ class Roomy(Reference):
     """Answers last longer than the kit waits for anything on a busy machine."""
 
     settings = replace(Settings(), context_length=2**15, total_blocks=2**15)
+
+
+class OfTwoRanks(Roomy):
+    """Takes what has no rank to the first one."""
+
+    settings = replace(Roomy.settings, capabilities=(*Roomy.settings.capabilities, "data_parallel"), ranks=2)
+
+    def fits(self, job: Job) -> bool:
+        rank = job.request.routing.dp_rank
+        there = sum(each.request.routing.dp_rank == rank for each in self.running)
+        return super().fits(job) and there < self.settings.max_num_seqs
 
 
 class HidesItsQueue(Roomy):
@@ -45,7 +57,8 @@ async def queueing(make: type[Reference], timeout: float = 0, time_scale: float 
 
     async def look(ctx: Context) -> None:
         async with saturated(ctx) as running:
-            expect(len(running) == ctx.config.max_num_seqs, "not every slot is taken")
+            seen = (await ctx.client.load()).running
+            expect(seen == len(running) == slots_of(ctx.config), "not every slot is taken", seen=seen)
             await queued(ctx, running, timeout=timeout)
 
     report = await judged(make, [made_up("STR-01", look)], time_scale=time_scale)
@@ -54,6 +67,10 @@ async def queueing(make: type[Reference], timeout: float = 0, time_scale: float 
 
 async def test_a_request_is_seen_to_wait_while_the_slots_are_taken() -> None:
     assert (await queueing(Roomy)).status is Status.PASS
+
+
+async def test_all_ranks_are_filled_before_a_request_is_expected_to_wait() -> None:
+    assert (await queueing(OfTwoRanks)).status is Status.PASS
 
 
 async def waiting_together(make: type[Reference]) -> tuple[list[pb.GenerateRequest], Outcome]:

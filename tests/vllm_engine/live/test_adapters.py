@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -72,6 +74,18 @@ def test_an_adapter_that_takes_the_name_of_another_answers_with_its_own_cache(se
         stub.UnloadAdapter(pb.UnloadAdapterRequest(name="one"), timeout=PATIENCE_SECONDS)
         stub.LoadAdapter(pb.LoadAdapterRequest(name="one", source="one"), timeout=PATIENCE_SECONDS)
     assert tokens_of(outputs(vllm, adapted_request("one"))) == one
+
+
+def test_the_model_answers_as_alone_beside_as_many_adapters_as_there_may_be(servers):
+    """vLLM for CPUs would compute it with the adapter in its last place."""
+    vllm, _ = servers
+    alone = tokens_of(outputs(vllm, adapted_request("")))
+    with admin(vllm) as stub, ThreadPoolExecutor() as callers:
+        stub.LoadAdapter(pb.LoadAdapterRequest(name="three", source="two"), timeout=PATIENCE_SECONDS)
+        asked = [adapted_request(name) for name in ("", "one", "two", "three")] * 2
+        heard = [tokens_of(each) for each in callers.map(partial(outputs, vllm), asked)]
+        stub.UnloadAdapter(pb.UnloadAdapterRequest(name="three"), timeout=PATIENCE_SECONDS)
+    assert heard[::4] == [alone, alone]
 
 
 def refused(server: Server, source: str) -> grpc.StatusCode:

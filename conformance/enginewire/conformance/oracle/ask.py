@@ -17,7 +17,7 @@ from enginewire.conformance.session.requests import Value, change
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange, detail_of
 from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
-from enginewire.conformance.wire.stream import Choice, Stream, choices_of
+from enginewire.conformance.wire.stream import Choice, Stream, choices_of, num_choices
 from enginewire.conformance.wire.violation import Violation
 
 Changes = dict[str, Value]
@@ -185,7 +185,7 @@ def answer_of(stream: Stream) -> Answer:
 
 
 def _tokens_of(request: pb.GenerateRequest) -> int:
-    return request.request.stop_conditions.max_tokens * max(request.request.sampling_options.n, 1)
+    return request.request.stop_conditions.max_tokens * num_choices(request.request)
 
 
 def _answer_of_handle(handle: Handle, stream: Multiplexed, stream_status: str) -> Answer:

@@ -31,6 +31,7 @@ from enginewire.conformance.oracle.shrink import Patience, shrink
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
+from enginewire.conformance.session.slots import slots_of
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire.field_rules import FIELD_RULES
@@ -214,7 +215,7 @@ async def _guided(target: Target, turn: int) -> AsyncIterator[list[Answer]]:
 @asynccontextmanager
 async def _full(ctx: Context, is_due: bool) -> AsyncIterator[None]:
     """Long requests in all slots but a few, so that mixes meet a full engine; nothing where it is not due."""
-    slots = ctx.config.max_num_seqs - FREE
+    slots = slots_of(ctx.config) - FREE
     if is_due and 0 < slots <= MOST_SLOTS - FREE:
         async with saturated(ctx, slots) as running:
             if (await ctx.client.load()).waiting:

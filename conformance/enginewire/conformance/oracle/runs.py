@@ -16,7 +16,7 @@ from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import PROMPT_TOKENS
 from enginewire.conformance.session.sizes import most_alternatives
 from enginewire.conformance.wire.client import Client
-from enginewire.conformance.wire.stream import Choice
+from enginewire.conformance.wire.stream import Choice, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect
 
 TOKENS: Final = 24
@@ -121,16 +121,12 @@ async def _run(ctx: Context, client: Client, length: int, salt: int, changes: Ch
     request = ctx.request(token_ids=ctx.prompt(length, salt=salt), max_tokens=count, **changes)
     stream = await ctx.start(request, client=client).ok()
     message = "a run past every end of sequence has another length"
-    choices = [stream.choices.get(index, Choice(index)) for index in range(_choices_of(request))]
+    choices = [stream.choices.get(index, Choice(index)) for index in range(num_choices(request.request))]
     for choice in choices:
         expect(len(choice.tokens) == count, message, expected=count, seen=len(choice.tokens))
     told = [[row for *_, row in rows_in(choice.outputs)] for choice in choices]
     first, *others = [choice.tokens for choice in choices]
     return Greedy(list(request.request.token_ids), first, tuple(others)), told
-
-
-def _choices_of(request: pb.GenerateRequest) -> int:
-    return max(request.request.sampling_options.n, 1)
 
 
 def _fits(ctx: Context, prompt_tokens: int) -> bool:

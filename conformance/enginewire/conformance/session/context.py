@@ -26,7 +26,7 @@ from enginewire.conformance.wire.connection import Connection
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.over_a_stream import CallOverStream
 from enginewire.conformance.wire.proxy import Proxy
-from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ class Context(Sizes):
         tokens = self.room(prompt)
         if conditions.HasField("max_tokens"):
             tokens = min(conditions.max_tokens, tokens)
-        choices = max(request.request.sampling_options.n, 1)
+        choices = num_choices(request.request)
         deadline = timeout or self.bounds.generation(tokens * choices, prompt)
         client = client or self.client
         over_a_stream = MULTIPLEXED in self.company.members or (

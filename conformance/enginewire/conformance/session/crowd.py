@@ -16,6 +16,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.session.company import DIFFERENT, Company, draw
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Session
+from enginewire.conformance.session.slots import slots_of
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 
@@ -72,7 +73,7 @@ async def _fill(ctx: Context, is_there: asyncio.Event) -> None:
 async def _fill_for_a_while(ctx: Context, stream: Multiplexed, is_there: asyncio.Event) -> None:
     submits = list[pb.Submit]()
     companies = _companies(ctx)
-    most = CROWDED * ctx.config.max_num_seqs + 1
+    most = CROWDED * slots_of(ctx.config) + 1
     while sum(stream.handle(submit.handle).choices for submit in submits) < most:
         submits.append(stream.submitted(len(submits), _request(ctx, len(submits), companies)))
     try:

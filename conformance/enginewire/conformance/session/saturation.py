@@ -12,6 +12,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import LEFT, Context
 from enginewire.conformance.session.requests import change
+from enginewire.conformance.session.slots import ranks_of, slots_of
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation
@@ -39,13 +40,16 @@ async def saturated(ctx: Context, slots: int = 0) -> AsyncIterator[list[Stream]]
     """
     if not (slots or ctx.config.HasField("max_num_seqs")):
         raise NotApplicable("EngineConfig.max_num_seqs is absent")
-    count = slots or ctx.config.max_num_seqs
+    count, ranks = slots or slots_of(ctx.config), ranks_of(ctx.config)
     if count > MOST_SLOTS:
         raise NotApplicable(f"{count} slots are more than the kit fills")
     started = time.monotonic()
     clients = [ctx.client, *(ctx.connect() for _ in range((count - 1) // PER_CONNECTION))]
+    # How an engine spreads requests over its ranks is its own business.
+    spread = [{"dp_rank": rank} if ctx.capabilities.data_parallel else {} for rank in ranks]
     streams = [
-        ctx.start(ctx.long_request(), client=clients[number // PER_CONNECTION]) for number in range(count)
+        ctx.start(ctx.long_request(**spread[number % len(spread)]), client=clients[number // PER_CONNECTION])
+        for number in range(count)
     ]
     try:
         await asyncio.gather(*(stream.accepted() for stream in streams))

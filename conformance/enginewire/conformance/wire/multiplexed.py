@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from enginewire import v1 as pb
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.stream import Choice, choices_of
+from enginewire.conformance.wire.stream import Choice, choices_of, num_choices
 from enginewire.conformance.wire.violation import Violation
 
 NAME: Final = "EngineService.GenerateMultiplexed"
@@ -106,7 +106,7 @@ class Multiplexed:
         request = self._joined(request)
         finished = sum(choice.finished for choice in request.request.resume.choices)
         # With nothing left to do there is no end but a refusal.
-        choices = max(max(request.request.sampling_options.n, 1) - finished, 1)
+        choices = max(num_choices(request.request) - finished, 1)
         self.uses.setdefault(number, []).append(Handle(choices, request.request_id))
         submit = pb.Submit(handle=number, generate=request)
         if timeout:

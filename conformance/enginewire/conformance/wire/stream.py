@@ -83,6 +83,11 @@ def choices_of(outputs: Iterable[pb.LLMEngineOutput]) -> dict[int, Choice]:
     return choices
 
 
+def num_choices(request: pb.PreprocessedRequest) -> int:
+    """How many choices a request asks for."""
+    return max(request.sampling_options.n, 1)
+
+
 class Stream:
     """A Generate under way or ended."""
 

@@ -11,6 +11,7 @@ from enginewire.conformance.running.registry import SHAPE, Phase, check, negativ
 from enginewire.conformance.session.adapters import loaded
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.requests import Value, change
+from enginewire.conformance.session.slots import ranks_of
 from enginewire.conformance.session.views.kv_view import Picture, Subscription, hashes, sources, subscribe
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.violation import expect, expect_equal
@@ -54,9 +55,8 @@ async def sources_stay_under_load(ctx: Context) -> None:
 async def each_rank_has_a_source(ctx: Context) -> None:
     """Ranks and endpoints."""
     found = await sources(ctx)
-    first, count = ctx.config.data_parallel_start_rank, max(ctx.config.data_parallel_size, 1)
     ranks = sorted(source.dp_rank for source in found)
-    expect_equal(ranks, list(range(first, first + count)), "the sources are not one per rank")
+    expect_equal(ranks, list(ranks_of(ctx.config)), "the sources are not one per rank")
     for source in found:
         wild = WILDCARD.search(source.endpoint)
         expect(not wild, "an endpoint is a wildcard", expected="an address", seen=source.endpoint)

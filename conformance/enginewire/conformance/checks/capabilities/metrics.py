@@ -10,6 +10,7 @@ from typing import Final
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.slots import slots_of
 from enginewire.conformance.session.views.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
 from enginewire.conformance.session.views.kv_view import sources
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -60,7 +61,7 @@ async def counters_grow_and_gauges_return(ctx: Context) -> None:
 async def requests_add_up(ctx: Context) -> None:
     """More long requests than there are slots, of one choice each: choices run, but requests wait."""
     await scrape(ctx)
-    count = min(ctx.config.max_num_seqs or REQUESTS, MOST) + BEYOND
+    count = min(slots_of(ctx.config) or REQUESTS, MOST) + BEYOND
     streams = [ctx.start(ctx.long_request()) for _ in range(count)]
     await asyncio.gather(*(stream.accepted() for stream in streams))
     now = await _until(ctx, lambda now: now.sum_of(RUNNING) + now.sum_of(WAITING) == count)

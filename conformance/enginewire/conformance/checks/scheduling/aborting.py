@@ -24,7 +24,7 @@ from enginewire.conformance.session.context import (
 from enginewire.conformance.session.saturation import all_queued, saturated
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import Exchange
-from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 TIMES: Final = 10
@@ -117,7 +117,7 @@ async def reaches_the_queue(ctx: Context) -> None:
                     await waiting.end()
             except TimeoutError:
                 raise Violation("a request that was aborted in the queue does not end") from None
-            await _ends_as_cancelled(waiting, max(waiting.request.request.sampling_options.n, 1))
+            await _ends_as_cancelled(waiting, num_choices(waiting.request.request))
     await ctx.idle()
 
 
@@ -133,7 +133,7 @@ async def all_of_them_are_those_who_wait_too(ctx: Context) -> None:
         except TimeoutError:
             raise Violation("an abort of all does not reach the queue", expected="its end") from None
         for stream in waiting:
-            await _ends_as_cancelled(stream, max(stream.request.request.sampling_options.n, 1))
+            await _ends_as_cancelled(stream, num_choices(stream.request.request))
 
 
 @check("ABO-06", phase=Phase.LOAD, alone=True, needs=WHOLE)

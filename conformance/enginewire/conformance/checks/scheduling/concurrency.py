@@ -13,9 +13,10 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import MOST_SLOTS, queued, saturated
+from enginewire.conformance.session.slots import slots_of
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.stopwatch import within
-from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 PROMPTS: Final = 8
@@ -117,7 +118,7 @@ async def failures_stay_alone(ctx: Context) -> None:
     # Read all the time: a server may end what nobody reads.
     reading = [asyncio.ensure_future(stream.end()) for stream in good]
     await asyncio.gather(_is_late(ctx), _is_cancelled(ctx), _are_refused(ctx))
-    sequences = sum(max(stream.request.request.sampling_options.n, 1) for stream in good)
+    sequences = sum(num_choices(stream.request.request) for stream in good)
     await until(ctx, lambda load: load.running + load.waiting <= sequences, "a request that failed is held")
     await _goes_on(ctx, good, reading)
     # Its outcomes say which ones the server still had, whatever this machine has yet to read.
@@ -274,6 +275,7 @@ def _crowd(ctx: Context) -> int:
 def _slots(ctx: Context) -> int:
     if not ctx.config.HasField("max_num_seqs"):
         raise NotApplicable("EngineConfig.max_num_seqs is absent")
-    if ctx.config.max_num_seqs > MOST_SLOTS:
-        raise NotApplicable(f"{ctx.config.max_num_seqs} slots are more than the kit fills")
-    return ctx.config.max_num_seqs
+    slots = slots_of(ctx.config)
+    if slots > MOST_SLOTS:
+        raise NotApplicable(f"{slots} slots are more than the kit fills")
+    return slots

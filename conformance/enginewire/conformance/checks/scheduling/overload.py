@@ -16,6 +16,7 @@ from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.saturation import MOST_SLOTS
+from enginewire.conformance.session.slots import slots_of
 from enginewire.conformance.session.watching import is_idle, until
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import NARROW
@@ -166,7 +167,7 @@ async def _overload(ctx: Context) -> Overload:
 async def _overloaded(ctx: Context) -> Overload:
     if not (ctx.config.HasField("max_num_seqs") and ctx.limits.HasField("max_num_queued_reqs")):
         raise NotApplicable("EngineConfig.max_num_seqs or Limits.max_num_queued_reqs is absent")
-    room = ctx.config.max_num_seqs * max(ctx.config.data_parallel_size, 1) + ctx.limits.max_num_queued_reqs
+    room = slots_of(ctx.config) + ctx.limits.max_num_queued_reqs
     if room > MOST_SLOTS + MOST_QUEUED:
         raise NotApplicable(f"{room} requests are more than the kit sends")
     overload, most_waiting = await _flood(ctx, room + BEYOND)
@@ -233,8 +234,7 @@ async def _settled(ctx: Context, observer: Client, streams: list[Stream]) -> int
 
 def _in_the_queue(ctx: Context, load: pb.Load) -> int:
     """How many wait without a slot that they will have at the next step."""
-    slots = ctx.config.max_num_seqs * max(ctx.config.data_parallel_size, 1)
-    return load.waiting - max(slots - load.running, 0)
+    return load.waiting - max(slots_of(ctx.config) - load.running, 0)
 
 
 def _failed(streams: list[Stream]) -> list[Stream]:

@@ -21,7 +21,7 @@ from enginewire.conformance.session.saturation import KINDS, all_queued, kinds, 
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.exchange import detail_of
 from enginewire.conformance.wire.multiplexed import Handle, Multiplexed
-from enginewire.conformance.wire.stream import Stream, reason_name
+from enginewire.conformance.wire.stream import Stream, num_choices, reason_name
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
 ATTEMPTS: Final = 3
@@ -83,7 +83,7 @@ async def _first_one_waits(ctx: Context, first_options: Options, second: pb.Gene
 
     As many slots are freed as the second one has choices.
     """
-    count = max(second.request.sampling_options.n, 1)
+    count = num_choices(second.request)
     async with saturated(ctx) as running:
         late = ctx.start(ctx.request(**first_options))
         reading = asyncio.ensure_future(late.end())

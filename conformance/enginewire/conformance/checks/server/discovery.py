@@ -15,6 +15,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.features import FEATURES, SERVED_ALONE
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
+from enginewire.conformance.session.slots import ranks_of, slots_of
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -112,7 +113,7 @@ async def absent_is_not_zero(ctx: Context) -> None:
 async def blocks_agree(ctx: Context) -> None:
     """The config's blocks are the load's."""
     expect(ctx.config.HasField("total_kv_blocks"), "kv_cache_block_size without total_kv_blocks")
-    total = ctx.config.total_kv_blocks * max(ctx.config.data_parallel_size, 1)
+    total = ctx.config.total_kv_blocks * len(ranks_of(ctx.config))
     load = await ctx.client.load()
     expect_equal(load.kv_blocks_total, total, "Load.kv_blocks_total is not what the config says")
 
@@ -174,7 +175,7 @@ async def running_choices_are_counted(ctx: Context) -> None:
 async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]) -> None:
     if not ctx.config.HasField("max_num_seqs"):
         raise NotApplicable("EngineConfig.max_num_seqs is absent")
-    slots = ctx.config.max_num_seqs
+    slots, of_each = slots_of(ctx.config), ctx.config.max_num_seqs
     if slots > MOST_SLOTS:
         raise NotApplicable(f"{slots} slots are more than the kit fills")
     # How soon a busy server answers is for others to judge.
@@ -184,7 +185,8 @@ async def _stays_bounded(ctx: Context, request: Callable[[], pb.GenerateRequest]
     for _ in range(LOOKS):
         load = await ctx.client.load()
         for running in [rank.running for rank in load.ranks] or [load.running]:
-            expect(running <= slots, "more sequences run than max_num_seqs", expected=slots, seen=running)
+            message = "more sequences run than max_num_seqs"
+            expect(running <= of_each, message, expected=of_each, seen=running)
         await pause()
 
 

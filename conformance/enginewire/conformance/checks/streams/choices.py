@@ -8,6 +8,7 @@ from typing import Final
 import grpc
 
 from enginewire import v1 as pb
+from enginewire.conformance.checks.streams.multiplexed import open_stream, require_cancelled
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import REFUSALS, Context
 from enginewire.conformance.session.requests import Value, change
@@ -25,6 +26,7 @@ ORDERS: Final = 4
 """Three choices that nobody has sorted are in order once in six times."""
 ROUNDING: Final = 0.01
 SEVERAL: Final = 20
+EXHAUSTED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 MANY: Final = 64
 """Choices that are enough to be more than the slots of a small engine."""
 
@@ -123,13 +125,7 @@ async def seeds_repeat_all_choices(ctx: Context) -> None:
 @check("SEQ-05", needs=(*SHAPE, "STR-04", "STR-09", "SEQ-02", "ABO-01"), alone=True)
 async def an_abort_ends_all(ctx: Context) -> None:
     """A terminal CANCELLED for each, and nothing is held."""
-    stream = await _running(ctx)
-    await ctx.client.abort([stream.request.request_id])
-    await stream.end()
-    for index in range(_at_once(ctx)):
-        choice = stream.choices.get(index)
-        reason = choice.reason_name if choice else "no output"
-        expect_equal(reason, "CANCELLED", f"choice {index} of an aborted request")
+    await _aborted(ctx, await _running(ctx))
     await ctx.idle()
 
 
@@ -147,17 +143,55 @@ async def a_cancelled_call_frees_all(ctx: Context) -> None:
     needs=(*SHAPE, "SEQ-05/cancelled", "SEQ-04/more-than-slots"),
     alone=True,
 )
-async def a_cancelled_call_frees_those_without_a_slot(ctx: Context) -> None:
-    """A caller that goes away while one of its choices waits for a slot, which another request has next."""
+async def those_without_a_slot_end_too(ctx: Context) -> None:
+    """One waits for a slot when the caller goes away, or when the request is aborted.
+
+    Another request has the slot next.
+    """
     count = _one_too_many(ctx)
-    stream = ctx.start(ctx.long_request(n=count, temperature=WARM))
-    try:
-        await _begun(stream, count - 1)
-    except Violation:
-        if stream.exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise NotApplicable("the memory is too small for so many long choices") from None
-        raise
-    stream.cancel()
+    for has_gone in (True, False):
+        stream = ctx.start(ctx.long_request(n=count, temperature=WARM))
+        try:
+            await _begun(stream, count - 1)
+        except Violation:
+            _require_memory(stream.exchange.code is EXHAUSTED)
+            raise
+        if has_gone:
+            stream.cancel()
+        else:
+            await _aborted(ctx, stream)
+        await _is_free(ctx)
+
+
+@check(
+    "SEQ-05",
+    variant="more-than-slots-multiplexed",
+    gate="multiplexed",
+    phase=Phase.LOAD,
+    needs=(*SHAPE, "SEQ-05/more-than-slots", "MUX-07"),
+    alone=True,
+)
+async def those_without_a_slot_end_with_their_handle(ctx: Context) -> None:
+    """The same where a handle is aborted."""
+    count = _one_too_many(ctx)
+    async with open_stream(ctx) as stream:
+        stream.submit(1, ctx.long_request(n=count, temperature=WARM))
+        handle = stream.handle(1)
+        await stream.until(lambda: len(handle.by_choice) >= count - 1 or handle.has_ended)
+        _require_memory(handle.status is not None and handle.status.code == EXHAUSTED.value[0])
+        stream.send(abort=(1,))
+        await stream.until_ended(1, within=2 * ctx.bounds.answer)
+        require_cancelled(handle)
+        await _is_free(ctx)
+
+
+def _require_memory(is_exhausted: bool) -> None:
+    if is_exhausted:
+        raise NotApplicable("the memory is too small for so many long choices")
+
+
+async def _is_free(ctx: Context) -> None:
+    """Nothing is held, before and after another request."""
     await ctx.idle()
     await ctx.generate(ctx.request())
     await ctx.idle()
@@ -227,6 +261,16 @@ async def _running(ctx: Context) -> Stream:
     stream = ctx.start(ctx.long_request(n=count, temperature=WARM))
     await _begun(stream, count)
     return stream
+
+
+async def _aborted(ctx: Context, stream: Stream) -> None:
+    """A terminal CANCELLED for each choice."""
+    await ctx.client.abort([stream.request.request_id])
+    await stream.end()
+    for index in range(stream.request.request.sampling_options.n):
+        choice = stream.choices.get(index)
+        reason = choice.reason_name if choice else "no output"
+        expect_equal(reason, "CANCELLED", f"choice {index} of an aborted request")
 
 
 async def _begun(stream: Stream, count: int) -> None:

@@ -14,6 +14,7 @@ from enginewire.conformance.session import requests
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.saturation import KINDS
+from enginewire.conformance.session.slots import ranks_of
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import GENERATE
@@ -126,11 +127,11 @@ async def reserved_keys_of_submits_are_read(ctx: Context) -> None:
 @check("MDT-06", needs=SHAPE)
 async def ranks_are_served_or_refused(ctx: Context) -> None:
     """Each rank there is, and those beside them, by field and by key."""
-    first, count = ctx.config.data_parallel_start_rank, max(ctx.config.data_parallel_size, 1)
-    for rank in range(first, first + count):
+    ranks = ranks_of(ctx.config)
+    for rank in ranks:
         await ctx.generate(ctx.request(dp_rank=rank))
         await _with_metadata(ctx, ctx.request(), (RANK, str(rank)), is_good=True)
-    for rank in {first + count, UINT32_MAX, max(first - 1, 0)} - set(range(first, first + count)):
+    for rank in {ranks.stop, UINT32_MAX, max(ranks.start - 1, 0)} - set(ranks):
         await ctx.rejects({"dp_rank": rank})
         await _with_metadata(ctx, ctx.request(), (RANK, str(rank)), is_good=False)
 

@@ -194,7 +194,7 @@ async def _are_aborted(ctx: Context, stream: Multiplexed) -> None:
     await stream.until_ended(0, 2, within=2 * ctx.bounds.answer)
     await stream.until_ended(1)
     for number in (0, 2):
-        _require_cancelled(stream.handle(number))
+        require_cancelled(stream.handle(number))
     seen = [reason_name(output.finish_reason) for output in stream.handle(1).terminals]
     expect_equal(seen, ["LENGTH"] * stream.handle(1).choices, "an abort touched another handle")
 
@@ -325,7 +325,8 @@ def _most(changes: dict[str, Value]) -> int:
     return most
 
 
-def _require_cancelled(handle: Handle) -> None:
+def require_cancelled(handle: Handle) -> None:
+    """Each of its choices, or a Violation."""
     seen = [reason_name(output.finish_reason) for output in handle.terminals] or handle.status
     expect(
         seen == ["CANCELLED"] * handle.choices,

@@ -8,6 +8,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.slots import ranks_of
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
 
@@ -73,8 +74,7 @@ async def nothing_is_left(ctx: Context) -> None:
 @check("PRB-05", needs=("PRB-01", "MDT-06"), alone=True)
 async def every_rank_can_be_probed(ctx: Context) -> None:
     """One probe for each; where the load tells ranks apart, it runs on that rank."""
-    start, size = ctx.config.data_parallel_start_rank, max(ctx.config.data_parallel_size, 1)
-    for rank in range(start, start + size):
+    for rank in ranks_of(ctx.config):
         await ctx.idle()
         stream = await _started(ctx.start(ctx.long_request(is_probe=True, dp_rank=rank)), rank)
         ranks = (await ctx.client.load()).ranks

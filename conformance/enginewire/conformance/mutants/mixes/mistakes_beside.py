@@ -7,6 +7,7 @@ from enginewire.conformance.mutants import mutant
 from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import without
+from enginewire.conformance.wire.stream import num_choices
 
 TRAFFIC = "ERR-12/mixed"
 
@@ -60,7 +61,7 @@ class RunsOfTokensGoOnTwice(_Quick):
             super().check_lists(request)
         except Refusal as refusal:
             named = [choice.index for choice in request.resume.choices]
-            is_twice = len(set(named)) < len(named) and max(named) < max(request.sampling_options.n, 1)
+            is_twice = len(set(named)) < len(named) and max(named) < num_choices(request)
             if not (self.is_quick and is_twice and refusal.detail.field == "resume.choices"):
                 raise
 

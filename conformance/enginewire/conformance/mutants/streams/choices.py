@@ -10,8 +10,10 @@ from statistics import fmean
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import each_changed, mutant
+from enginewire.conformance.reference.capabilities.multiplexed import Multiplex
 from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.reference.service import Call
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings, without
 
 Outputs = AsyncIterator[pb.LLMEngineOutput]
@@ -163,18 +165,58 @@ class SiblingsKeptUntilTheNext(Reference):
         super().admit(job)
 
 
-@mutant("cancelled_choices_have_their_turn", kills="SEQ-05/more-than-slots")
-class CancelledChoicesHaveTheirTurn(Reference):
-    """What waited for a slot when its caller went away begins when one is free."""
+class _HaveTheirTurn(Reference):
+    """What waited for a slot when its request ended begins when one is free."""
 
     settings = replace(Settings(), total_blocks=MUCH)
 
+    def without_a_slot(self, *jobs: Job) -> list[Job]:
+        """What of live ones waits for a slot, as jobs of their own."""
+        left = {
+            job.request_id: [replace(choice) for choice in job.open_choices[self.settings.max_num_seqs :]]
+            for job in jobs
+            if self.live.get(job.request_id) is job
+        }
+        return [
+            replace(job, choices=left[job.request_id], is_running=False, items=asyncio.Queue())
+            for job in jobs
+            if left.get(job.request_id)
+        ]
+
+
+@mutant("cancelled_choices_have_their_turn", kills="SEQ-05/more-than-slots")
+class CancelledChoicesHaveTheirTurn(_HaveTheirTurn):
+    """Whatever ends it."""
+
     def release(self, job: Job) -> None:
-        is_live = self.live.get(job.request_id) is job
-        waited = job.open_choices[self.settings.max_num_seqs :]
+        left = self.without_a_slot(job)
         super().release(job)
-        if is_live and waited:
-            self.admit(replace(job, choices=waited, is_running=False, items=asyncio.Queue()))
+        for each in left:
+            self.admit(each)
+
+
+@mutant("aborted_choices_have_their_turn", kills="SEQ-05/more-than-slots")
+class AbortedChoicesHaveTheirTurn(_HaveTheirTurn):
+    """By its id."""
+
+    def abort_id(self, request_id: str) -> pb.AbortOutcome.ValueType:
+        left = self.without_a_slot(*filter(None, [self.live.get(request_id)]))
+        outcome = super().abort_id(request_id)
+        for each in left:
+            self.admit(each)
+        return outcome
+
+
+@mutant("choices_of_aborted_handles_have_their_turn", kills="SEQ-05/more-than-slots-multiplexed")
+class ChoicesOfAbortedHandlesHaveTheirTurn(_HaveTheirTurn):
+    """By its handle."""
+
+    def take(self, frame: pb.GenerateMultiplexedRequest, stream: Multiplex, call: Call) -> None:
+        aborted = [stream.live[handle] for handle in frame.abort.handles if handle in stream.live]
+        left = self.without_a_slot(*aborted)
+        super().take(frame, stream, call)
+        for each in left:
+            self.admit(each)
 
 
 class _OneChoice(Reference):

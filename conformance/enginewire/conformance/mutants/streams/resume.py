@@ -12,6 +12,7 @@ from enginewire.conformance.reference.generation.job import Choice, Job
 from enginewire.conformance.reference.refusal import invalid
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.service import Call
+from enginewire.conformance.wire.stream import num_choices
 
 
 def delivered_of(choice: Choice) -> int:
@@ -74,7 +75,7 @@ class ResumeGoesByTheOrderOfItsList(Reference):
     """And not by the index of each entry."""
 
     def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
-        if len(request.resume.choices) == max(request.sampling_options.n, 1):
+        if len(request.resume.choices) == num_choices(request):
             for index, choice in enumerate(request.resume.choices):
                 choice.index = index
         return super().job(request_id, request, *others)
@@ -266,6 +267,6 @@ class ResumeOfTooManyOk(Reference):
 class ResumeOfNothingOk(Reference):
     def check_lists(self, request: pb.PreprocessedRequest) -> None:
         done = sum(choice.finished for choice in request.resume.choices)
-        if request.HasField("resume") and done == max(request.sampling_options.n, 1):
+        if request.HasField("resume") and done == num_choices(request):
             del request.resume.choices[:]
         super().check_lists(request)

@@ -12,6 +12,7 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.reference.settings import ANNOTATIONS
+from enginewire.conformance.wire.stream import num_choices
 
 VOCABULARY: Final = 128
 EOS: Final = 2
@@ -128,7 +129,7 @@ def _goes_on(body: pb.PreprocessedRequest, draw: Draw) -> None:
     if longest < 5 or body.sampling_options.HasField("guided_decoding") or draw.random() < 0.7:
         return
     body.resume.attempt = 1
-    count = max(body.sampling_options.n, 1)
+    count = num_choices(body)
     for index in range(draw.randint(1, count)):
         told = pb.ResumedChoice(index=index, generated_token_ids=_ids(draw, draw.randint(1, longest - 1)))
         if body.output_options.HasField("logprobs"):

@@ -182,7 +182,8 @@ class Engine(Choices):
         """True when a job can run now."""
         sequences = sum(len(self.with_slots(each)) for each in (*self.running, job))
         blocks = self.counters.kv_blocks_used + self.blocks_for(job)
-        return sequences <= self.settings.max_num_seqs and blocks <= self.settings.total_blocks
+        slots = self.settings.max_num_seqs * self.settings.ranks
+        return sequences <= slots and blocks <= self.settings.total_blocks
 
     def with_slots(self, job: Job) -> list[Choice]:
         """The open choices that run: of a request with more than there are slots some wait for the others."""

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from enginewire import v1 as pb
 from enginewire.conformance.wire.exchange import Exchange, detail_of
 from enginewire.conformance.wire.methods import GENERATE
-from enginewire.conformance.wire.stream import Choice, choices_of
+from enginewire.conformance.wire.stream import Choice, choices_of, num_choices
 
 M = TypeVar("M", bound=Message)
 Part = pb.LLMEngineOutput | pb.EngineEvent
@@ -120,7 +120,7 @@ class Answer:
     @cached_property
     def count(self) -> int:
         """How many choices were asked for."""
-        return max(self.body.sampling_options.n, 1)
+        return num_choices(self.body)
 
     @cached_property
     def resumed(self) -> dict[int, pb.ResumedChoice]:

@@ -7,6 +7,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Seen, loads_of
 from enginewire.conformance.running.monitor.invariant import of_calls
+from enginewire.conformance.session.slots import ranks_of, slots_of
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 USUAL_INTERVAL_MS: Final = 100
@@ -31,7 +32,7 @@ def blocks_add_up(seen: Seen) -> None:
     config = seen.info.config
     for load in loads_of(seen.exchange):
         if load.state in SERVING and config.HasField("total_kv_blocks"):
-            total = config.total_kv_blocks * ranks_of(config)
+            total = config.total_kv_blocks * len(ranks_of(config))
             expect_equal(load.kv_blocks_total, total, "Load.kv_blocks_total is not that of all ranks")
         if config.HasField("kv_cache_block_size"):
             used, there = load.kv_blocks_used, load.kv_blocks_total
@@ -49,7 +50,7 @@ def running_sequences_are_bounded(seen: Seen) -> None:
     if not config.HasField("max_num_seqs"):
         return
     for load in loads_of(seen.exchange):
-        most = config.max_num_seqs * ranks_of(config)
+        most = slots_of(config)
         message = "more sequences run than max_num_seqs allows"
         expect(load.running <= most, message, expected=most, seen=load.running)
         for rank in load.ranks:
@@ -72,8 +73,3 @@ def the_load_is_not_told_too_often(seen: Seen) -> None:
         least = number * interval * (1 - EARLIER)
         message = f"load {number} of a watch comes too early"
         expect(passed >= least, message, expected=f"after {number * interval:.3f} s", seen=f"{passed:.3f} s")
-
-
-def ranks_of(config: pb.EngineConfig) -> int:
-    """Data-parallel ranks that the target serves."""
-    return max(config.data_parallel_size, 1)
