@@ -12,7 +12,7 @@ from enginewire.conformance.reference.settings import Settings
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import all_queued, queued, saturated
-from enginewire.conformance.session.slots import slots_of
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.wire.violation import expect
 from tests.conformance.judging import judged, made_up
 

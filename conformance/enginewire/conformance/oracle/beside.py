@@ -31,7 +31,7 @@ from enginewire.conformance.oracle.shrink import Patience, shrink
 from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
-from enginewire.conformance.session.slots import slots_of
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 from enginewire.field_rules import FIELD_RULES

@@ -203,7 +203,9 @@ async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
     """The kit against one mutant, without what takes long and is not about it."""
     checks = (*all_checks(), *client_checks())
     shown = {*mutant.kills, *mutant.traffic}
-    spared = [check.key for check in checks if check.is_costly and check.key not in shown]
+    # To leave out an id is to leave out its variants.
+    wanted = shown | {key.partition("/")[0] for key in shown}
+    spared = [check.key for check in checks if check.is_costly and check.key not in wanted]
     if issubclass(mutant.server, ReferenceBackend):
         return await judge_backend(mutant.server, skip=spared)
     run = needed_by(mutant) if quick else ()

@@ -16,7 +16,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.session.company import DIFFERENT, Company, draw
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.session import Session
-from enginewire.conformance.session.slots import slots_of
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.wire.multiplexed import Multiplexed
 from enginewire.conformance.wire.violation import NotApplicable, Violation
 

@@ -1,10 +1,11 @@
-"""Fills every slot of the target, so that the next request has to wait. Knows no requirement."""
+"""Fills the slots of the target, so that the next request has to wait, or its memory. Knows no requirement."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -12,7 +13,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import LEFT, Context
 from enginewire.conformance.session.requests import change
-from enginewire.conformance.session.slots import ranks_of, slots_of
+from enginewire.conformance.session.sizes import ranks_of, slots_of
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation
@@ -28,6 +29,13 @@ MORE: Final = 0.1
 
 PER_CONNECTION: Final = 96
 """Calls that every server takes from one connection: many stop at a hundred."""
+
+MOST_PLACES: Final = 2**14
+"""Tokens of a KV cache that the kit fills; a larger one takes too long."""
+MOST_REQUESTS: Final = 16
+BEGUN, ENDED = 0.9, 1.2
+"""Of the memory: what the prompts of all requests need, and what they need with all their tokens."""
+UNHURT: Final = "no request had to give up its memory"
 
 
 @asynccontextmanager
@@ -150,3 +158,47 @@ async def _filled(ctx: Context, streams: list[Stream], started: float) -> None:
             most = live
             more = time.monotonic() + MORE * ctx.bounds.reaction
         await pause()
+
+
+def crowd(ctx: Context) -> list[pb.GenerateRequest]:
+    """Requests that can all begin at the same time, and that need more memory than there is before they end.
+
+    NotApplicable where the target is too large, too small or too slow for such ones.
+    """
+    config = ctx.config
+    if not (config.HasField("total_kv_blocks") and config.HasField("max_num_seqs")):
+        raise NotApplicable("EngineConfig.total_kv_blocks or EngineConfig.max_num_seqs is absent")
+    if len(ranks_of(config)) > 1:
+        raise NotApplicable("requests are spread over ranks")
+    places, count = config.total_kv_blocks * ctx.block_size, min(config.max_num_seqs, MOST_REQUESTS)
+    if places > MOST_PLACES:
+        raise NotApplicable(f"{places} tokens of KV cache are more than the kit fills")
+    prompt, tokens = int(BEGUN * places / count), math.ceil((ENDED - BEGUN) * places / count)
+    if ctx.tokens(tokens, prompt) < tokens:
+        raise NotApplicable("all that has a slot fits the memory, or a token takes too long")
+    return [
+        ctx.request(token_ids=ctx.prompt(prompt, salt=1 + number), max_tokens=tokens)
+        for number in range(count)
+    ]
+
+
+@asynccontextmanager
+async def short_of_memory(
+    ctx: Context, requests: Sequence[pb.GenerateRequest]
+) -> AsyncIterator[list[Stream]]:
+    """All at once and read, until one of them had to give up its memory; NotApplicable when none has to."""
+    before = (await ctx.client.load()).preemptions
+    streams = [ctx.start(request, timeout=ctx.bounds.check) for request in requests]
+    reading = [asyncio.ensure_future(stream.end()) for stream in streams]
+    try:
+        looks = Looks(ctx.bounds.check / 2)
+        while (await ctx.client.load()).preemptions == before:
+            if looks.are_over() or all(each.done() for each in reading):
+                raise NotApplicable(UNHURT)
+            await pause()
+        yield streams
+        await asyncio.gather(*reading)
+    finally:
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)

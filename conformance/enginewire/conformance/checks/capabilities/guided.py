@@ -17,9 +17,10 @@ from enginewire.conformance.oracle.languages import (
     begins_an_instance,
     is_instance,
 )
-from enginewire.conformance.running.registry import SHAPE, WHOLE, check
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import REFUSALS, Context, require_refusal
+from enginewire.conformance.session.saturation import crowd, short_of_memory
 from enginewire.conformance.session.views import detokenizer
 from enginewire.conformance.wire.stream import Choice, Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -29,6 +30,9 @@ UNLIKELY: Final = ("qzxjkvqwzxjqkvzw" * 4, "xqjzvkwqxzjvqkwx" * 4)
 PLAIN: Final = 16
 ROOM: Final = 64
 """More tokens than any output below needs, white space aside."""
+
+SPARE: Final = 8
+"""Tokens that an answer may have beyond a digit in each."""
 
 INVALID_GUIDES: Final = {
     pb.GUIDED_MODE_REGEX: [pb.GuidedDecoding(regex="(")],
@@ -59,6 +63,37 @@ async def patterns_match(ctx: Context) -> None:
     for temperature in (0.0, 1.0):
         text = await _text(ctx, await _guided(ctx, pb.GUIDED_MODE_REGEX, temperature))
         expect(re.fullmatch(DIGITS, text), "the output does not match as a whole", expected=DIGITS, seen=text)
+
+
+@check(
+    "GDE-02",
+    variant="preempted",
+    phase=Phase.LOAD,
+    alone=True,
+    costly=True,
+    needs=(*WHOLE, "GDE-02", "INF-07"),
+)
+async def patterns_match_where_memory_is_short(ctx: Context) -> None:
+    """As many digits as were asked for and no more, of requests of which one gives up its memory."""
+    _needs(ctx, pb.GUIDED_MODE_REGEX)
+    wanted = crowd(ctx)
+    count = wanted[0].request.stop_conditions.max_tokens - SPARE
+    if count < SPARE:
+        raise NotApplicable("an answer has no room for the guide")
+    guide = pb.GuidedDecoding(regex=f"[0-9]{{{count}}}")
+    changes: dict[str, requests.Value] = {"guided_decoding": guide, "temperature": 1.0, "ignore_eos": None}
+    async with short_of_memory(ctx, [requests.change(each, **changes) for each in wanted]) as streams:
+        pass
+    for stream in streams:
+        choice = (await stream.ok()).choice
+        text = await _text(ctx, choice)
+        is_cut = choice.finish_reason == pb.FINISH_REASON_LENGTH and len(text) < count
+        expect(
+            re.fullmatch(rf"[0-9]{{{len(text) if is_cut else count}}}", text),
+            "an output does not match as a whole where memory is short",
+            expected=guide.regex,
+            seen=text,
+        )
 
 
 @check("GDE-03", needs=SHAPE)
@@ -137,11 +172,11 @@ async def guides_end_below_the_minimum(ctx: Context) -> None:
     if mode is None or _room(ctx) < ROOM:
         raise NotApplicable("neither a regex nor a choice can be brought to its end")
     guide = GUIDES[mode]
-    stream = await ctx.generate(ctx.request(guided_decoding=guide, max_tokens=ROOM, min_tokens=ROOM))
-    message = "a guided choice does not end where its grammar allows nothing more"
-    expect(
-        stream.choice.reason_name in ("EOS", "STOP"), message, expected="EOS", seen=stream.choice.reason_name
-    )
+    for is_ignored in (True, None):  # the end of the sequence
+        request = ctx.request(guided_decoding=guide, max_tokens=ROOM, min_tokens=ROOM, ignore_eos=is_ignored)
+        reason = (await ctx.generate(request)).choice.reason_name
+        message = "a guided choice does not end where its grammar allows nothing more"
+        expect(reason in ("EOS", "STOP"), message, expected="EOS", seen=reason)
 
 
 @check("GDE-09", needs=("GDE-02", "STP-01"))

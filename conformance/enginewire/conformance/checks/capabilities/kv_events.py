@@ -11,7 +11,7 @@ from enginewire.conformance.running.registry import SHAPE, Phase, check, negativ
 from enginewire.conformance.session.adapters import loaded
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.requests import Value, change
-from enginewire.conformance.session.slots import ranks_of
+from enginewire.conformance.session.sizes import ranks_of
 from enginewire.conformance.session.views.kv_view import Picture, Subscription, hashes, sources, subscribe
 from enginewire.conformance.wire.connection import NARROW
 from enginewire.conformance.wire.violation import expect, expect_equal

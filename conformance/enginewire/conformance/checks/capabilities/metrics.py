@@ -10,7 +10,7 @@ from typing import Final
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.slots import slots_of
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.views.exporter import GENERATED, RUNNING, WAITING, Metrics, scrape
 from enginewire.conformance.session.views.kv_view import sources
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal

@@ -28,6 +28,8 @@ MANY: Final = 600
 """More than tables that are made in parts have in one."""
 ALTERNATIVES: Final = 4
 USUAL_MOST: Final = 20
+LONG: Final = 600
+"""Tokens of a prompt, which an engine may compute in parts."""
 PROMPT: Final = 12
 HOT: Final = 5.0
 
@@ -129,8 +131,19 @@ async def probabilities_are_shares(ctx: Context) -> None:
 async def prompt_rows_are_aligned(ctx: Context, shape: Shape) -> None:
     """A prompt that ends with what the model said to it: there its tokens are the best alternatives."""
     greedy = await ctx.greedy()
-    count = min(PROMPT, len(greedy.tokens))
-    prompt = [*greedy.prompt, *greedy.tokens[:count]]
+    await _are_aligned(ctx, shape, greedy.prompt, greedy.tokens[:PROMPT])
+
+
+@check("LOG-07", variant="long", needs=(*NEEDS, "LOG-07"), counts_prompt=True)
+async def rows_of_long_prompts_are_aligned(ctx: Context) -> None:
+    """A prompt that takes several steps, and that is in the cache in part."""
+    prompt, count = ctx.prompt(min(LONG, ctx.room(2 * PROMPT))), ctx.tokens(PROMPT)
+    said = (await ctx.generate(ctx.request(token_ids=prompt, max_tokens=count))).tokens
+    await _are_aligned(ctx, PLAIN, prompt, said)
+
+
+async def _are_aligned(ctx: Context, shape: Shape, before: list[int], said: list[int]) -> None:
+    prompt, count = [*before, *said], len(said)
     top = min(ctx.limits.max_prompt_logprobs, 1) if ctx.limits.HasField("max_prompt_logprobs") else 1
     stream = await ask(ctx, shape, ctx.request(token_ids=prompt, prompt_logprobs=top))
     tables = [output for output in stream.outputs if output.HasField("prompt_logprobs")]

@@ -25,6 +25,7 @@ VISIBLE: Final = 4
 
 LARGE_PROMPT: Final = 4096
 STREAMS: Final = 3
+MOMENTS: Final = 3
 
 NEEDS: Final = (*SHAPE, "ABO-08")
 """A server that loses blocks is never idle again."""
@@ -41,11 +42,20 @@ async def a_cancelled_stream_is_freed(ctx: Context) -> None:
 
 @check("CAN-02", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
 async def a_cancelled_prefill_is_freed(ctx: Context) -> None:
-    """A large prompt, cancelled as soon as it is accepted."""
+    """A large prompt, cancelled as soon as it is accepted, and at moments until it would be computed."""
     length = min(ctx.context_length() // 2, LARGE_PROMPT)
-    stream = await ctx.start(ctx.long_request(token_ids=ctx.prompt(length))).accepted()
-    stream.cancel()
-    await freed(ctx, [stream.request])
+    computed = 0.0
+    for moment in range(MOMENTS + 1):
+        prompt = ctx.prompt(length, salt=1 + moment)
+        stream = await ctx.start(ctx.long_request(token_ids=prompt)).accepted()
+        began = time.monotonic()
+        if moment:
+            await asyncio.sleep(computed * (moment - 1) / MOMENTS)
+        else:
+            await stream.first_token()
+            computed = time.monotonic() - began
+        stream.cancel()
+        await freed(ctx, [stream.request])
 
 
 @check("CAN-02", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "INF-08", "CAN-01"))

@@ -13,7 +13,7 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.saturation import MOST_SLOTS, queued, saturated
-from enginewire.conformance.session.slots import slots_of
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.watching import until
 from enginewire.conformance.wire.stopwatch import within
 from enginewire.conformance.wire.stream import Stream, num_choices

@@ -16,7 +16,7 @@ from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import Context, require_refusal
 from enginewire.conformance.session.saturation import MOST_SLOTS
-from enginewire.conformance.session.slots import slots_of
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.session.watching import is_idle, until
 from enginewire.conformance.wire.client import Client
 from enginewire.conformance.wire.connection import NARROW

@@ -15,7 +15,7 @@ from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.features import FEATURES, SERVED_ALONE
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import MOST_SLOTS, saturated
-from enginewire.conformance.session.slots import ranks_of, slots_of
+from enginewire.conformance.session.sizes import ranks_of, slots_of
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal

@@ -15,7 +15,7 @@ from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
-from enginewire.conformance.session.saturation import all_queued, saturated
+from enginewire.conformance.session.saturation import all_queued, crowd, saturated, short_of_memory
 from enginewire.conformance.session.watching import still_running
 from enginewire.conformance.wire.client import Call, Client
 from enginewire.conformance.wire.exchange import Exchange
@@ -45,6 +45,16 @@ async def streams_finish(ctx: Context) -> None:
             is_whole and stream.exchange.is_ok, message, expected=f"{wanted} tokens, LENGTH, OK", seen=seen
         )
     await _final(drain)
+
+
+@check("DRN-01", variant="preempted", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-01", "INF-07"))
+async def who_gave_up_memory_ends_too(ctx: Context) -> None:
+    """A drain begins while a request waits for memory that others took from it."""
+    async with short_of_memory(ctx, crowd(ctx)) as streams:
+        await _begun(ctx, ctx.bounds.check)
+    for stream in streams:
+        reason = (await stream.ok()).choice.reason_name
+        expect_equal(reason, "LENGTH", "a drain cuts a request that gave up its memory")
 
 
 @check("DRN-02", phase=Phase.DESTRUCTIVE, needs=SHAPE)

@@ -14,7 +14,7 @@ from enginewire.conformance.session import requests
 from enginewire.conformance.session.company import FULL
 from enginewire.conformance.session.context import INVALID, REFUSALS, Context, require_refusal
 from enginewire.conformance.session.saturation import KINDS
-from enginewire.conformance.session.slots import ranks_of
+from enginewire.conformance.session.sizes import ranks_of
 from enginewire.conformance.wire.exchange import Metadata
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import GENERATE

@@ -8,7 +8,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
-from enginewire.conformance.session.slots import ranks_of
+from enginewire.conformance.session.sizes import ranks_of
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import expect, expect_equal
 

@@ -6,6 +6,7 @@ An undisturbed run is made once; then its beginning is handed in as `resume`, an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from enginewire import v1 as pb
@@ -128,6 +129,36 @@ async def logprobs_go_on(ctx: Context, shape: Shape) -> None:
         total, undisturbed = (each.choice.outputs[-1].cum_log_probs for each in (stream, whole))
         message = "cum_log_probs does not go on from what was handed in"
         expect(_close(total, undisturbed), message, expected=undisturbed, seen=total)
+
+
+@check("RES-07", variant="choices", gate="logprobs", needs=(*SHAPE, RESUMED, "RES-07", "SEQ-01", "SEQ-02"))
+async def sums_go_on_apart(ctx: Context) -> None:
+    """Two choices, each with a sum of its own."""
+    if ctx.choices(2) < 2:
+        raise NotApplicable("Limits.max_n is 1")
+    greedy, sums = await ctx.greedy(TOKENS, least=FEWEST), (-1.0, -5.0)
+    request = ctx.request(max_tokens=len(greedy.tokens), n=2, logprobs=0)
+    _hand_in(request, greedy.tokens[: len(greedy.tokens) // 2], sums)
+    stream = await ctx.generate(request)
+    for index, handed_in in enumerate(sums):
+        expected = handed_in + math.fsum(_rows(stream.choices[index]))
+        told = [each for each in stream.choices[index].outputs if each.HasField("cum_log_probs")]
+        seen = told[-1].cum_log_probs if told else 0.0
+        message = f"cum_log_probs of choice {index} does not go on from what was handed in"
+        expect(_close(seen, expected), message, expected=expected, seen=seen)
+
+
+@check("SAM-14", variant="resumed", gate="resume", needs=(*SHAPE, RESUMED))
+async def bad_words_begin_before_the_cut(ctx: Context) -> None:
+    """One of two tokens, of which the first one is handed in."""
+    greedy = await ctx.greedy(TOKENS, least=FEWEST)
+    cut = len(greedy.tokens) // 2
+    word = greedy.tokens[cut - 1 : cut + 1]
+    bad = [pb.TokenSequence(token_ids=word)]
+    request = ctx.request(max_tokens=len(greedy.tokens), bad_words_token_ids=bad)
+    tokens = (await ctx.generate(_resumed(request, greedy.tokens[:cut]))).tokens
+    message = f"the bad word {word} comes across the cut of a resume"
+    expect(tokens[0] != word[1], message, expected="another token", seen=tokens[0])
 
 
 @check("RES-08", needs=(*WHOLE, "SEQ-01", "SEQ-02", RESUMED), gate="multiple_choices")
@@ -272,6 +303,15 @@ def _resumed(request: pb.GenerateRequest, tokens: list[int]) -> pb.GenerateReque
     choice = pb.ResumedChoice(generated_token_ids=tokens)
     request.request.resume.CopyFrom(pb.Resume(choices=[choice], attempt=1))
     return request
+
+
+def _hand_in(request: pb.GenerateRequest, tokens: list[int], sums: Sequence[float]) -> None:
+    """The same tokens of as many choices as there are sums."""
+    choices = [
+        pb.ResumedChoice(index=index, generated_token_ids=tokens, cum_log_probs=each)
+        for index, each in enumerate(sums)
+    ]
+    request.request.resume.CopyFrom(pb.Resume(choices=choices, attempt=1))
 
 
 def _rows(choice: Choice) -> list[float]:

@@ -7,6 +7,7 @@ from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.running.registry import SHAPE, Phase, check, negative
 from enginewire.conformance.session import requests
+from enginewire.conformance.session.adapters import loaded
 from enginewire.conformance.session.context import LEFT_OUT, Context, require_refusal
 from enginewire.conformance.session.saturation import queued, saturated
 from enginewire.conformance.wire.multiplexed import Handle
@@ -164,22 +165,47 @@ async def cached_tokens_are_told(ctx: Context, shape: Shape) -> None:
 @check("USE-07", needs=(*SHAPE, "USE-06"), alone=True, counts_prompt=True)
 async def salts_part_the_cache(ctx: Context) -> None:
     """A prompt under one salt, one with another end, and none; then the first again. And none first."""
+    await _are_parted(ctx)
+
+
+@check(
+    "USE-07",
+    variant="adapter",
+    gate="lora",
+    needs=(*SHAPE, "USE-07", "LOR-01"),
+    alone=True,
+    counts_prompt=True,
+)
+async def salts_part_the_cache_of_an_adapter(ctx: Context) -> None:
+    """The same of requests with an adapter."""
+    async with loaded(ctx, ctx.session.options.sources(1)) as (name,):
+        await _are_parted(ctx, name)
+
+
+async def _are_parted(ctx: Context, adapter: str = "") -> None:
     for first, others in ((TENANT + "a", (TENANT + "b", "")), ("", (TENANT + "a",))):
         block, prompt = ctx.block_size, ctx.fresh_prompt(BLOCKS)
-        await _cached(ctx, prompt, salt=first)
+        await _cached(ctx, prompt, salt=first, adapter=adapter)
         for other in others:
-            cached = await _cached(ctx, prompt, salt=other)
+            cached = await _cached(ctx, prompt, salt=other, adapter=adapter)
             message = f"a request with cache_salt {other!r} shares what another one has cached"
             expect_equal(cached, 0, message)
-        again = await _cached(ctx, prompt, salt=first)
+        again = await _cached(ctx, prompt, salt=first, adapter=adapter)
         message = "a repeated prompt of equal cache_salt has no cached block"
         expect(again >= block, message, expected=f"at least {block}", seen=again)
 
 
 async def _cached(
-    ctx: Context, prompt: list[int], shape: Shape = PLAIN, *, bypass: bool = False, salt: str = ""
+    ctx: Context,
+    prompt: list[int],
+    shape: Shape = PLAIN,
+    *,
+    bypass: bool = False,
+    salt: str = "",
+    adapter: str = "",
 ) -> int:
-    request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass, cache_salt=salt)
+    changes: dict[str, requests.Value] = {"lora_name": adapter} if adapter else {}
+    request = ctx.request(token_ids=prompt, bypass_prefix_cache=bypass, cache_salt=salt, **changes)
     cached = (await ask(ctx, shape, request)).usage.prompt_tokens_details.cached_tokens
     expect(
         cached <= len(prompt), "more tokens are cached than the prompt has", expected=len(prompt), seen=cached

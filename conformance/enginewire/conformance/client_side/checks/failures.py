@@ -22,6 +22,8 @@ REFUSED = Fail(
     field="sampling_options.temperature",
     message="sampling_options.temperature: refused by the script",
 )
+TOO_MUCH = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_KV_EXHAUSTED)
+TOO_LARGE = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_TOO_LARGE)
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, pb.ERROR_REASON_QUEUE_FULL, retryable=True)
 UNKNOWN_REASON = 99
 
@@ -50,11 +52,21 @@ async def undecodable_ids_are_a_decode_error(ctx: ClientContext) -> None:
 @client_check("CLI-10")
 async def an_end_without_terminal_is_an_error(ctx: ClientContext) -> None:
     """The engine ends with OK in the middle, and nobody can resume there."""
+    await _expect_incomplete(ctx, say("ab"))
+
+
+@client_check("CLI-10", "choices", needs=("CLI-10",))
+async def an_end_beside_an_open_choice_is_an_error(ctx: ClientContext) -> None:
+    """Of two choices one has its terminal output by then."""
+    await _expect_incomplete(ctx, say("ab", finish=LENGTH), say("cd", index=1), n=2)
+
+
+async def _expect_incomplete(ctx: ClientContext, *script: Say, n: int = 1) -> None:
     # On an engine of its own: where requests share a stream, all of them end with it.
     backend = await ctx.backends.fresh(ctx.backends.engine(Facts(resume=False)))
     try:
         other = await ctx.on(backend)
-        answer = await other.start(other.play(say("ab"))).failed()
+        answer = await other.start(other.play(*script), n=n).failed()
         expect_equal(answer.reason, "STREAM_INCOMPLETE", "the reason is another one")
     finally:
         await backend.stop()
@@ -65,6 +77,15 @@ async def a_lost_answer_is_not_started_again(ctx: ClientContext) -> None:
     """Whoever sends it again says what was delivered."""
     scene = ctx.play(say("ab"), DIED, then=[[say("cd", finish=LENGTH)]])
     await _expect_no_restart(ctx, scene)
+
+
+@client_check("CLI-13", "held", needs=("CLI-13/with-resume",))
+async def an_answer_without_text_so_far_is_not_started_again(ctx: ClientContext) -> None:
+    """All its text is withheld when the engine is lost, and perhaps its ids: then it may begin once more."""
+    scene = ctx.play(say("ST"), DIED, then=[[say("xy", finish=LENGTH)]])
+    answer = await ctx.start(scene, stop=["STOP"]).ended()
+    if any(not _generated(turn) for turn in scene.turns[1:]):
+        expect_equal(answer.choice.tokens, ids("xy"), "the request was started again after its first token")
 
 
 @client_check("CLI-13", "without-resume")
@@ -154,6 +175,18 @@ async def a_final_refusal_reaches_the_caller(ctx: ClientContext) -> None:
     seen = (answer.error.code if answer.error else 0, answer.reason, answer.detail.field)
     expected = (REFUSED.code.value[0], "INVALID_REQUEST", REFUSED.field)
     expect_equal(seen, expected, "code, reason or field of the refusal are others")
+
+
+@client_check("CLI-27", "by-reason", needs=("CLI-27",))
+async def a_code_alone_does_not_mean_again(ctx: ClientContext) -> None:
+    """That of a full queue, for reasons that stay."""
+    for refusal in (TOO_MUCH, TOO_LARGE):
+        scene = ctx.play(refusal, then=[[say("ab", finish=LENGTH)]])
+        answer = await ctx.start(scene).failed()
+        expect_equal(len(scene.turns), 1, "a request was sent again that is not retryable")
+        seen = (answer.error.code if answer.error else 0, answer.reason)
+        expected = (refusal.code.value[0], pb.ErrorReason.Name(refusal.reason).removeprefix("ERROR_REASON_"))
+        expect_equal(seen, expected, "code or reason of the refusal are others")
 
 
 @client_check("CLI-28")

@@ -7,7 +7,16 @@ from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, bytes_of, ids
 from enginewire.conformance.client_side.stage.facts import Facts
-from enginewire.conformance.client_side.stage.script import EOS, LENGTH, STOP, Hold, Say, say, spoken
+from enginewire.conformance.client_side.stage.script import (
+    EOS,
+    LENGTH,
+    STOP,
+    Hold,
+    Say,
+    say,
+    spoken,
+    value_of_alternative,
+)
 from enginewire.conformance.wire.stream import reason_name
 from enginewire.conformance.wire.violation import expect, expect_equal
 
@@ -131,6 +140,29 @@ async def log_probabilities_stay_aligned(ctx: ClientContext) -> None:
         rows = list(output.logprobs.token_logprobs)
         expected = [value_of[token] for token in output.token_ids]
         expect_equal(rows, expected, "the rows are not those of the token ids beside them")
+
+
+@client_check("CLI-15", "alternatives", needs=("CLI-15", "CLI-15/selected"))
+async def alternatives_stay_aligned(ctx: ClientContext) -> None:
+    """Two for each token, and a stop string ends inside of an output."""
+    script, place = [], 0
+    for piece in ("ab ", "STOPxy"):
+        rows = range(place, place + len(ids(piece)))
+        place = rows.stop
+        script.append(Say([piece], row=[-row for row in rows], top=_alternatives(rows)))
+    answer = await ctx.start(ctx.play(*script, Say(finish=LENGTH)), stop=["STOP"], logprobs=2).ok()
+    place = 0
+    for output in answer.choice.counted:
+        rows, place = range(place, place + len(output.token_ids)), place + len(output.token_ids)
+        table, expected = output.logprobs, _alternatives(rows)
+        message = "the alternatives are not those of the token ids beside them"
+        expect_equal(list(table.top_token_ids), expected, message)
+        expect_equal(list(table.top_logprobs), list(map(value_of_alternative, expected)), message)
+        expect(table.top_n == 2 or not rows, "top_n is another one", expected=2, seen=table.top_n)
+
+
+def _alternatives(rows: range) -> list[int]:
+    return [token for row in rows for token in (2 * row, 2 * row + 1)]
 
 
 @client_check("CLI-15", "selected")

@@ -9,7 +9,7 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed
 from enginewire.conformance.client_side.mutants import client_mutant
-from enginewire.conformance.client_side.reference.backend import CONTEXT, ReferenceBackend, Request
+from enginewire.conformance.client_side.reference.backend import ATTEMPTS, CONTEXT, ReferenceBackend, Request
 from enginewire.conformance.client_side.stage.alphabet import UNKNOWN
 
 
@@ -38,7 +38,7 @@ class EndWithoutTerminalIsSuccess(ReferenceBackend):
             choice.finish = choice.finish or pb.FINISH_REASON_STOP
 
 
-@client_mutant("starts_again", kills=("CLI-10", "CLI-13/with-resume", "CLI-13/without-resume"))
+@client_mutant("starts_again", kills=("CLI-10", "CLI-13/with-resume", "CLI-13/without-resume", "CLI-13/held"))
 class StartsAgain(ReferenceBackend):
     def may_go_on(self, failure: Failed, request: Request) -> bool:
         for choice in request.choices:
@@ -51,7 +51,7 @@ class StartsAgain(ReferenceBackend):
         return part
 
 
-@client_mutant("resumes_anywhere", kills="CLI-13/without-resume")
+@client_mutant("resumes_anywhere", kills=("CLI-13/without-resume", "CLI-10/choices"))
 class ResumesAnywhere(ReferenceBackend):
     def may_go_on(self, failure: Failed, request: Request) -> bool:
         return failure.retryable and request.attempt < 5
@@ -194,3 +194,32 @@ class ResumeNamesNoSum(ReferenceBackend):
         for choice in resume.choices:
             choice.ClearField("cum_log_probs")
         return resume
+
+
+@client_mutant("what_is_open_ends_with_the_others", kills="CLI-10/choices")
+class WhatIsOpenEndsWithTheOthers(ReferenceBackend):
+    def end_without_terminal(self, request: Request) -> None:
+        if not any(choice.finish for choice in request.choices):
+            super().end_without_terminal(request)
+        for choice in request.choices:
+            choice.finish = choice.finish or pb.FINISH_REASON_STOP
+
+
+@client_mutant("without_text_nothing_was_delivered", kills="CLI-13/held")
+class WithoutTextNothingWasDelivered(ReferenceBackend):
+    def engine_part(self, request: Request) -> pb.PreprocessedRequest:
+        part = super().engine_part(request)
+        if request.attempt > 1 and not any(choice.shown for choice in request.choices):
+            part.ClearField("resume")
+            for choice in request.choices:
+                choice.received = 0
+        return part
+
+
+@client_mutant("exhausted_is_exhausted", kills="CLI-27/by-reason")
+class ExhaustedIsExhausted(ReferenceBackend):
+    """Whatever has run out."""
+
+    def may_go_on(self, failure: Failed, request: Request) -> bool:
+        is_exhausted = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return super().may_go_on(failure, request) or (is_exhausted and request.attempt < ATTEMPTS)

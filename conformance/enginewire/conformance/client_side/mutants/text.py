@@ -254,3 +254,14 @@ class SelectedValuesOfTokensThatAreCut(ReferenceChoice):
         kept_rows = super().rows(rows, kept)
         kept_rows.selected_logprobs[:] = rows.selected_logprobs
         return kept_rows
+
+
+@client_mutant("alternatives_are_cut_like_rows", kills="CLI-15/alternatives")
+class AlternativesAreCutLikeRows(ReferenceChoice):
+    """One for each token that is kept, however many a row has."""
+
+    def rows(self, rows: pb.Logprobs, kept: int) -> pb.Logprobs:
+        kept_rows = super().rows(rows, kept)
+        del kept_rows.top_token_ids[kept:]
+        del kept_rows.top_logprobs[kept:]
+        return kept_rows

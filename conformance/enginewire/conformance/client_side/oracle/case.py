@@ -47,11 +47,16 @@ class Case:
     lost: int | None = None
     """The engine is lost before this output, and continues with it."""
     gap: int | None = None
-    """The position of this output is one too high."""
+    """The position of this output is one too high, so that the engine counts as lost before it."""
     repeat: int | None = None
     """The position of this output is one too low."""
     waits: bool = False
     """The engine does not end by itself."""
+
+    @property
+    def lost_at(self) -> int | None:
+        """The output with which another attempt goes on."""
+        return self.lost if self.lost is not None else self.gap
 
     @property
     def n(self) -> int:

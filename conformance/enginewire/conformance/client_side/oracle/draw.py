@@ -209,8 +209,8 @@ def _disturbed(rng: random.Random, case: Case) -> Case:
         return replace(case, gap=place)
     if way < 0.33:
         return replace(case, repeat=place)
-    if way < 0.43:
-        # All choices end here, at the latest with as many tokens as the shortest has.
-        longest = min(map(len, case.tokens))
-        return replace(case, waits=True, max_tokens=longest, min_tokens=min(case.min_tokens, longest))
+    most = min(map(len, case.tokens)) - 1
+    if way < 0.43 and most:
+        # All choices end here, at the latest when the engine sends a token more than it may.
+        return replace(case, waits=True, max_tokens=most, min_tokens=min(case.min_tokens, most))
     return case

@@ -48,8 +48,8 @@ def _faults(played: Played) -> Iterator[Fault]:
     yield from _attempts(played)
     if len(played.turns) <= case.refusals:
         return
-    if case.lost is not None and len(played.turns) > case.refusals + 1:
-        yield from _resume(played, case.lost)
+    if case.lost_at is not None and len(played.turns) > case.refusals + 1:
+        yield from _resume(played, case.lost_at)
     if _may_fail(played):
         yield from _until_it_failed(case, answer, due)
         return
@@ -105,9 +105,9 @@ def _resume(played: Played, lost: int) -> Iterator[Fault]:
 def _may_fail(played: Played) -> bool:
     """Failing is right, or as right as not."""
     case, answer = played.case, played.answer
-    if case.gap is not None or case.repeat is not None:
+    if case.repeat is not None:
         return True
-    if case.lost is not None and len(played.turns) == case.refusals + 1:
+    if case.lost_at is not None and len(played.turns) == case.refusals + 1:
         return True  # nobody has to go on
     unknown = any(alphabet.bytes_of(token) == b"" for tokens in case.tokens for token in tokens)
     return unknown and any(failure.startswith(DECODE_ERROR) for failure in answer.failures)
@@ -117,7 +117,7 @@ def _until_it_failed(case: Case, answer: Answer, due: Sequence[Due]) -> Iterator
     """What was delivered before a failure stays, and nothing was made up."""
     if not answer.failures:
         yield Fault("broken", "a broken answer passed for complete", "a failure", answer.described)
-    is_violation = case.gap is not None or case.repeat is not None
+    is_violation = case.repeat is not None
     if is_violation and answer.reason != "PROTOCOL_VIOLATION":
         yield Fault("broken", "the reason is another one", "PROTOCOL_VIOLATION", answer.described)
     for index, choice in answer.choices.items():
@@ -129,15 +129,18 @@ def _until_it_failed(case: Case, answer: Answer, due: Sequence[Due]) -> Iterator
         yield from _shown(case, index, choice, due[index])
     for index, least in enumerate(_delivered(case)):
         seen = answer.choices.get(index, Choice()).num_tokens
-        if not is_violation and seen < min(least, due[index].least_count):
+        if seen < min(least, due[index].least_count):
             yield Fault("tokens", f"tokens of choice {index} are gone", least, seen)
 
 
 def _delivered(case: Case) -> list[int]:
-    """How many tokens of each choice came before the engine was lost."""
+    """How many tokens of each choice came before what ended the answer."""
     counts = [0] * case.n
-    for index, count, _ in outputs(case)[: case.lost]:
-        counts[index] += count
+    for index, count, _ in outputs(case)[: case.repeat if case.lost_at is None else case.lost_at]:
+        begin, end = counts[index], counts[index] + count
+        if not all(map(alphabet.bytes_of, case.tokens[index][begin:end])):
+            break
+        counts[index] = end
     return counts
 
 
@@ -216,7 +219,7 @@ def requirement(fault: Fault, case: Case) -> str:
     """The id that a fault breaks in the smallest case that has it: by the option without which it is gone."""
     if fault.kind in OF_KIND:
         return OF_KIND[fault.kind]
-    if case.lost is not None:
+    if case.lost_at is not None:
         return "CLI-30"
     if fault.kind == "usage":
         return "CLI-24"

@@ -90,16 +90,19 @@ def scripts(case: Case) -> list[list[Step]]:
     if case.waits:
         return [*refused, [*(replace(say, finish=0) for say in says if say.pieces), Stay()]]
     if case.lost is not None:
-        rest = [say for place, say in enumerate(says) if place >= case.lost]
-        ended = {index for index, due in enumerate(predict(case)) if due.message < case.lost}
-        return [
-            *refused,
-            [*says[: case.lost], DIED],
-            [say for say in rest if say.index not in ended],
-        ]
-    if case.gap is not None or case.repeat is not None:
+        return [*refused, [*says[: case.lost], DIED], _rest(case, case.lost)]
+    if case.gap is not None:
+        return [*refused, [*says, Stay()], _rest(replace(case, gap=None), case.gap)]
+    if case.repeat is not None:
         return [*refused, [*says, Stay()]]
     return [*refused, [*says]]
+
+
+def _rest(case: Case, lost: int) -> list[Step]:
+    """What the next engine says of the choices that are open."""
+    ended = {index for index, due in enumerate(predict(case)) if due.message < lost}
+    rest = [_say(case, place) for place in range(lost, len(outputs(case)))]
+    return [say for say in rest if say.index not in ended]
 
 
 def _say(case: Case, place: int) -> Say:

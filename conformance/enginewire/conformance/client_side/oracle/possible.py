@@ -41,16 +41,17 @@ def _is_whole(case: Case) -> bool:
 def _is_clear(case: Case, due: Sequence[Due]) -> bool:
     if case.n > 1 and set(case.ends) & set(FAILED):
         return False  # whether one failure ends its siblings is another question
-    if "CANCELLED" in case.ends and (case.refusals or case.lost is not None):
+    if "CANCELLED" in case.ends and (case.refusals or case.lost_at is not None):
         return (
             False  # each attempt meets another life of the engine, and that is how one looks that goes away
         )
     if case.waits:
         return not any(each.needs_engine for each in due)
     sent = outputs(case)
-    if case.lost is not None:
-        is_over = all(each.message < case.lost for each in due)
-        return case.lost < len(sent) and not is_over and all(each.count <= case.max_tokens for each in due)
+    if (lost := case.lost_at) is not None:
+        is_over = all(each.message < lost for each in due)
+        if lost >= len(sent) or is_over or any(each.count > case.max_tokens for each in due):
+            return False
     broken = case.gap if case.gap is not None else case.repeat
     if broken is None:
         return True

@@ -284,10 +284,14 @@ class ReferenceChoice:
     def rows(self, rows: pb.Logprobs, kept: int) -> pb.Logprobs:
         """The log-probabilities of the tokens that are passed on."""
         selected = len(rows.selected_logprobs) // max(len(rows.token_logprobs), 1)
+        alternatives = kept * rows.top_n
         self.log_prob += sum(rows.token_logprobs[:kept])
         return pb.Logprobs(
             token_logprobs=rows.token_logprobs[:kept],
             selected_logprobs=rows.selected_logprobs[: kept * selected],
+            top_n=rows.top_n,
+            top_token_ids=rows.top_token_ids[:alternatives],
+            top_logprobs=rows.top_logprobs[:alternatives],
         )
 
     def describe_finish(self, answer: pb.BackendOutput, output: pb.LLMEngineOutput) -> None:

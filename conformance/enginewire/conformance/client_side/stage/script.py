@@ -23,8 +23,9 @@ CANCELLED = pb.FINISH_REASON_CANCELLED
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """One output. `finish` makes it terminal, `position` breaks the count, `row` has log-probabilities,
-    `selected` those of ids that were asked for, row by row.
+    """One output. `finish` makes it terminal, `position` breaks the count, `row` has log-probabilities.
+
+    `selected` has those of ids that were asked for, `top` the ids of alternatives, both row by row.
 
     `text` is what an engine says of it that detokenizes; `stop` is the stop string that it found.
     """
@@ -35,6 +36,7 @@ class Say:
     position: int | None = None
     row: Sequence[float] = ()
     selected: Sequence[float] = ()
+    top: Sequence[int] = ()
     stop_token: int | None = None
     usage: pb.CompletionUsage | None = None
     error: str = ""
@@ -45,6 +47,11 @@ class Say:
     def token_ids(self) -> list[int]:
         """Its token ids."""
         return ids(*self.pieces)
+
+
+def value_of_alternative(token: int) -> float:
+    """The log-probability of an alternative, exact in any float."""
+    return -0.125 * token
 
 
 def say(*pieces: Piece, finish: int = 0, index: int = 0) -> Say:
@@ -138,6 +145,10 @@ class Speaker:
         if step.row:
             self.sums[step.index] = output.cum_log_probs = self.sums.get(step.index, 0.0) + sum(step.row)
             output.logprobs.CopyFrom(pb.Logprobs(token_logprobs=step.row, selected_logprobs=step.selected))
+            if step.top:
+                output.logprobs.top_n = len(step.top) // len(step.row)
+                output.logprobs.top_token_ids.extend(step.top)
+                output.logprobs.top_logprobs.extend(map(value_of_alternative, step.top))
         if step.finish:
             self._finish(output, step)
         return output

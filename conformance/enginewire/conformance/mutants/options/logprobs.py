@@ -227,3 +227,12 @@ class LogprobsAfterBias(_AfterSomething):
         for entry in choice.job.request.sampling_options.logit_bias:
             logits[entry.token_id] += entry.bias
         return logits
+
+
+@changed(Reference.prompt_logprobs, "prompt_rows_of_later_parts_shift", kills="LOG-07/long")
+def prompt_rows_of_later_parts_shift(table: pb.PromptLogprobs) -> None:
+    """A prompt is computed in parts of 256 tokens."""
+    for values in (table.logprobs.token_logprobs, table.logprobs.top_logprobs, table.logprobs.top_token_ids):
+        each = len(values) // max(len(table.logprobs.token_logprobs), 1)
+        begin = 256 * each
+        values[begin:] = [*values[begin - each : begin], *values[begin:-each]] if len(values) > begin else []

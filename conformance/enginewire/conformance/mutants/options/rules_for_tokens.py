@@ -41,7 +41,7 @@ class AllowedIdsOfTheFirstChoice(OtherOptions):
             options.ClearField("allowed_token_ids")
 
 
-@mutant("single_bad_words_only", kills="SAM-14")
+@mutant("single_bad_words_only", kills=("SAM-14", "SAM-14/resumed"))
 class SingleBadWordsOnly(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         words = [word for word in options.bad_words_token_ids if len(word.token_ids) == 1]

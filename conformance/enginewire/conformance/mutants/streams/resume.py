@@ -270,3 +270,20 @@ class ResumeOfNothingOk(Reference):
         if request.HasField("resume") and done == num_choices(request):
             del request.resume.choices[:]
         super().check_lists(request)
+
+
+@mutant("sums_go_on_from_the_first", kills="RES-07/choices")
+class SumsGoOnFromTheFirst(Reference):
+    def job(self, request_id: str, request: pb.PreprocessedRequest, *others: float) -> Job:
+        job = super().job(request_id, request, *others)
+        for choice in job.choices:
+            choice.cum_log_probs = job.choices[0].cum_log_probs
+        return job
+
+
+@mutant("bad_words_begin_behind_the_cut", kills="SAM-14/resumed")
+class BadWordsBeginBehindTheCut(Reference):
+    def apply_masks(self, choice: Choice, logits: list[float]) -> None:
+        before, choice.tokens = choice.tokens, choice.tokens[choice.handed_in :]
+        super().apply_masks(choice, logits)
+        choice.tokens = before

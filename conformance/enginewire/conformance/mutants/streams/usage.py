@@ -146,3 +146,11 @@ class WhoWaitsHasNothing(Reference):
         if not job.is_running:
             usage.total_tokens, usage.completion_tokens = usage.prompt_tokens, 0
         return usage
+
+
+@mutant("no_salt_beside_an_adapter", kills="USE-07/adapter")
+class NoSaltBesideAnAdapter(Reference):
+    def block_keys(self, job: Job) -> list[BlockKey]:
+        return [
+            ("" if adapter else salt, adapter, tokens) for salt, adapter, tokens in super().block_keys(job)
+        ]

@@ -7,7 +7,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Seen, loads_of
 from enginewire.conformance.running.monitor.invariant import of_calls
-from enginewire.conformance.session.slots import ranks_of, slots_of
+from enginewire.conformance.session.sizes import ranks_of, slots_of
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 USUAL_INTERVAL_MS: Final = 100

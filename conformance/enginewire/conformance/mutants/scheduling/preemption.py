@@ -1,0 +1,72 @@
+"""Servers that treat requests wrongly whose memory they take."""
+
+from __future__ import annotations
+
+import random
+
+from enginewire import v1 as pb
+from enginewire.conformance.mutants import mutant
+from enginewire.conformance.reference.capabilities import grammar
+from enginewire.conformance.reference.generation.job import Choice, Job
+from enginewire.conformance.reference.refusal import Refusal
+from enginewire.conformance.reference.variants.preempting import Preempting
+
+
+class _Remembers(Preempting):
+    """How many tokens each choice had when its memory was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.had: dict[Choice, int] = {}
+
+    def preempt(self, job: Job) -> None:
+        self.had |= {choice: len(choice.tokens) for choice in job.choices}
+        super().preempt(job)
+
+    def gave_up(self, job: Job) -> bool:
+        """Whether it waits for memory."""
+        return not job.is_running and job.choices[0] in self.had
+
+
+@mutant("seeds_begin_again_with_the_memory", kills="CON-02/preempted")
+class SeedsBeginAgainWithTheMemory(_Remembers):
+    def draw(self, choice: Choice) -> float:
+        place = len(choice.tokens) - self.had.get(choice, 0)
+        return random.Random(hash((choice.job.seed, choice.index, place))).random()
+
+
+@mutant("guides_begin_again_with_the_memory", kills="GDE-02/preempted")
+class GuidesBeginAgainWithTheMemory(_Remembers):
+    def allowed(self, choice: Choice, guide: grammar.Guide) -> set[int]:
+        had = self.had.get(choice, 0)
+        before, choice.tokens = choice.tokens, choice.tokens[had:]
+        allowed = super().allowed(choice, guide)
+        choice.tokens = before
+        return allowed
+
+
+@mutant("without_memory_is_not_waiting", kills="INF-13/preempted")
+class WithoutMemoryIsNotWaiting(_Remembers):
+    def load(self) -> pb.Load:
+        load = super().load()
+        load.waiting -= sum(map(self.gave_up, self.waiting))
+        return load
+
+
+@mutant("aborts_pass_over_those_without_memory", kills="ABO-01/preempted")
+class AbortsPassOverThoseWithoutMemory(_Remembers):
+    """They go on with what was aborted later."""
+
+    def abort(self, job: Job) -> None:
+        if not self.gave_up(job):
+            super().abort(job)
+
+
+@mutant("drains_refuse_those_without_memory", kills="DRN-01/preempted")
+class DrainsRefuseThoseWithoutMemory(_Remembers):
+    """As if they had never begun."""
+
+    def begin_drain(self, request: pb.DrainRequest) -> None:
+        super().begin_drain(request)
+        for job in [job for job in self.waiting if self.gave_up(job)]:
+            self.fail(job, Refusal(pb.ERROR_REASON_DRAINING, "the server is draining"))
