@@ -1,4 +1,4 @@
-"""Fills the slots of the target, so that the next request has to wait, or its memory. Knows no requirement."""
+"""Fills the slots of a target, so that the next request has to wait, or its memory. Knows no requirement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PER_CONNECTION: Final = 96
 MOST_PLACES: Final = 2**14
 """Tokens of a KV cache that the kit fills; a larger one takes too long."""
 MOST_REQUESTS: Final = 16
-BEGUN, ENDED = 0.9, 1.2
+BEGUN, ENDED = 0.9, 1.1
 """Of the memory: what the prompts of all requests need, and what they need with all their tokens."""
 UNHURT: Final = "no request had to give up its memory"
 
