@@ -75,19 +75,31 @@ class Answer:
 
 @contextmanager
 def enginewire(folder: Path, engine: str) -> Iterator[Side]:
-    """An HTTP face over an engine of these options."""
-    command = f"-m enginewire.backend serve --uds {folder}/b --http-port 0 --launch".split()
-    engine += f" --served-model-name {MODEL} --log-level error"
-    process = subprocess.Popen([sys.executable, *command, engine], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
+    """An HTTP face over an engine of these options.
+
+    The face does not launch the engine: that would put the two into sessions of their own, between which
+    Linux shares its processors otherwise than among the processes of the other side.
+    """
+    options = shlex.split(f"{engine} --served-model-name {MODEL} --log-level error --uds {folder}/e")
+    with ExitStack() as stack:
+        server = stack.enter_context(running(["-m", "enginewire.server", *options]))
+        face = f"-m enginewire.backend serve --target unix:{folder}/e --uds {folder}/b --http-port 0".split()
+        backend = stack.enter_context(running([*face, "--connect-timeout", "600"], subprocess.PIPE))
+        assert backend.stderr is not None
+        for line in backend.stderr:
             if found := re.search(r"http://\S+:(\d+)", line):
-                (server,) = psutil.Process(process.pid).children()
-                yield Side("enginewire", int(found[1]), [process.pid, server.pid], below(server.pid))
+                yield Side("enginewire", int(found[1]), [backend.pid, server.pid], below(server.pid))
                 return
             print(line, end="", file=sys.stderr)
         raise SystemExit("the server ended")
+
+
+@contextmanager
+def running(arguments: list[str], stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that ends with the context."""
+    process = subprocess.Popen([sys.executable, *arguments], stderr=stderr, text=True)
+    try:
+        yield process
     finally:
         process.terminate()
         process.wait()
