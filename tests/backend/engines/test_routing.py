@@ -163,7 +163,7 @@ async def home_of(backend: Backend, all_serving: list[Serving], **hints: object)
 
 async def test_equal_keys_go_to_the_same_engine_and_many_keys_to_all(engine_server, vocabulary) -> None:
     async with backend_with(engine_server, vocabulary) as (backend, all_serving):
-        keys = list(map(str, range(24)))
+        keys = list(map(str, range(48)))
         homes = [await home_of(backend, all_serving, routing_key=key) for key in keys]
         assert set(homes) == {0, 1, 2}
         again = [

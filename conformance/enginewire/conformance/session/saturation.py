@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import LEFT, Context
@@ -198,6 +200,8 @@ async def short_of_memory(
             await pause()
         yield streams
         await asyncio.gather(*reading)
+        if any(each.exchange.code is grpc.StatusCode.RESOURCE_EXHAUSTED for each in streams):
+            raise NotApplicable("a request that would have to wait for memory is refused here")
     finally:
         for stream in streams:
             stream.cancel()
