@@ -35,7 +35,7 @@ PER_CONNECTION: Final = 96
 MOST_PLACES: Final = 2**14
 """Tokens of a KV cache that the kit fills; a larger one takes too long."""
 MOST_REQUESTS: Final = 16
-BEGUN, ENDED = 0.9, 1.1
+BEGUN, ENDED = 0.9, 1.25
 """Of the memory: what the prompts of all requests need, and what they need with all their tokens."""
 UNHURT: Final = "no request had to give up its memory"
 

@@ -1,8 +1,9 @@
-"""Waits until the load shows something, within the bound of reactions. Knows no requirement."""
+"""Waits until the load shows something or streams end, within the bound of reactions. Knows no rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from enginewire import v1 as pb
@@ -56,3 +57,12 @@ async def ended_by_itself(stream: Stream) -> bool:
 def is_idle(load: pb.Load) -> bool:
     """Nothing runs, waits or is held."""
     return not (load.running or load.waiting or load.kv_blocks_used)
+
+
+async def end_soon(ctx: Context, streams: Sequence[Stream], otherwise: str) -> None:
+    """Read them to their ends; a Violation when that takes longer than the reaction bound."""
+    try:
+        async with asyncio.timeout(ctx.bounds.reaction):
+            await asyncio.gather(*(stream.end() for stream in streams))
+    except TimeoutError:
+        raise Violation(otherwise, expected=f"an end within {ctx.bounds.reaction:.1f} s") from None

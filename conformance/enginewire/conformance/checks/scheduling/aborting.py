@@ -22,7 +22,7 @@ from enginewire.conformance.session.context import (
     require_refusal,
 )
 from enginewire.conformance.session.saturation import all_queued, saturated
-from enginewire.conformance.session.watching import until
+from enginewire.conformance.session.watching import end_soon, until
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.stream import Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
@@ -112,11 +112,7 @@ async def reaches_the_queue(ctx: Context) -> None:
     async with saturated(ctx) as running:
         for waiting in await all_queued(ctx, running, ctx.long_request):
             await _abort(ctx, waiting)
-            try:
-                async with asyncio.timeout(ctx.bounds.reaction):
-                    await waiting.end()
-            except TimeoutError:
-                raise Violation("a request that was aborted in the queue does not end") from None
+            await end_soon(ctx, [waiting], "a request that was aborted in the queue does not end")
             await _ends_as_cancelled(waiting, num_choices(waiting.request.request))
     await ctx.idle()
 
@@ -127,11 +123,7 @@ async def all_of_them_are_those_who_wait_too(ctx: Context) -> None:
     async with saturated(ctx) as running:
         waiting = await all_queued(ctx, running, ctx.long_request)
         await ctx.client.ask("EngineService.Abort", pb.AbortRequest(all=True))
-        try:
-            async with asyncio.timeout(ctx.bounds.reaction):
-                await asyncio.gather(*(stream.end() for stream in waiting))
-        except TimeoutError:
-            raise Violation("an abort of all does not reach the queue", expected="its end") from None
+        await end_soon(ctx, waiting, "an abort of all does not reach the queue")
         for stream in waiting:
             await _ends_as_cancelled(stream, num_choices(stream.request.request))
 

@@ -16,7 +16,7 @@ from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
 from enginewire.conformance.session.saturation import all_queued, crowd, saturated, short_of_memory
-from enginewire.conformance.session.watching import still_running
+from enginewire.conformance.session.watching import end_soon, still_running
 from enginewire.conformance.wire.client import Call, Client
 from enginewire.conformance.wire.exchange import Exchange
 from enginewire.conformance.wire.foreign import health_types
@@ -188,11 +188,7 @@ async def those_who_wait_can_be_aborted(ctx: Context) -> None:
         await _begun(ctx, 2 * grace, grace=grace)
         await ctx.client.load()
         await ctx.client.abort([stream.request.request_id for stream in waiting])
-        try:
-            async with asyncio.timeout(ctx.bounds.reaction):
-                await asyncio.gather(*(stream.end() for stream in waiting))
-        except TimeoutError:
-            raise Violation("an abort during a drain does not reach the queue", expected="its end") from None
+        await end_soon(ctx, waiting, "an abort during a drain does not reach the queue")
 
 
 @check("DRN-07", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-01"))
