@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
+from typing import IO
 
 import psutil
 import vllm_peer
@@ -84,7 +85,7 @@ def enginewire(folder: Path, engine: str) -> Iterator[Side]:
     with ExitStack() as stack:
         server = stack.enter_context(running(["-m", "enginewire.server", *options]))
         face = f"-m enginewire.backend serve --target unix:{folder}/e --uds {folder}/b --http-port 0".split()
-        backend = stack.enter_context(running([*face, "--connect-timeout", "600"], subprocess.PIPE))
+        backend = stack.enter_context(running([*face, "--connect-timeout", "600"], stderr=subprocess.PIPE))
         assert backend.stderr is not None
         for line in backend.stderr:
             if found := re.search(r"http://\S+:(\d+)", line):
@@ -95,9 +96,9 @@ def enginewire(folder: Path, engine: str) -> Iterator[Side]:
 
 
 @contextmanager
-def running(arguments: list[str], stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+def running(arguments: list[str], **streams: int | IO[str]) -> Iterator[subprocess.Popen[str]]:
     """A Python process that ends with the context."""
-    process = subprocess.Popen([sys.executable, *arguments], stderr=stderr, text=True)
+    process = subprocess.Popen([sys.executable, *arguments], text=True, **streams)
     try:
         yield process
     finally:
@@ -109,16 +110,13 @@ def running(arguments: list[str], stderr: int | None = None) -> Iterator[subproc
 def vllm(folder: Path) -> Iterator[Side]:
     """vLLM's own server."""
     port = free_port()
-    with (folder / "vllm.log").open("wb") as log:
-        command = [sys.executable, *vllm_peer.serve(port, MODEL)]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    with (
+        (folder / "vllm.log").open("w") as log,
+        running(vllm_peer.serve(port, MODEL), stdout=log, stderr=log) as server,
+    ):
         if not wait_for_model(port, vllm_peer.START_SECONDS):
             raise SystemExit((folder / "vllm.log").read_text() + "vLLM's server is not there")
-        yield Side("vllm", port, [process.pid], below(process.pid))
-    finally:
-        process.terminate()
-        process.wait()
+        yield Side("vllm", port, [server.pid], below(server.pid))
 
 
 def below(process: int) -> list[int]:
@@ -184,10 +182,11 @@ async def measure(side: Side, streams: int, tokens: int) -> tuple[dict[str, floa
         "server_us_per_event": server / events,
         "server_us_per_token": server / (streams * tokens),
         "engine_us_per_token": engine / (streams * tokens),
-        "core_us_per_token": core / (streams * tokens),
         "gap_p50_ms": median(gaps) if gaps else 0.0,
         "gap_p99_ms": quantiles(gaps, n=100, method="inclusive")[98] if len(gaps) > 1 else 0.0,
     }
+    if side.core:
+        figures["core_us_per_token"] = core / (streams * tokens)
     return figures, {answer.text for answer in answers}
 
 

@@ -36,7 +36,7 @@ from enginewire.conformance.reference.variants.on_tls import EXPIRED, OnTls
 from enginewire.conformance.reference.variants.traced import Traced
 from enginewire.conformance.report.text import visible
 from enginewire.conformance.running.outcome import FAILED, Outcome, Report, Status
-from enginewire.conformance.running.registry import SHAPE, Phase
+from enginewire.conformance.running.registry import SHAPE, Check, Phase
 from enginewire.conformance.running.runner import Runner
 from enginewire.conformance.running.selection import Selection
 from enginewire.conformance.running.servers.in_process import InProcess, InProcessLauncher, Served
@@ -203,9 +203,7 @@ async def judge_mutant(mutant: Mutant, *, quick: bool = False) -> Report:
     """The kit against one mutant, without what takes long and is not about it."""
     checks = (*all_checks(), *client_checks())
     shown = {*mutant.kills, *mutant.traffic}
-    # To leave out an id is to leave out its variants.
-    wanted = shown | {key.partition("/")[0] for key in shown}
-    spared = [check.key for check in checks if check.is_costly and check.key not in wanted]
+    spared = _spared((check for check in checks if check.is_costly), shown)
     if issubclass(mutant.server, ReferenceBackend):
         return await judge_backend(mutant.server, skip=spared)
     run = needed_by(mutant) if quick else ()
@@ -220,13 +218,19 @@ async def judge_at_times(mutant: Mutant, breadth: Breadth) -> Report:
     Mixes are asked as well where nothing simpler sees it: nobody said that it shows in one thing alone.
     """
     beside = () if breadth is Breadth.OWN else survey.BESIDE
-    costly = [check for check in all_checks() if check.is_costly and check.variant not in beside]
-    spared = [check.key for check in costly if check.key not in mutant.kills]
+    costly = (check for check in all_checks() if check.is_costly and check.variant not in beside)
+    spared = _spared(costly, mutant.kills)
     everywhere = (f"*/{variant}" for variant in (survey.DRAWN, *beside))
     run = () if breadth is Breadth.ALL else [*needed_by(mutant), *everywhere]
     phases = phases_of(mutant) - {Phase.LAUNCH}
     companies = 0 if breadth is Breadth.OWN else COMPANIES
     return await reached(judge(mutant.server, phases, run=run, skip=spared, companies=companies))
+
+
+def _spared(costly: Iterable[Check], shown: Iterable[str]) -> list[str]:
+    """What is not judged: to leave out an id is to leave out its variants, so none with one that is shown."""
+    wanted = {name for key in shown for name in (key, key.partition("/")[0])}
+    return [check.key for check in costly if check.key not in wanted]
 
 
 async def kill(mutant: Mutant, *, quick: bool = False) -> Kill:

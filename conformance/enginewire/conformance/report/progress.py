@@ -15,9 +15,6 @@ ERASE: Final = "\r\x1b[K"
 LOG_SECONDS: Final = 10.0
 """Between two lines of a log; what is over sooner has none."""
 
-COMPANY: Final = ", what passed is judged once more in company"
-"""The end of a run that has nothing after it: of what happens there only failures are told."""
-
 
 class Progress:
     """Told of each outcome. Entered for the time of a run, after which a terminal is as it was."""
@@ -66,5 +63,5 @@ class Progress:
     def _line(self) -> str:
         done, failed = self._counts.total(), sum(self._counts[status] for status in FAILED | {Status.ERROR})
         seconds = (time.monotonic() - self._started) / max(done, 1) * self._left
-        to_go = f", about {seconds:.0f} s to go" if self._left else COMPANY
+        to_go = f", about {seconds:.0f} s to go" if self._left else ""
         return f"{done} of {done + self._left} judged, {failed} failed{to_go}; last: {self._last}"

@@ -162,7 +162,7 @@ async def _filled(ctx: Context, streams: list[Stream], started: float) -> None:
         await pause()
 
 
-def crowd(ctx: Context) -> list[pb.GenerateRequest]:
+def beyond_memory(ctx: Context) -> list[pb.GenerateRequest]:
     """Requests that can all begin at the same time, and that need more memory than there is before they end.
 
     NotApplicable where the target is too large, too small or too slow for such ones.

@@ -20,7 +20,7 @@ from enginewire.conformance.oracle.languages import (
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import REFUSALS, Context, require_refusal
-from enginewire.conformance.session.saturation import crowd, short_of_memory
+from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
 from enginewire.conformance.session.views import detokenizer
 from enginewire.conformance.wire.stream import Choice, Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
@@ -76,7 +76,7 @@ async def patterns_match(ctx: Context) -> None:
 async def patterns_match_where_memory_is_short(ctx: Context) -> None:
     """As many digits as were asked for and no more, of requests of which one gives up its memory."""
     _needs(ctx, pb.GUIDED_MODE_REGEX)
-    wanted = crowd(ctx)
+    wanted = beyond_memory(ctx)
     count = wanted[0].request.stop_conditions.max_tokens - SPARE
     if count < SPARE:
         raise NotApplicable("an answer has no room for the guide")

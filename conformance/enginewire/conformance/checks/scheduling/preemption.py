@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.registry import WHOLE, Phase, check
+from enginewire.conformance.running.registry import WHOLE, CheckFunction, Phase, check
 from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
-from enginewire.conformance.session.saturation import crowd, short_of_memory
+from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
 from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
 
@@ -22,21 +23,20 @@ ALIKE: Final = 0.5
 """Of the tokens there; with other random numbers hardly any is the same."""
 
 
-@check(
-    "CON-02",
-    variant="preempted",
-    phase=Phase.LOAD,
-    alone=True,
-    costly=True,
-    needs=(*WHOLE, "CON-02", "INF-07"),
-)
+def check_where_memory_is_short(identifier: str) -> Callable[[CheckFunction], CheckFunction]:
+    """Register what holds also of a request that gives up its memory."""
+    needs = (*WHOLE, identifier, "INF-07")
+    return check(identifier, variant="preempted", phase=Phase.LOAD, alone=True, costly=True, needs=needs)
+
+
+@check_where_memory_is_short("CON-02")
 async def tokens_do_not_change_where_memory_is_short(ctx: Context) -> None:
     """Of all requests at once, of which one has to give up its memory, and of each of them alone."""
     can = ctx.capabilities
     rows: dict[str, Value] = {"logprobs": 0} if can.logprobs else {}
     wanted = [
         requests.change(each, **rows, **({"seed": seed, "temperature": HOT} if can.seed else {}))
-        for seed, each in enumerate(crowd(ctx))
+        for seed, each in enumerate(beyond_memory(ctx))
     ]
     async with short_of_memory(ctx, wanted) as streams:
         pass
@@ -57,17 +57,10 @@ async def tokens_do_not_change_where_memory_is_short(ctx: Context) -> None:
         expect(_ends_alike(stream, calm), message, expected=calm.tokens, seen=stream.tokens)
 
 
-@check(
-    "INF-13",
-    variant="preempted",
-    phase=Phase.LOAD,
-    alone=True,
-    costly=True,
-    needs=(*WHOLE, "INF-13", "INF-07"),
-)
+@check_where_memory_is_short("INF-13")
 async def who_gave_up_memory_waits(ctx: Context) -> None:
     """All are counted: those that run, and the one that waits for memory."""
-    async with short_of_memory(ctx, crowd(ctx)) as streams:
+    async with short_of_memory(ctx, beyond_memory(ctx)) as streams:
         load = await ctx.client.load()
         live = sum(stream.choice.terminal is None for stream in streams)
         if live < len(streams):
@@ -75,17 +68,10 @@ async def who_gave_up_memory_waits(ctx: Context) -> None:
     expect_equal(load.running + load.waiting, live, "a request without memory neither runs nor waits")
 
 
-@check(
-    "ABO-01",
-    variant="preempted",
-    phase=Phase.LOAD,
-    alone=True,
-    costly=True,
-    needs=(*WHOLE, "ABO-01", "INF-07"),
-)
+@check_where_memory_is_short("ABO-01")
 async def who_gave_up_memory_can_be_aborted(ctx: Context) -> None:
     """All are aborted while one waits for memory, and nothing is left of it."""
-    async with short_of_memory(ctx, crowd(ctx)) as streams:
+    async with short_of_memory(ctx, beyond_memory(ctx)) as streams:
         results = await ctx.client.abort([stream.request.request_id for stream in streams])
     for stream, result in zip(streams, results, strict=True):
         reason = (await stream.ok()).choice.reason_name

@@ -15,7 +15,7 @@ from enginewire.conformance.checks.streams.multiplexed import open_stream
 from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
 from enginewire.conformance.session.context import LASTING_SECONDS, Context, require_refusal
 from enginewire.conformance.session.halves import handoff, prefilled
-from enginewire.conformance.session.saturation import all_queued, crowd, saturated, short_of_memory
+from enginewire.conformance.session.saturation import all_queued, beyond_memory, saturated, short_of_memory
 from enginewire.conformance.session.watching import end_soon, still_running
 from enginewire.conformance.wire.client import Call, Client
 from enginewire.conformance.wire.exchange import Exchange
@@ -50,7 +50,7 @@ async def streams_finish(ctx: Context) -> None:
 @check("DRN-01", variant="preempted", phase=Phase.DESTRUCTIVE, needs=(*WHOLE, "DRN-01", "INF-07"))
 async def who_gave_up_memory_ends_too(ctx: Context) -> None:
     """A drain begins while a request waits for memory that others took from it."""
-    async with short_of_memory(ctx, crowd(ctx)) as streams:
+    async with short_of_memory(ctx, beyond_memory(ctx)) as streams:
         await _begun(ctx, ctx.bounds.check)
     for stream in streams:
         reason = (await stream.ok()).choice.reason_name
