@@ -43,7 +43,6 @@ class Engine:
             quantization=quantization,
             num_threads=1,
             num_kv_blocks=2048,
-            enable_prefix_caching=False,
             speculative_config=config,
         )
         loaded = load_engine(options, lambda phase, done: None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -109,7 +111,47 @@ def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(num_heads, kv_heads, w
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
 
 
-def test_single_tokens_are_left_to_the_kernel_and_chunks_are_grouped():
+@both_dtypes
+@pytest.mark.parametrize("window", [None, 40, 300])
+@pytest.mark.parametrize(("new", "context"), [(2, 2), (33, 33), (70, 600), (300, 513)])
+@pytest.mark.parametrize(("kv_heads", "dim"), [(1, 12), (2, 64)])
+def test_long_chunks_are_equal_and_what_was_left_in_their_last_block_is_not_read(
+    kv_heads, dim, new, context, window, dtype, tolerance
+):
+    found = []
+    for chosen in (TorchOps(), ops(dtype)):
+        torch.manual_seed(2)
+        cache = KvTensors(1, (-(-context // BLOCK), BLOCK, kv_heads, dim), torch.zeros(1, dtype=dtype))
+        cache._storage.normal_()
+        if chosen.reading == "ragged":
+            cache._storage.flatten(2, 3)[:, :, context:] = float("nan")
+        heads = torch.randn(new, 4 + 2 * kv_heads, dim).to(dtype)
+        found.append(attend_to(chosen, cache, heads, context, window))
+    torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
+
+
+@both_dtypes
+def test_a_prompt_in_pieces_has_the_bits_of_a_whole_one(dtype, tolerance):
+    torch.manual_seed(3)
+    heads = torch.randn(400, 6, DIM).to(dtype)
+    whole, pieces = (
+        KvTensors(1, (400 // BLOCK, BLOCK, 1, DIM), torch.zeros(1, dtype=dtype)) for _ in range(2)
+    )
+    expected = attend_to(ops(dtype), whole, heads.clone(), 400, None)
+    cuts = [0, 5, 250, 301, 400]
+    found = [attend_to(ops(dtype), pieces, heads[a:b].clone(), b, None) for a, b in pairwise(cuts)]
+    assert torch.equal(torch.cat(found), expected)
+
+
+def attend_to(chosen, cache, heads, context, window):
+    """Attention of a chunk, `heads`, at the end of `context` tokens in blocks that lie in order."""
+    span = Span(len(heads), context, list(range(-(-context // BLOCK))))
+    plan = plan_attention([span], BLOCK, frozenset({window}), heads, chosen.reading)
+    angles = torch.zeros(len(heads), 1, heads.shape[2] // 2, dtype=heads.dtype)
+    return chosen.attend(heads, (angles.cos(), angles.sin()), plan, cache, 0, window)
+
+
+def test_single_tokens_and_chunks_go_to_kernels_of_their_own():
     spans = [Span(1, 3, [5]), Span(1, 6, [7, 2]), Span(4, 4, [1])]
     plan = plan_attention(spans, BLOCK, frozenset({None}), torch.zeros(1), "ragged")
     assert plan.ragged
@@ -118,7 +160,8 @@ def test_single_tokens_are_left_to_the_kernel_and_chunks_are_grouped():
         [5],
         [7, 2],
     ]
-    assert [group.rows for group in plan.groups] == [slice(2, 6)]
+    assert [(each.rows, each.blocks.tolist()) for each in plan.chunks] == [(slice(2, 6), [1])]
+    assert not plan.groups
 
 
 def test_repeated_decodes_are_left_to_the_kernel_too():
@@ -127,7 +170,7 @@ def test_repeated_decodes_are_left_to_the_kernel_too():
     assert plan.ragged
     assert plan.ragged.contexts.tolist() == [6, 3, 4, 5]
     assert plan.ragged.blocks.tolist() == [[7, 2], [9, 4], [9, 4], [9, 4]]
-    assert [group.rows for group in plan.groups] == [slice(4, 8)]
+    assert [each.rows for each in plan.chunks] == [slice(4, 8)]
 
 
 def test_plain_torch_gives_the_same_tokens(load, expected):

@@ -10,7 +10,7 @@ Knows block tables and lengths; nothing about sequences, weights or sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -20,8 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from enginewire.torch_engine.layers.device import send_index
 
 Reading = Literal["groups", "ragged", "rows", "varlen"]
-"""How layers read the cache: padded groups; a kernel that gives each single token its own length, for the
-tokens of decodes (ragged) or for every token (rows); one kernel for all sequences of any length."""
+"""How layers read the cache: padded groups; kernels of our own for the tokens of decodes, each with its own
+length, and for prefill chunks (ragged), or the one for decodes for every token (rows); one kernel for all
+sequences of any length."""
 
 MAX_PADDING = 1.5
 """A decode group reads its longest context for every row: at most this times what a row needs."""
@@ -70,6 +71,16 @@ class RaggedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """The `num_new` rows of a prefill chunk, at the end of `context` tokens in `blocks` [B], int32."""
+
+    rows: slice
+    num_new: int
+    context: int
+    blocks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class VarlenRows:
     """All S sequences of a step for one call of a kernel; tensors are int32.
 
@@ -87,11 +98,12 @@ class VarlenRows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Where this step writes (`slots`, [tokens]) and who reads: all in `varlen`, or `ragged` and groups."""
+    """Where this step writes (`slots`, [tokens]); who reads: `varlen`, or `ragged` and chunks, or groups."""
 
     slots: Tensor
-    groups: list[AttentionGroup]
+    groups: list[AttentionGroup] = field(default_factory=list)
     ragged: RaggedRows | None = None
+    chunks: list[Chunk] = field(default_factory=list)
     varlen: VarlenRows | None = None
 
 
@@ -140,15 +152,17 @@ def plan_attention(
     assert reading != "varlen", "that plan travels to the device with the other inputs of the step"
     slots = send_index(token_slots(spans, block_size), like.device)
     if reading == "rows":
-        return AttentionPlan(slots, [], _ragged(spans))
-    decodes = [span for span in spans if span.num_new == 1 or span.as_decodes] if reading == "ragged" else []
-    rows = _ragged(decodes) if decodes else None
-    groups: list[AttentionGroup] = []
-    row = sum(span.num_new for span in decodes)
-    for members in _group(spans[len(decodes) :]):
+        return AttentionPlan(slots, ragged=_ragged(spans))
+    if reading == "ragged":
+        decodes = [span for span in spans if span.num_new == 1 or span.as_decodes]
+        row = sum(span.num_new for span in decodes)
+        chunks = _chunks(spans[len(decodes) :], row)
+        return AttentionPlan(slots, ragged=_ragged(decodes) if decodes else None, chunks=chunks)
+    groups, row = list[AttentionGroup](), 0
+    for members in _group(spans):
         groups.append(_build_group(members, row, block_size, windows, like))
         row += sum(span.num_new for span in members)
-    return AttentionPlan(slots, groups, rows)
+    return AttentionPlan(slots, groups)
 
 
 def token_slots(spans: Seq[Span], block_size: int) -> list[int]:
@@ -213,6 +227,15 @@ def _ragged(spans: Seq[Span]) -> RaggedRows:
     if len(contexts) > len(spans):
         blocks = blocks.repeat_interleave(torch.tensor([span.num_new for span in spans]), dim=0)
     return RaggedRows(blocks, torch.tensor(contexts, dtype=torch.int32))
+
+
+def _chunks(spans: Seq[Span], row: int) -> list[Chunk]:
+    made = list[Chunk]()
+    for span in spans:
+        blocks = torch.tensor(span.block_table, dtype=torch.int32)
+        made.append(Chunk(slice(row, row + span.num_new), span.num_new, span.context, blocks))
+        row += span.num_new
+    return made
 
 
 def _build_group(

@@ -10,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, RaggedRows, Reading, attend
+from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, RaggedRows, Reading
 from enginewire.torch_engine.layers.kernels.library import DTYPES, HERE, Kernel, kernel_library
 
 SOURCE = HERE / "ops.cpp"
@@ -35,6 +35,7 @@ class CompiledOps:
         self._round_rows = bind("round_rows", *[pointer] * 3, *[size] * 2)
         self._rotate_and_write = bind("rotate_and_write", *[pointer] * 6, *[size] * 4)
         self._decode = bind("decode", *[pointer] * 6, *[size] * 7)
+        self._prefill = bind("prefill", *[pointer] * 5, *[size] * 7)
 
     def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `LayerOps`."""
@@ -81,9 +82,10 @@ class CompiledOps:
         if plan.ragged:
             pointers = attended.data_ptr(), heads.data_ptr(), *stored
             self._decode(*pointers, *_ragged(plan.ragged), cache.block_size, *sizes, window or 0)
-        for group in plan.groups:
-            query = heads[group.rows, :num_heads]
-            attended[group.rows] = attend(query, cache, layer, group, window)
+        for chunk in plan.chunks:
+            rows = attended[chunk.rows].data_ptr(), heads[chunk.rows].data_ptr()
+            spanned = chunk.num_new, chunk.context, cache.block_size
+            self._prefill(*rows, *stored, chunk.blocks.data_ptr(), *spanned, *sizes, window or 0)
         return attended.flatten(1)
 
 

@@ -24,7 +24,7 @@ from enginewire.torch_engine.layers.kernels.cache import LibraryCache, user_cach
 log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
-HEADERS = (HERE / "numbers.h",)
+HEADERS = tuple(sorted(HERE.glob("*.h")))
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 60.0
 BUILD = ("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC")
@@ -39,7 +39,7 @@ def kernel_library(source: Path, arithmetic: tuple[str, ...]) -> ctypes.PyDLL | 
     """What is built of `source` with these flags of the compiler; None where it cannot be built."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        log.info("no C++ compiler: decode steps run in plain torch")
+        log.info("no C++ compiler: plain torch does the work of our kernels")
         return None
     command, cached = [compiler, *BUILD, *arithmetic], LibraryCache(user_cache_folder())
     try:

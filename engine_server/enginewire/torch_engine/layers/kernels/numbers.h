@@ -1,7 +1,8 @@
-// The numbers that kernels compute with: float, and bfloat16 that is widened and rounded as torch does it.
+// The numbers that kernels compute with: float, bfloat16 that is widened and rounded as torch does it, and e^x.
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -30,6 +31,25 @@ template <> inline bf16 narrow<bf16>(float value) {
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
     return {uint16_t(is_nan ? 0x7fc0 : rounded)};
+}
+
+// e^x for x <= 0, to float precision (what would be denormal is 0); std::exp is not vectorised.
+inline float exp_negative(float x) {
+    bool is_zero = x < -87.0f;
+    x = is_zero ? -87.0f : x;
+    float n = std::nearbyint(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
+    float scale;
+    std::memcpy(&scale, &bits, 4);
+    return is_zero ? 0.0f : p * scale;
 }
 
 }  // namespace
