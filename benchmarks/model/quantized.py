@@ -1,25 +1,34 @@
 """What weights of fewer bits cost in accuracy: the distributions of the next token beside those of float32.
 
-    python benchmarks/model/quantized.py [--model FOLDER] [--tokens 64]
+    python benchmarks/model/quantized.py [--model FOLDER | --shape 15m|110m|500m] [--tokens 64]
+        [--llama VENV/lib/python3.12/site-packages/xllamacpp/xllamacpp.abi3.so]
 
 The model is transformers', so that nothing but the projections differs: those of the layers, the head, or
 both are the ones that `--quantization int8` has; or the weights of both went through a kind of GGUF, by the
 package `gguf`, and are floats again, as the engine reads them. Each text is a question and what the float32
-model answers.
+model answers; with `--shape`, whose weights are random, random tokens.
+
+Kinds that end in _K are made by llama.cpp, of which --llama is the library, for weights with whole blocks of
+256. The package `gguf` only reads them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy
 import torch
-from gguf import GGMLQuantizationType as Kind
-from gguf.quants import dequantize, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quant_shape_to_byte_shape, quantize
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+from workloads import make_model, static_batch
 
 from enginewire.server.demo_model import PATH
 from enginewire.torch_engine.layers.linear import Int8Linear
@@ -38,6 +47,8 @@ QUESTIONS = (
 
 KINDS = (Kind.Q8_0, Kind.Q5_1, Kind.Q5_0, Kind.Q4_1, Kind.Q4_0)
 """Those of 4 bits and more that the package makes; others it only reads."""
+LLAMAS_KINDS = (Kind.Q6_K, Kind.Q5_K, Kind.Q4_K)
+Quantizer = Callable[[NDArray[numpy.float32], Kind], NDArray[numpy.uint8]]
 
 
 class Rounded(torch.nn.Module):
@@ -55,20 +66,56 @@ class Rounded(torch.nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, default=PATH)
+    parser.add_argument("--shape", choices=["15m", "110m", "500m"], help="random weights instead of a model")
+    parser.add_argument("--llama", type=Path, help="the library of llama.cpp, for kinds that end in _K")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     options = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.shape:
+            options.model = Path(folder)
+            make_model(options.model, options.shape, "float32")
+            jobs = static_batch(len(QUESTIONS), options.tokens, 0)
+            compare(options, [torch.tensor([job.prompt]) for job in jobs])
+        else:
+            exact = load(options.model)
+            compare(options, [answered(exact, ids, options.tokens) for ids in questions(options.model)])
+
+
+def compare(options: argparse.Namespace, texts: list[Tensor]) -> None:
     exact = load(options.model)
-    texts = [answered(exact, ids, options.tokens) for ids in questions(options.model)]
     for name, of_layers, of_head in (("layers", True, False), ("head", False, True), ("both", True, True)):
         rounded = load(options.model)
         change(rounded, Rounded, of_layers=of_layers, of_head=of_head)
-        print(f"int8, {name:6} {compared(exact, rounded, texts)}")
-    for kind in KINDS:
+        print(f"int8, {name:6} {compared(exact, rounded, texts)}", flush=True)
+    makers: list[tuple[Kind, Quantizer]] = [(kind, quantize) for kind in KINDS]
+    if options.llama:
+        makers += [(kind, llamas(options.llama)) for kind in LLAMAS_KINDS]
+    for kind, make in makers:
         rounded = load(options.model)
-        change(rounded, partial(through, kind))
-        print(f"GGUF, {kind.name:6} {compared(exact, rounded, texts)}")
+        change(rounded, partial(through, kind, make))
+        print(f"GGUF, {kind.name:6} {compared(exact, rounded, texts)}", flush=True)
+
+
+def llamas(library: Path) -> Quantizer:
+    """What llama.cpp makes of the weights of one projection, rows of bytes."""
+    chunk = ctypes.CDLL(str(library)).ggml_quantize_chunk
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    chunk.argtypes, chunk.restype = (
+        (ctypes.c_int, pointer, pointer, size, size, size, pointer),
+        ctypes.c_size_t,
+    )
+
+    def made(weight: NDArray[numpy.float32], kind: Kind) -> NDArray[numpy.uint8]:
+        assert weight.shape[1] % GGML_QUANT_SIZES[kind][0] == 0, "only whole blocks"
+        weight = numpy.ascontiguousarray(weight)
+        rows = numpy.empty(quant_shape_to_byte_shape(weight.shape, kind), numpy.uint8)
+        written = chunk(kind, weight.ctypes.data, rows.ctypes.data, 0, *weight.shape, None)
+        assert written == rows.nbytes
+        return rows
+
+    return made
 
 
 def load(folder: Path) -> AutoModelForCausalLM:
@@ -98,10 +145,10 @@ def change(
 
 
 @torch.no_grad()
-def through(kind: Kind, projection: torch.nn.Linear) -> torch.nn.Linear:
+def through(kind: Kind, make: Quantizer, projection: torch.nn.Linear) -> torch.nn.Linear:
     """The projection with weights as they come out of a file of this kind."""
     made = torch.nn.Linear(projection.in_features, projection.out_features, projection.bias is not None)
-    made.weight.copy_(torch.from_numpy(dequantize(quantize(projection.weight.numpy(), kind), kind)))
+    made.weight.copy_(torch.from_numpy(dequantize(make(projection.weight.numpy(), kind), kind)))
     if projection.bias is not None:
         made.bias.copy_(projection.bias)
     return made
