@@ -68,6 +68,7 @@ class HostileEngine:
     raw_info: bytes | None = None
     has_load: bool = True
     names_life: bool = True
+    headers: Sequence[tuple[str, str]] = ()
     has_watch: bool = False
     options: Sequence[tuple[str, int]] = ()
     scripts: dict[str, Script] = field(default_factory=dict)
@@ -128,6 +129,8 @@ class HostileEngine:
     async def _generate(self, data: bytes, call: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         request = pb.GenerateRequest.FromString(data)
         self.received.append(Received(request, dict(call.invocation_metadata()), call.time_remaining()))
+        if self.headers:
+            await call.send_initial_metadata(tuple(self.headers))
         is_cut = True
         try:
             for step in self._script(request):

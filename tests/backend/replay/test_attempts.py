@@ -19,7 +19,7 @@ from enginewire.backend.engines.failure import CODES_OF_BROKEN_CALLS, Failure
 from enginewire.backend.engines.stream import PATIENCE, Patience
 from enginewire.backend.replay.retry import RetryBudget, RetryPolicy
 from tests.backend.asking import Heard, ask, hear
-from tests.backend.hostile import END, PROMPT, HostileEngine, engine_info, terminal, tokens
+from tests.backend.hostile import END, PROMPT, HostileEngine, engine_info, event, terminal, tokens
 from tests.patience import PATIENCE_SECONDS
 from tests.server.serving import until_true
 
@@ -373,6 +373,15 @@ async def test_a_stream_without_a_terminal_goes_on(socket_folder, vocabulary) ->
     engine = Lives([tokens(b"pon"), END], [terminal(b"g", 3), END])
     async with backend_on(socket_folder, vocabulary, engine, multiplexed=False) as backend:
         assert (await hear(backend, ask())).text() == "pong"
+
+
+async def test_an_engine_that_generated_nothing_is_not_named_as_the_origin(socket_folder, vocabulary) -> None:
+    another = pb.Accepted(engine_lifetime_id="another")
+    handed_back = Failure(14, pb.ERROR_REASON_DRAINING, "later", retryable=True).to_proto()
+    second = [lambda handle: event(handle, accepted=another), handed_back]
+    engine = Lives([tokens(b"pon"), LOST], second, [terminal(b"g", 3)])
+    assert (await heard_of(socket_folder, vocabulary, engine)).text() == "pong"
+    assert [part.resume.origin_lifetime_id for part in engine.parts] == ["", "life", "life"]
 
 
 async def test_a_caller_can_go_on_with_an_answer_itself(socket_folder, vocabulary) -> None:

@@ -66,8 +66,7 @@ class Attempts:
         self._engines = engines
         self._call = call
         self._make_decoder = make_decoder
-        self._policy = policy
-        self._budget = budget
+        self._policy, self._budget = policy, budget
         self._part = pb.PreprocessedRequest()
         self._prefix = prefix_chain(call.request) if engines.has_choice else ()
         self._trace, self._sent = trace or Trace(call.metadata), Sent(None)
@@ -81,6 +80,8 @@ class Attempts:
         self._failure: RequestFailed | None = None
         # Annotations that the caller has an answer to, by their keys: nobody is asked for it again.
         self._answered: frozenset[str] = frozenset()
+        # The life of the engine that has generated last, and how many tokens were there before it.
+        self._origin_life, self._num_before = call.request.resume.origin_lifetime_id, 0
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
         self._suspicion = Suspicion(policy.max_deaths if policy else 0)
@@ -177,6 +178,7 @@ class Attempts:
         elif needs_prefill_worker(request.request):
             raise refused("routing.prefill_worker_id", "the engine that answers computes the prompt itself")
         sent = self._sent = self._trace.send(endpoint.client.target, self._sent)
+        self._num_before = self.num_passed_on
         left = self._call.seconds_left
         self._stream = await endpoint.client.submit(request, timeout=left, metadata=sent.metadata)
         endpoint.in_flight += 1
@@ -264,6 +266,8 @@ class Attempts:
         if stream.accepted is None:
             return False
         self.engine_lifetime_id = life_of(stream)
+        if self.num_passed_on > self._num_before or not self._origin_life:
+            self._origin_life = self.engine_lifetime_id
         return True
 
     async def _pick(self) -> Endpoint:
@@ -306,9 +310,8 @@ class Attempts:
     def _may_repeat(self, policy: RetryPolicy, failure: RequestFailed) -> bool:
         if self._num_failures >= policy.max_attempts:
             return False
-        if self._prefill is not None and self._prefill.may_renew(failure.failure):
-            return True
-        return policy.allows(failure.failure, self._num_failures)
+        is_renewed = self._prefill is not None and self._prefill.may_renew(failure.failure)
+        return is_renewed or policy.allows(failure.failure, self._num_failures)
 
     @property
     def _can_continue(self) -> bool:
@@ -337,10 +340,9 @@ class Attempts:
         self._part.ClearField("resume")
         if has_delivered(decoder):
             # A caller's own resume counts the engines it has tried itself.
-            before = self._call.request.resume.attempt
-            resume = pb.Resume(attempt=before + self.number - 1, origin_lifetime_id=self.engine_lifetime_id)
-            resume.choices.extend(choices)
-            self._part.resume.CopyFrom(resume)
+            self._part.resume.attempt = self._call.request.resume.attempt + self.number - 1
+            self._part.resume.origin_lifetime_id = self._origin_life
+            self._part.resume.choices.extend(choices)
         if decoder.has_prompt_logprobs:
             self._part.output_options.ClearField("prompt_logprobs")
         if self._answered:

@@ -128,12 +128,19 @@ class ClientContext:
         """The same for a caller that reads nothing until the engine has no more to say, or is not heard."""
         self._clients.append(self.backend.client(narrow=True))
         answer = self.start(scene, client=self._clients[-1], **changes)
-        await asyncio.wait_for(scene.arrived.wait(), self.patience)
+        turn = await self.first_turn(scene)
         said = 0
-        while (heard := len(scene.turns[0].exchange.arrived)) > said:
+        while (heard := len(turn.exchange.arrived)) > said:
             said = heard
             await asyncio.sleep(QUIET_SECONDS)
         return answer
+
+    async def first_turn(self, scene: Scene) -> Turn:
+        """The first call of the backend for this scene; none within the bound is a Violation."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(scene.arrived.wait(), self.patience)
+        expect(bool(scene.turns), f"the engine was not asked within {self.patience:.1f} s")
+        return scene.turns[0]
 
     @property
     def patience(self) -> float:

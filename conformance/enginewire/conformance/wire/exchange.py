@@ -15,6 +15,8 @@ from enginewire import v1 as pb
 from enginewire.conformance.wire.violation import Violation
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
+LIFETIME_KEY: Final = "enginewire-lifetime-id"
+"""Initial metadata that a server sends when it accepts a request, and not earlier."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

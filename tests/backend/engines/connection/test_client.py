@@ -14,8 +14,10 @@ import pytest
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
 from enginewire.backend.engines.connection.client import DEADLINE_SLACK_SECONDS, EngineClient
+from enginewire.backend.engines.connection.messages import LIFETIME_KEY
 from enginewire.backend.engines.failure import KNOWN_REASONS, RequestFailed, failed
 from enginewire.backend.engines.stream import Patience
+from enginewire.backend.inline_decoder import RequestTracker
 from enginewire.v1.status_codes import STATUS_CODES
 from tests.backend.asking import ask, hear
 from tests.backend.hostile import END, engine_info, terminal, tokens
@@ -257,6 +259,19 @@ async def test_every_bare_status_is_one_error(hostile_engine, vocabulary, multip
     if multiplexed:
         broken = set()
     assert heard.failure.retryable is (code in {grpc.StatusCode.UNAVAILABLE} | broken)
+
+
+@pytest.mark.parametrize("life", ["life", ""])
+async def test_the_headers_of_a_failed_call_tell_whether_it_was_accepted(hostile_engine, vocabulary, life):
+    bad = failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, "bad").status
+    headers = [(LIFETIME_KEY, life)] if life else []
+    engine = await hostile_engine(scripts={"bad": [0.05, bad]}, headers=headers)
+    tracker = RequestTracker()
+    async with EngineClient(engine.target, multiplexed=False) as client:
+        backend = Backend(client, vocabulary)
+        heard = await hear(backend, ask(), request_id="bad", tracker=tracker)
+    assert heard.failure.message == "bad"
+    assert tracker.engine_lifetime_id == life
 
 
 async def test_a_stream_that_died_is_opened_again_by_the_next_request(hostile_engine, vocabulary):

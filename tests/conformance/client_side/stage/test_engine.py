@@ -11,15 +11,19 @@ import pytest
 
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.stage.engine import CONTEXT, ScriptedEngine
-from enginewire.conformance.client_side.stage.script import LENGTH, Stay, Step, say
+from enginewire.conformance.client_side.stage.script import LENGTH, Stay, Step, Undecided, say
 from enginewire.conformance.client_side.stage.turn import Scene
+from enginewire.conformance.wire.exchange import LIFETIME_KEY
 
 
 class Context:
     """What a call may ask gRPC for."""
 
+    def __init__(self) -> None:
+        self.headers: list[object] = []
+
     async def send_initial_metadata(self, metadata: object) -> None:
-        """Nobody reads them."""
+        self.headers.append(metadata)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
@@ -29,10 +33,12 @@ class Context:
         return None
 
 
-def begin(engine: ScriptedEngine, *script: Step) -> tuple[Scene, AsyncIterator[pb.GenerateResponse]]:
+def begin(
+    engine: ScriptedEngine, *script: Step, context: Context | None = None
+) -> tuple[Scene, AsyncIterator[pb.GenerateResponse]]:
     scene = engine.play([1, 2, 3], [script])
     request = pb.GenerateRequest(request_id="a", request=pb.PreprocessedRequest(token_ids=scene.prompt))
-    call = engine.generate(request, cast(CONTEXT, Context()))
+    call = engine.generate(request, cast(CONTEXT, context or Context()))
     return scene, cast("AsyncIterator[pb.GenerateResponse]", call)
 
 
@@ -63,3 +69,22 @@ async def test_a_call_that_was_played_to_its_end_has_not_left() -> None:
     assert [bool(response.output.finish_reason) async for response in call] == [True]
     (turn,) = scene.turns
     assert (turn.left.is_set(), turn.exchange.code) == (False, grpc.StatusCode.OK)
+
+
+async def test_headers_come_with_the_acceptance_and_name_the_life() -> None:
+    context = Context()
+    _, call = begin(ScriptedEngine(), say("a"), Stay(), context=context)
+    await anext(call)
+    assert context.headers == [((LIFETIME_KEY, "life-1"),)]
+
+
+async def test_a_request_that_is_undecided_has_no_headers_until_it_is_left() -> None:
+    context = Context()
+    scene, call = begin(ScriptedEngine(), Undecided(), context=context)
+    waiting = asyncio.ensure_future(anext(call))
+    await scene.arrived.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert scene.turns[0].left.is_set()
+    assert not context.headers

@@ -12,7 +12,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.stage.backends import SCRIPTED
 from enginewire.conformance.client_side.stage.engine import ScriptedEngine
 from enginewire.conformance.client_side.stage.facts import Facts
-from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Stay, Step, say
+from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Stay, Step, Undecided, say
 from enginewire.conformance.client_side.stage.turn import Scene
 from enginewire.conformance.session.requests import good_request
 from enginewire.conformance.wire.client import Client
@@ -73,6 +73,16 @@ async def test_an_aborted_handle_has_left_and_ends_as_cancelled(caller: Caller) 
     await caller.stream.close()
     assert scene.turns[0].left.is_set()
     assert caller.stream.handle(1).terminals[0].finish_reason == pb.FINISH_REASON_CANCELLED
+
+
+async def test_a_request_that_is_undecided_is_refused_once_it_is_aborted(caller: Caller) -> None:
+    scene = caller.ask(1, Undecided())
+    await asyncio.wait_for(scene.arrived.wait(), PATIENCE)
+    caller.stream.send(abort=(1,))
+    await caller.stream.until_ended(1, within=PATIENCE)
+    await caller.stream.close()
+    handle = caller.stream.handle(1)
+    assert (len(handle.accepted), handle.status and handle.status.code) == (0, 1)
 
 
 async def test_cancelling_the_stream_leaves_every_request(caller: Caller) -> None:

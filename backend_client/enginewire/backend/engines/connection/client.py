@@ -17,7 +17,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.connection.dialled import Dialled, OpenChannel
-from enginewire.backend.engines.connection.messages import take_message
+from enginewire.backend.engines.connection.messages import take_headers, take_message
 from enginewire.backend.engines.connection.multiplexed import MultiplexedConnection
 from enginewire.backend.engines.connection.offered_tokenizer import received
 from enginewire.backend.engines.connection.revision import common_revision
@@ -321,7 +321,8 @@ class EngineClient:
                 take_message(parsed(pb.GenerateResponse, data), stream)
             failure = None
         except grpc.aio.AioRpcError as error:
-            failure = from_rpc_error(error, is_accepted=has_answered)
+            take_headers(error, stream)
+            failure = from_rpc_error(error, is_accepted=has_answered or stream.accepted is not None)
             self._may_be_another_life(failure)
         except RequestFailed as error:
             failure = error

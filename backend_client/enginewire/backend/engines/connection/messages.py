@@ -5,10 +5,20 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.backend.engines.stream import EngineStream
 
+LIFETIME_KEY: Final = "enginewire-lifetime-id"
 PLAIN_FIELDS: Final = frozenset({"token_ids", "first_output_position", "index"})
+
+
+def take_headers(error: grpc.aio.AioRpcError, stream: EngineStream) -> None:
+    """Of a call that failed: they came with the acceptance, and a refusal has none."""
+    for key, value in error.initial_metadata() or ():
+        if key == LIFETIME_KEY and isinstance(value, str) and stream.accepted is None:
+            stream.accepted = pb.Accepted(engine_lifetime_id=value, request_id=stream.request_id)
 
 
 def take_message(response: pb.GenerateResponse, stream: EngineStream) -> None:

@@ -77,15 +77,6 @@ async def nothing_follows_a_terminal(ctx: ClientContext) -> None:
     expect_equal(len(answer.choice.terminals), 1, "a second terminal was passed on")
 
 
-@client_check("CLI-12")
-async def a_caller_that_leaves_frees_the_engine(ctx: ClientContext) -> None:
-    """After its first token."""
-    scene = ctx.play(say("a"), Stay())
-    answer = await ctx.start(scene).first_token()
-    answer.call.cancel()
-    await ctx.left(only_turn(scene), "the caller cancelled its call")
-
-
 @client_check("CLI-23")
 async def failures_of_the_engine_win(ctx: ClientContext) -> None:
     """The last output has both: a stop string and the end of a request that did not end well."""

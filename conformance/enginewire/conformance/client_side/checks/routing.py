@@ -13,7 +13,7 @@ from enginewire.conformance.client_side.checks.engine import expect_refusal
 from enginewire.conformance.client_side.context import ClientContext
 from enginewire.conformance.client_side.stage.facts import WORKER_ID
 from enginewire.conformance.client_side.stage.script import DIED, LENGTH, Say, Step, say
-from enginewire.conformance.client_side.stage.turn import TWINS
+from enginewire.conformance.client_side.stage.turn import TWINS, Turn
 from enginewire.conformance.session.features import BOUNDS
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.wire.violation import NotApplicable, expect_equal
@@ -94,7 +94,22 @@ async def answered_annotations_are_not_asked_again(ctx: ClientContext) -> None:
     again = [turn for turn in scene.turns[1:] if turn.part.HasField("resume")]
     if not again:
         raise NotApplicable("this backend does not resume")
-    asked = list(again[0].part.annotations)
+    _expect_asked(again[0])
+
+
+@client_check("EVT-05", "begun-again")
+async def answered_annotations_are_not_asked_from_the_beginning(ctx: ClientContext) -> None:
+    """The engine is lost behind its event, without any token."""
+    scene = ctx.play(pb.EngineEvent(event=NOTE), DIED, then=[[say("cd", finish=LENGTH)]])
+    await ctx.start(scene, annotations=[f"{NOTE}:x", OTHER]).ended()
+    if len(scene.turns) < 2:
+        raise NotApplicable("this backend sends no request again")
+    _expect_asked(scene.turns[1])
+
+
+def _expect_asked(turn: Turn) -> None:
+    """For what had no event yet."""
+    asked = list(turn.part.annotations)
     expect_equal(asked, [OTHER], "the next engine is asked for other annotations than those without an event")
 
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 from enginewire.conformance.client_side.answer import Answer
 from enginewire.conformance.client_side.checks import client_check
 from enginewire.conformance.client_side.context import ClientContext
-from enginewire.conformance.client_side.stage.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, bytes_of, ids
+from enginewire.conformance.client_side.stage.alphabet import EOS as EOS_ID, TURN, TURN_TEXT, ids
 from enginewire.conformance.client_side.stage.facts import Facts
-from enginewire.conformance.client_side.stage.script import (
-    EOS,
-    LENGTH,
-    STOP,
-    Hold,
-    Say,
-    say,
-    spoken,
-    value_of_alternative,
-)
+from enginewire.conformance.client_side.stage.script import EOS, ERROR, LENGTH, STOP, Hold, Say, say, spoken
 from enginewire.conformance.wire.stream import reason_name
 from enginewire.conformance.wire.violation import expect, expect_equal
 
@@ -128,79 +119,6 @@ async def a_stop_across_min_tokens_counts(ctx: ClientContext) -> None:
     expect_stop(await ctx.start(scene, stop=["END"], min_tokens=3).ok(), "END", 4)
 
 
-@client_check("CLI-15")
-async def log_probabilities_stay_aligned(ctx: ClientContext) -> None:
-    """While text waits for its stop string, and up to the token that stops."""
-    pieces = [*"ab ST", "OPxy"]
-    value_of = {token: -0.125 * (place + 1) for place, token in enumerate(dict.fromkeys(ids(*"ab STOPxy")))}
-    script = [Say([piece], row=[value_of[token] for token in ids(piece)]) for piece in pieces]
-    scene = ctx.play(*script, Say(finish=LENGTH))
-    answer = await ctx.start(scene, stop=["STOP"], logprobs=0).ok()
-    for output in answer.choice.counted:
-        rows = list(output.logprobs.token_logprobs)
-        expected = [value_of[token] for token in output.token_ids]
-        expect_equal(rows, expected, "the rows are not those of the token ids beside them")
-
-
-@client_check("CLI-15", "alternatives", needs=("CLI-15", "CLI-15/selected"))
-async def alternatives_stay_aligned(ctx: ClientContext) -> None:
-    """Two for each token, and a stop string ends inside of an output."""
-    script, place = [], 0
-    for piece in ("ab ", "STOPxy"):
-        rows = range(place, place + len(ids(piece)))
-        place = rows.stop
-        script.append(Say([piece], row=[-row for row in rows], top=_alternatives(rows)))
-    answer = await ctx.start(ctx.play(*script, Say(finish=LENGTH)), stop=["STOP"], logprobs=2).ok()
-    place = 0
-    for output in answer.choice.counted:
-        rows, place = range(place, place + len(output.token_ids)), place + len(output.token_ids)
-        table, expected = output.logprobs, _alternatives(rows)
-        message = "the alternatives are not those of the token ids beside them"
-        expect_equal(list(table.top_token_ids), expected, message)
-        expect_equal(list(table.top_logprobs), list(map(value_of_alternative, expected)), message)
-        expect(table.top_n == 2 or not rows, "top_n is another one", expected=2, seen=table.top_n)
-
-
-def _alternatives(rows: range) -> list[int]:
-    return [token for row in rows for token in (2 * row, 2 * row + 1)]
-
-
-@client_check("CLI-15", "selected")
-async def selected_values_stay_aligned(ctx: ClientContext) -> None:
-    """Two ids are asked for, and a stop string ends inside of an output."""
-    asked, script, place = ids(*"xy"), [], 0
-    for piece in ("ab ", "STOPxy"):
-        rows = range(place, place + len(ids(piece)))
-        script.append(Say([piece], row=[-row for row in rows], selected=_selected(rows)))
-        place = rows.stop
-    scene = ctx.play(*script, Say(finish=LENGTH))
-    answer = await ctx.start(scene, stop=["STOP"], logprobs=0, logprob_token_ids=asked).ok()
-    place = 0
-    for output in answer.choice.counted:
-        rows = range(place, place + len(output.token_ids))
-        seen = list(output.logprobs.selected_logprobs)
-        expect_equal(seen, _selected(rows), "selected_logprobs are not those of the token ids beside them")
-        place = rows.stop
-
-
-def _selected(rows: range) -> list[float]:
-    """Two values for each row."""
-    return [-row - part for row in rows for part in (0.25, 0.5)]
-
-
-@client_check("CLI-43")
-async def each_token_has_its_own_text(ctx: ClientContext) -> None:
-    """A character in two parts, a special token, a token that a stop cuts; then without being asked."""
-    script = [say(piece) for piece in ("a", b"\xc3", b"\xa9", TURN, " STOP more")]
-    for asked in (0, None):
-        scene = ctx.play(*script, Say(finish=LENGTH))
-        answer = await ctx.start(scene, stop=["STOP"], logprobs=asked).ok()
-        for output in answer.choice.counted:
-            due = [bytes_of(token).decode(errors="replace") for token in output.token_ids]
-            expected = due if asked is not None else []
-            expect_equal(list(output.tokens), expected, "tokens are not the texts of the ids beside them")
-
-
 @client_check("CLI-17")
 async def text_is_shown_once_it_cannot_stop(ctx: ClientContext) -> None:
     """The engine is silent behind the token that decides, so nothing later can bring the text."""
@@ -283,6 +201,26 @@ async def choices_do_not_mix(ctx: ClientContext) -> None:
         for index, choice in answer.choices.items()
     }
     expect_equal(seen, {0: ("éSTART", "EOS"), 1: ("", "STOP")}, "texts and ends of the choices are mixed up")
+
+
+@client_check("CLI-22", "failed", needs=("CLI-22",))
+async def a_choice_that_fails_alone_leaves_its_siblings(ctx: ClientContext) -> None:
+    """Between two outputs of the other one."""
+    scene = ctx.play(
+        say("a"),
+        say("b", index=1),
+        Say(finish=ERROR, error="scripted"),
+        say("c", index=1),
+        Say(finish=LENGTH, index=1),
+    )
+    answer = await ctx.start(scene, n=2).ended()
+    expect(answer.error is None, "the failure of a choice ended the request", seen=answer.described)
+    seen = {
+        index: (choice.text, reason_name(choice.end.finish_reason), choice.end.error_message)
+        for index, choice in answer.choices.items()
+    }
+    expected = {0: ("a", "ERROR", "scripted"), 1: ("bc", "LENGTH", "")}
+    expect_equal(seen, expected, "the choices (text, end, what failed) are others")
 
 
 @client_check("CLI-34")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grpc
+
 from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed
 from enginewire.conformance.client_side.mutants import client_mutant
@@ -25,12 +27,21 @@ class TriesWithoutEnd(ReferenceBackend):
         return is_new or super().may_go_on(failure, request)
 
 
-@client_mutant("resume_forgets_which_have_ended", kills="CLI-29/drawn")
+@client_mutant("resume_forgets_which_have_ended", kills=("CLI-29/finished", "CLI-29/drawn"))
 class ResumeForgetsWhichHaveEnded(ReferenceBackend):
     def resume(self, request: Request) -> pb.Resume:
         resume = super().resume(request)
         for choice in resume.choices:
             choice.finished = choice.finished and choice.index == 0
+        return resume
+
+
+@client_mutant("what_has_ended_is_named_once", kills="CLI-29/finished")
+class WhatHasEndedIsNamedOnce(ReferenceBackend):
+    def resume(self, request: Request) -> pb.Resume:
+        resume = super().resume(request)
+        for choice in resume.choices:
+            choice.finished = choice.finished and request.attempt == 2
         return resume
 
 
@@ -112,6 +123,40 @@ class UsageOfSeveralChoicesWithoutStops(ReferenceBackend):
         usage.completion_tokens -= missing
         usage.total_tokens -= missing
         return usage
+
+
+@client_mutant("usage_adds_up_with_each_cut", kills="CLI-30/twice")
+class UsageAddsUpWithEachCut(ReferenceBackend):
+    def __init__(self, engine: str) -> None:
+        super().__init__(engine)
+        self._carried: dict[Request, list[int]] = {}
+
+    def resume(self, request: Request) -> pb.Resume:
+        carried = sum(len(choice.token_ids) for choice in request.choices)
+        self._carried.setdefault(request, []).append(carried)
+        return super().resume(request)
+
+    def usage(self, request: Request) -> pb.CompletionUsage:
+        usage = super().usage(request)
+        usage.completion_tokens += sum(self._carried.get(request, [])[:-1])
+        return usage
+
+
+@client_mutant("one_failure_fails_all", kills="CLI-22/failed")
+class OneFailureFailsAll(ReferenceBackend):
+    def take(self, output: pb.LLMEngineOutput, request: Request) -> pb.BackendOutput | None:
+        if output.finish_reason == pb.FINISH_REASON_ERROR and len(request.choices) > 1:
+            raise Failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, output.error_message)
+        return super().take(output, request)
+
+
+@client_mutant("failed_choice_does_not_say_why", kills="CLI-22/failed")
+class FailedChoiceDoesNotSayWhy(ReferenceBackend):
+    def take(self, output: pb.LLMEngineOutput, request: Request) -> pb.BackendOutput | None:
+        answer = super().take(output, request)
+        if answer:
+            answer.ClearField("error_message")
+        return answer
 
 
 @client_mutant("another_attempt_has_no_stops", kills=("CLI-28/drawn", "CLI-30/drawn"))

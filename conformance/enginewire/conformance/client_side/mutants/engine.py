@@ -49,7 +49,7 @@ class StopIsNotTold(Deaf):
             call.cancel()
 
 
-@client_mutant("caller_leaving_is_not_told", kills="CLI-12")
+@client_mutant("caller_leaving_is_not_told", kills=("CLI-12", "CLI-12/before-acceptance", "CLI-12/continued"))
 class CallerLeavingIsNotTold(Deaf):
     async def outputs(self, call: EngineCall, request: Request) -> AsyncIterator[pb.Annotated]:
         # The engine's call belongs to a task of its own, which nobody ends.
@@ -61,7 +61,7 @@ class CallerLeavingIsNotTold(Deaf):
                     queue.put_nowait(response)
                 queue.put_nowait(None)
             except grpc.aio.AioRpcError as error:
-                queue.put_nowait(self.failure_of(error))
+                queue.put_nowait(self.failure_of(error, request))
 
         task = asyncio.ensure_future(read())
         self._forgotten.add(task)
@@ -151,7 +151,7 @@ class TokensAfterTheStop(ReferenceBackend):
                 if request.is_finished and not request.choices[0].match:
                     return
         except grpc.aio.AioRpcError as error:
-            raise self.failure_of(error) from error
+            raise self.failure_of(error, request) from error
 
 
 @client_mutant("each_attempt_has_the_whole_time", kills="CLI-32/again")

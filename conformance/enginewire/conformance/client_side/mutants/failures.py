@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -10,6 +10,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.client_side.failure import Failed
 from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import ATTEMPTS, CONTEXT, ReferenceBackend, Request
+from enginewire.conformance.client_side.reference.text import ReferenceChoice
 from enginewire.conformance.client_side.stage.alphabet import UNKNOWN
 
 
@@ -97,7 +98,7 @@ class DropsUnknownChoices(ReferenceBackend):
         return super().take(output, request) if output.index < len(request.choices) else None
 
 
-@client_mutant("late_failure_is_a_status", kills=("CLI-26", "CLI-26/before-token"))
+@client_mutant("late_failure_is_a_status", kills=("CLI-26", "CLI-26/before-token", "CLI-26/accepted"))
 class LateFailureIsAStatus(ReferenceBackend):
     async def report(
         self, failure: Failed, request: Request, context: CONTEXT
@@ -107,7 +108,7 @@ class LateFailureIsAStatus(ReferenceBackend):
             yield item
 
 
-@client_mutant("text_after_the_failure", kills=("CLI-26", "CLI-26/before-token"))
+@client_mutant("text_after_the_failure", kills=("CLI-26", "CLI-26/before-token", "CLI-26/accepted"))
 class TextAfterTheFailure(ReferenceBackend):
     async def report(
         self, failure: Failed, request: Request, context: CONTEXT
@@ -120,8 +121,8 @@ class TextAfterTheFailure(ReferenceBackend):
 
 @client_mutant("every_refusal_is_internal", kills="CLI-27")
 class EveryRefusalIsInternal(ReferenceBackend):
-    def failure_of(self, error: grpc.aio.AioRpcError) -> Failed:
-        failure = super().failure_of(error)
+    def failure_of(self, error: grpc.aio.AioRpcError, request: Request) -> Failed:
+        failure = super().failure_of(error, request)
         if failure.retryable:
             return failure
         return Failed(grpc.StatusCode.INTERNAL, pb.ERROR_REASON_INTERNAL, str(failure))
@@ -149,6 +150,13 @@ class ResumeNamesAStaleLife(ReferenceBackend):
         return resume
 
 
+@client_mutant("resume_names_whoever_was_asked_last", kills="CLI-29/origin")
+class ResumeNamesWhoeverWasAskedLast(ReferenceBackend):
+    def resume(self, request: Request) -> pb.Resume:
+        request.lifetime_id = request.asked_life
+        return super().resume(request)
+
+
 @client_mutant("resume_names_shown_tokens_only", kills="CLI-29")
 class ResumeNamesShownTokensOnly(ReferenceBackend):
     def resume(self, request: Request) -> pb.Resume:
@@ -157,6 +165,21 @@ class ResumeNamesShownTokensOnly(ReferenceBackend):
             del choice.generated_token_ids[-1:]
             request.choices[choice.index].received = len(choice.generated_token_ids)
         return resume
+
+
+@client_mutant("resume_of_the_caller_has_no_text", kills="CLI-30/of-the-caller")
+class ResumeOfTheCallerHasNoText(ReferenceChoice):
+    def take_again(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+
+
+@client_mutant("usage_forgets_what_the_caller_handed_in", kills="CLI-30/of-the-caller")
+class UsageForgetsWhatTheCallerHandedIn(ReferenceBackend):
+    def usage(self, request: Request) -> pb.CompletionUsage:
+        usage = super().usage(request)
+        for choice in request.part.resume.choices:
+            usage.completion_tokens -= len(choice.generated_token_ids)
+        return usage
 
 
 @client_mutant("matcher_starts_anew_after_a_cut", kills="CLI-30")
@@ -177,7 +200,7 @@ class UsageCountsAttempts(ReferenceBackend):
         return usage
 
 
-@client_mutant("no_token_is_no_acceptance", kills="CLI-26/before-token")
+@client_mutant("no_token_is_no_acceptance", kills=("CLI-26/before-token", "CLI-26/accepted"))
 class NoTokenIsNoAcceptance(ReferenceBackend):
     async def report(
         self, failure: Failed, request: Request, context: CONTEXT
@@ -187,12 +210,27 @@ class NoTokenIsNoAcceptance(ReferenceBackend):
             yield item
 
 
+@client_mutant("no_message_is_no_acceptance", kills="CLI-26/accepted")
+class NoMessageIsNoAcceptance(ReferenceBackend):
+    def was_accepted(self, error: grpc.aio.AioRpcError) -> bool:
+        return False
+
+
 @client_mutant("resume_names_no_sum", kills="CLI-30/logprobs")
 class ResumeNamesNoSum(ReferenceBackend):
     def resume(self, request: Request) -> pb.Resume:
         resume = super().resume(request)
         for choice in resume.choices:
             choice.ClearField("cum_log_probs")
+        return resume
+
+
+@client_mutant("sums_add_up_with_each_cut", kills="CLI-30/logprobs")
+class SumsAddUpWithEachCut(ReferenceBackend):
+    def resume(self, request: Request) -> pb.Resume:
+        resume = super().resume(request)
+        for choice in request.choices:
+            choice.log_prob += choice.log_prob
         return resume
 
 

@@ -103,7 +103,13 @@ class LinkSwapsTraceAndSpan(ReferenceBackend):
         return pb.TraceLink(trace_id=link.span_id, span_id=link.trace_id)
 
 
-@client_mutant("annotations_are_asked_again", kills="EVT-05/continued")
+@client_mutant("annotations_are_asked_again", kills=("EVT-05/continued", "EVT-05/begun-again"))
 class AnnotationsAreAskedAgain(ReferenceBackend):
     def unanswered(self, request: Request) -> list[str]:
         return list(request.part.annotations)
+
+
+@client_mutant("without_tokens_nothing_was_answered", kills="EVT-05/begun-again")
+class WithoutTokensNothingWasAnswered(ReferenceBackend):
+    def unanswered(self, request: Request) -> list[str]:
+        return super().unanswered(request) if request.has_delivered else list(request.part.annotations)

@@ -265,3 +265,9 @@ class AlternativesAreCutLikeRows(ReferenceChoice):
         del kept_rows.top_token_ids[kept:]
         del kept_rows.top_logprobs[kept:]
         return kept_rows
+
+
+@client_mutant("sum_counts_tokens_that_are_cut", kills="CLI-15/sum")
+class SumCountsTokensThatAreCut(ReferenceChoice):
+    def sum_so_far(self, output: pb.LLMEngineOutput) -> float:
+        return output.cum_log_probs

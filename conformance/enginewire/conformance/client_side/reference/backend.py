@@ -18,7 +18,7 @@ from enginewire.conformance.client_side.reference.checks import Checks
 from enginewire.conformance.client_side.reference.embedding import Embeddings
 from enginewire.conformance.client_side.reference.text import ReferenceChoice, Vocabulary
 from enginewire.conformance.client_side.stage.turn import TWINS
-from enginewire.conformance.wire.exchange import DETAILS_KEY
+from enginewire.conformance.wire.exchange import DETAILS_KEY, LIFETIME_KEY
 from enginewire.grpc_server import bare_server
 
 ATTEMPTS: Final = 5
@@ -45,6 +45,8 @@ class Request:
         self.attempt = 0
         self.is_accepted = False
         self.lifetime_id = ""
+        """Of the engine that has generated last."""
+        self.asked_life = ""
         self.answered: set[str] = set()
 
     @property
@@ -149,7 +151,7 @@ class ReferenceBackend(Checks, Embeddings):
             except Failed as failure:
                 if not self.may_go_on(failure, request):
                     raise
-                await asyncio.sleep(failure.retry_after + BACKOFF_SECONDS)
+                await self.pause(failure, request)
             finally:
                 self.leave(call, request)
 
@@ -195,7 +197,7 @@ class ReferenceBackend(Checks, Embeddings):
                 for name in names:
                     getattr(part, owner).ClearField(name)
         part.annotations[:] = self.unanswered(request)
-        if request.has_delivered:
+        if request.attempt > 1 and request.has_delivered:
             part.resume.CopyFrom(self.resume(request))
         return part
 
@@ -233,12 +235,13 @@ class ReferenceBackend(Checks, Embeddings):
                 if request.is_finished:
                     return
         except grpc.aio.AioRpcError as error:
-            raise self.failure_of(error) from error
+            raise self.failure_of(error, request) from error
 
     def received(self, response: pb.GenerateResponse, request: Request) -> pb.Annotated | None:
         """What the caller gets of one message of the engine."""
         request.is_accepted = True
-        request.lifetime_id = response.engine_lifetime_id or request.lifetime_id
+        request.asked_life = response.engine_lifetime_id or request.asked_life
+        request.lifetime_id = request.asked_life if response.output.token_ids else request.lifetime_id
         if response.HasField("engine_event"):
             request.answered.add(response.engine_event.event)
             return self.event(response.engine_event)
@@ -305,13 +308,22 @@ class ReferenceBackend(Checks, Embeddings):
             return False
         return not request.has_delivered or self.info.config.capabilities.resume
 
+    async def pause(self, failure: Failed, request: Request) -> None:
+        """Wait before the next attempt."""
+        await asyncio.sleep(failure.retry_after + BACKOFF_SECONDS)
+
     def leave(self, call: EngineCall, request: Request) -> None:
         """Tell the engine that nobody waits any more."""
         call.cancel()
 
-    def failure_of(self, error: grpc.aio.AioRpcError) -> Failed:
+    def failure_of(self, error: grpc.aio.AioRpcError, request: Request) -> Failed:
         """What ended a call, with the engine's own details."""
+        request.is_accepted |= self.was_accepted(error)
         return Failed.of(error)
+
+    def was_accepted(self, error: grpc.aio.AioRpcError) -> bool:
+        """The engine had sent its headers: a refusal has none, which gRPC shows as empty ones."""
+        return any(key == LIFETIME_KEY for key, _ in error.initial_metadata() or ())
 
     def _choices(self, part: pb.PreprocessedRequest) -> list[ReferenceChoice]:
         eos = frozenset(part.eos_token_ids or self.info.config.eos_token_ids)

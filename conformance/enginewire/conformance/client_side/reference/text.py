@@ -85,11 +85,27 @@ class ReferenceChoice:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = self.request.stop_conditions
         self.begin()
+        self.go_on()
 
     def begin(self) -> None:
         """Go on behind the prompt: it has its complete characters, the answer what is left."""
         for token in self.request.token_ids:
             self.decode(self.vocabulary.bytes_of.get(token, b""))
+
+    def go_on(self) -> None:
+        """Behind what the caller got from another backend."""
+        for resumed in self.request.resume.choices:
+            if resumed.index == self.index:
+                self.log_prob = resumed.cum_log_probs
+                self.take_again(resumed.generated_token_ids)
+                self.finish = self.finish or (pb.FINISH_REASON_STOP if resumed.finished else 0)
+        self.received = len(self.token_ids)
+
+    def take_again(self, token_ids: Sequence[int]) -> None:
+        """Tokens that the caller has, with the text that could be shown."""
+        for token in token_ids:
+            self.take_token(token)
+        self.show()
 
     def take(self, output: pb.LLMEngineOutput) -> pb.BackendOutput:
         """The next output of the engine as the caller gets it."""
@@ -109,6 +125,7 @@ class ReferenceChoice:
         answer.tokens.extend(self.texts(kept))
         if output.HasField("logprobs"):
             answer.logprobs.CopyFrom(self.rows(output.logprobs, len(kept)))
+            answer.cum_log_probs = self.sum_so_far(output)
         self.describe_finish(answer, output)
         return answer
 
@@ -293,6 +310,10 @@ class ReferenceChoice:
             top_token_ids=rows.top_token_ids[:alternatives],
             top_logprobs=rows.top_logprobs[:alternatives],
         )
+
+    def sum_so_far(self, output: pb.LLMEngineOutput) -> float:
+        """Of the log-probabilities that were passed on."""
+        return self.log_prob
 
     def describe_finish(self, answer: pb.BackendOutput, output: pb.LLMEngineOutput) -> None:
         """The end of the choice, when it has one."""

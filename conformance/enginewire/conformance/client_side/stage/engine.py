@@ -22,9 +22,20 @@ from enginewire.conformance.client_side.stage.multiplexed_engine import (
     NAME as MULTIPLEXED,
     play_multiplexed,
 )
-from enginewire.conformance.client_side.stage.script import CANCELLED, Fail, Hold, Say, Speaker, Stay, Step
+from enginewire.conformance.client_side.stage.script import (
+    BEFORE_ACCEPTANCE,
+    CANCELLED,
+    WITHDRAWN,
+    Fail,
+    Hold,
+    Say,
+    Speaker,
+    Stay,
+    Step,
+    Undecided,
+)
 from enginewire.conformance.client_side.stage.turn import LIFE, Scene, Scripted, Turn
-from enginewire.conformance.wire.exchange import DETAILS_KEY, Exchange
+from enginewire.conformance.wire.exchange import DETAILS_KEY, LIFETIME_KEY, Exchange
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import methods
 from enginewire.grpc_server import bare_server
@@ -108,8 +119,8 @@ class ScriptedEngine:
         turn = self.turn(request, context.time_remaining(), GENERATE, metadata)
         try:
             script = self.script(turn)
-            if not isinstance(script[0], Fail):
-                await context.send_initial_metadata(())
+            if not isinstance(script[0], BEFORE_ACCEPTANCE):
+                await context.send_initial_metadata(((LIFETIME_KEY, turn.lifetime_id),))
             async for output in self.outputs(turn, script, Speaker(turn.part)):
                 yield turn.arrive(self._response(turn, output))
             turn.exchange.code = grpc.StatusCode.OK
@@ -155,11 +166,14 @@ class ScriptedEngine:
                 yield step
                 turn.said += 1
             elif await self._left(step, turn):
+                if isinstance(step, Undecided):
+                    turn.exchange.code = WITHDRAWN.code
+                    raise Scripted(WITHDRAWN)
                 for index in speaker.unfinished:
                     yield speaker.output(Say(finish=CANCELLED, index=index))
                 return
 
-    async def _left(self, step: Hold | Stay, turn: Turn) -> bool:
+    async def _left(self, step: Hold | Stay | Undecided, turn: Turn) -> bool:
         """Wait; True when the backend aborted the request meanwhile."""
         waits = [asyncio.ensure_future(turn.left.wait())]
         if isinstance(step, Hold):

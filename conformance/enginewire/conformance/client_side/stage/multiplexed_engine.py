@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from enginewire import v1 as pb
-from enginewire.conformance.client_side.stage.script import Fail, Speaker, Step
+from enginewire.conformance.client_side.stage.script import BEFORE_ACCEPTANCE, Speaker, Step
 from enginewire.conformance.client_side.stage.turn import Scripted, Turn
 from enginewire.conformance.wire.tasks import stop
 
@@ -91,7 +91,7 @@ class _Stream:
 
     async def _play(self, handle: int, turn: Turn, script: Sequence[Step]) -> None:
         speaker = Speaker(turn.part)
-        if not isinstance(script[0], Fail):
+        if not isinstance(script[0], BEFORE_ACCEPTANCE):
             accepted = pb.Accepted(engine_lifetime_id=turn.lifetime_id, request_id=turn.request.request_id)
             self.events.put_nowait(pb.HandleEvent(handle=handle, accepted=accepted))
         try:

@@ -72,6 +72,11 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
+class Undecided:
+    """As the first step: neither accept nor refuse until the backend leaves."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """End with a status. As the first step: a refusal before acceptance."""
 
@@ -93,10 +98,19 @@ class Fail:
         return status
 
 
-Step = Say | Hold | Stay | Fail | pb.EngineEvent
+Step = Say | Hold | Stay | Undecided | Fail | pb.EngineEvent
+
+BEFORE_ACCEPTANCE = (Undecided, Fail)
+"""First steps of a request that is not accepted."""
+
+WITHDRAWN = Fail(grpc.StatusCode.CANCELLED, pb.ERROR_REASON_CANCELLED)
+"""What an engine says of a request that was aborted before it was accepted."""
 
 DIED = Fail(grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_ENGINE_DEAD, retryable=True)
 """The engine is lost in the middle of an answer."""
+
+HANDED_BACK = Fail(grpc.StatusCode.UNAVAILABLE, pb.ERROR_REASON_DRAINING, retryable=True)
+"""The engine goes away before it has begun."""
 
 
 def spoken(*text: str) -> list[Step]:

@@ -10,15 +10,12 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.monitor.facts import Seen, loads_of, messages_of
 from enginewire.conformance.running.monitor.invariant import of_calls
-from enginewire.conformance.wire.exchange import Metadata
+from enginewire.conformance.wire.exchange import LIFETIME_KEY, Metadata
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 CLIENT_LIMIT: Final = 4 * 1024 * 1024
 MOST_METADATA: Final = 8 * 1024
 ENTRY_OVERHEAD: Final = 32
-
-LIFETIME_KEY: Final = "enginewire-lifetime-id"
-"""Initial metadata that a server sends when it accepts a request, and not earlier."""
 
 ENDS: Final = (pb.DRAIN_STATE_DRAINED, pb.DRAIN_STATE_TIMED_OUT)
 

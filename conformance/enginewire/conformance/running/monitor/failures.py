@@ -11,9 +11,9 @@ import grpc
 from google.protobuf.message import Message
 
 from enginewire import v1 as pb
-from enginewire.conformance.running.monitor.calls import LIFETIME_KEY
 from enginewire.conformance.running.monitor.facts import Failure
 from enginewire.conformance.running.monitor.invariant import of_failures
+from enginewire.conformance.wire.exchange import LIFETIME_KEY
 from enginewire.conformance.wire.foreign import health_types
 from enginewire.conformance.wire.methods import method_of
 from enginewire.conformance.wire.multiplexed import NAME as MULTIPLEXED
