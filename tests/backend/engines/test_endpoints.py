@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
@@ -232,6 +233,16 @@ async def test_an_engine_that_was_not_heard_to_leave_is_asked(engine_server) -> 
 async def test_an_engine_that_cannot_say_has_not_handed_back(engines: Endpoints, monkeypatch) -> None:
     async def load(timeout: float | None = None) -> pb.Load:
         raise failed(grpc.StatusCode.UNIMPLEMENTED, pb.ERROR_REASON_UNSUPPORTED, "no GetLoad")
+
+    monkeypatch.setattr(engines.all[0].client, "load", load)
+    assert not await engines.all[0].has_handed_back("life")
+
+
+async def test_an_engine_that_is_busy_has_not_handed_back(engines: Endpoints, monkeypatch) -> None:
+    async def load(timeout: float | None = None) -> pb.Load:
+        async with asyncio.timeout(timeout):
+            await asyncio.sleep(1.2)
+        return pb.Load(state=pb.ENGINE_STATE_READY, engine_lifetime_id="life")
 
     monkeypatch.setattr(engines.all[0].client, "load", load)
     assert not await engines.all[0].has_handed_back("life")

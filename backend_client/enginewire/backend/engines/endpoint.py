@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 # An engine that does not say within this time that it is still there is not.
 GONE_SECONDS: Final = 1.0
+# An engine that has cancelled something has just spoken: one that is slow to say why is busy, not gone.
+BUSY_SECONDS: Final = 5.0
 # An engine that nobody watches, or that cannot be watched, is taken to be there.
 USABLE: Final = frozenset({pb.ENGINE_STATE_READY, pb.ENGINE_STATE_UNSPECIFIED})
 
@@ -97,7 +99,7 @@ class Endpoint:
         if self.is_draining:
             return True
         try:
-            load = await self.client.load(GONE_SECONDS)
+            load = await self.client.load(BUSY_SECONDS)
         except RequestFailed as failure:
             return failure.code is not grpc.StatusCode.UNIMPLEMENTED
         return load.state not in USABLE or load.engine_lifetime_id != lifetime_id

@@ -16,6 +16,7 @@ import grpc
 
 from enginewire import v1 as pb
 from enginewire.backend.engines.connection.client import EngineClient
+from enginewire.backend.engines.endpoint import BUSY_SECONDS
 from enginewire.backend.engines.failure import Failure, RequestFailed
 from enginewire.backend.engines.stream import EngineStream, life_of, some
 from enginewire.backend.frontends.dynamo.answer import CANCELLED, Answer, Json
@@ -23,8 +24,6 @@ from enginewire.backend.frontends.dynamo.failures import ExceptionName, exceptio
 from enginewire.backend.frontends.dynamo.request import to_engine
 from enginewire.tracing.trace_context import passed_on
 
-# An engine that does not say within this time that it is still there is not.
-GONE_SECONDS: Final = 1.0
 UNFIT: Final = re.compile(r"[^A-Za-z0-9._:-]")
 MAX_ID_CHARS: Final = 100
 HANDED_BACK: Final = Failure(
@@ -115,7 +114,7 @@ class Worker:
     async def _check_cancelled(self, stream: EngineStream) -> None:
         """Raise RequestFailed when the engine has cancelled a choice because it drains or is over."""
         try:
-            load = await self._client.load(GONE_SECONDS)
+            load = await self._client.load(BUSY_SECONDS)
         except RequestFailed as error:
             raise RequestFailed(HANDED_BACK) from error
         if load.state != pb.ENGINE_STATE_READY or load.engine_lifetime_id != life_of(stream):

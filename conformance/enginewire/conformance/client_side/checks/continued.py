@@ -35,7 +35,7 @@ async def resume_says_what_was_delivered(ctx: ClientContext) -> None:
         expect_equal(lives[1], LIFE % 2, "resume names a stale life of the engine")
 
 
-@client_check("CLI-29", "origin", needs=("CLI-29",))
+@client_check("CLI-29", "origin")
 async def resume_names_whoever_generated(ctx: ClientContext) -> None:
     """The engine asked second has answered an annotation and gone away, and the third is asked."""
     second: list[Step] = [pb.EngineEvent(event=NOTE), HANDED_BACK]
@@ -46,7 +46,7 @@ async def resume_names_whoever_generated(ctx: ClientContext) -> None:
         expect_equal(origin, LIFE % 1, "resume names the life of an engine that generated nothing")
 
 
-@client_check("CLI-29", "finished", needs=("CLI-29",))
+@client_check("CLI-29", "finished")
 async def resume_says_which_choices_have_ended(ctx: ClientContext) -> None:
     """One by the engine, one by a stop string; the third is cut twice."""
     first: list[Step] = [Say("ab", finish=LENGTH), Say("c STOP", index=1), say("d", index=2), DIED]

@@ -7,7 +7,7 @@ from enginewire.conformance.client_side.checks.text import expect_stop
 from enginewire.conformance.client_side.context import ClientContext, only_turn
 from enginewire.conformance.client_side.stage.alphabet import ids
 from enginewire.conformance.client_side.stage.facts import Facts
-from enginewire.conformance.client_side.stage.script import LENGTH, STOP, Say
+from enginewire.conformance.client_side.stage.script import DIED, LENGTH, STOP, Say, Step
 from enginewire.conformance.wire.violation import expect, expect_equal
 
 OTHER: str = "another text"
@@ -68,6 +68,17 @@ async def an_engine_with_stop_strings_is_believed(ctx: ClientContext) -> None:
     answer = await there.start(scene, stop=["STOP", "b"]).ok()
     expect_equal(answer.choice.text, f"{OTHER}!", "the text of the engine was changed")
     expect_stop(answer, "STOP", 5)
+
+
+@client_check("CLI-30", "engine-text", needs=("CLI-13", "CLI-30"))
+async def what_a_lost_engine_withheld_is_not_lost(ctx: ClientContext) -> None:
+    """It made the text, and the next one does not know how much of it was shown; a backend may give up."""
+    there = await ctx.on(await ctx.backends.shared(Facts(stop_strings=True)))
+    script: list[Step] = [Say(["ab"], text="ab"), Say(["S"], text=""), DIED]
+    scene = there.play(*script, then=[[Say(["cd"], text="cd", finish=LENGTH)]])
+    answer = await there.start(scene, stop=["STOP"]).ended()
+    if not answer.failures:
+        expect_equal(answer.choice.text, "abScd", "the text is not that of an undisturbed engine")
 
 
 @client_check("CLI-39", "without-text")

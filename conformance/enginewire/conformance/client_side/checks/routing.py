@@ -76,6 +76,20 @@ async def rows_wait_with_their_tokens(ctx: ClientContext) -> None:
     expect_equal(seen, expected, "the rows are not those of the tokens")
 
 
+@client_check("CLI-22", "late-caller", needs=("CLI-22",))
+async def choices_that_wait_do_not_mix(ctx: ClientContext) -> None:
+    """In turns, and nothing between them: what waits together may be joined, of one choice."""
+    script: list[Step] = [*FILLING]
+    script += [Say([letter], index=place % 2) for place, letter in enumerate(LETTERS)]
+    ends = [Say(finish=LENGTH, index=index) for index in (0, 1)]
+    scene = ctx.play(*script, *ends)
+    answer = await (await ctx.start_late(scene, annotations=[f"{NOTE}:x"], n=2)).ok()
+    seen = {index: choice.text for index, choice in answer.choices.items()}
+    expect_equal(
+        seen, {0: LETTERS[::2], 1: LETTERS[1::2]}, "the texts are others where the caller reads late"
+    )
+
+
 async def _late(ctx: ClientContext, **changes: Value) -> Answer:
     """Events that fill the way, then tokens with one behind each; rows where they are asked for."""
     script: list[Step] = [*FILLING]

@@ -27,7 +27,7 @@ class TriesWithoutEnd(ReferenceBackend):
         return is_new or super().may_go_on(failure, request)
 
 
-@client_mutant("resume_forgets_which_have_ended", kills=("CLI-29/finished", "CLI-29/drawn"))
+@client_mutant("resume_forgets_which_have_ended", kills="CLI-29/finished")
 class ResumeForgetsWhichHaveEnded(ReferenceBackend):
     def resume(self, request: Request) -> pb.Resume:
         resume = super().resume(request)
@@ -168,7 +168,7 @@ class AnotherAttemptHasNoStops(ReferenceBackend):
         return super().may_go_on(failure, request)
 
 
-@client_mutant("empty_end_of_a_sibling_is_eos", kills="CLI-22/drawn")
+@client_mutant("empty_end_of_a_sibling_is_eos", kills=("CLI-22/drawn", "CLI-22/failed"))
 class EmptyEndOfASiblingIsEos(ReferenceBackend):
     def take(self, output: pb.LLMEngineOutput, request: Request) -> pb.BackendOutput | None:
         answer = super().take(output, request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginewire import v1 as pb
+from enginewire.conformance.client_side.failure import Failed
 from enginewire.conformance.client_side.mutants import client_mutant
 from enginewire.conformance.client_side.reference.backend import ReferenceBackend, Request
 from enginewire.conformance.client_side.reference.text import ReferenceChoice
@@ -38,3 +39,14 @@ class WaitsForText(ReferenceChoice):
     def take(self, output: pb.LLMEngineOutput) -> pb.BackendOutput:
         self.is_engine_text = self.engine_evaluates
         return super().take(output)
+
+
+@client_mutant("what_an_engine_withheld_is_lost", kills="CLI-30/engine-text")
+class WhatAnEngineWithheldIsLost(ReferenceBackend):
+    def may_go_on(self, failure: Failed, request: Request) -> bool:
+        for choice in request.choices:
+            choice.is_engine_text = False
+        may = super().may_go_on(failure, request)
+        for choice in request.choices:
+            choice.is_engine_text = self.engine_evaluates()
+        return may

@@ -50,6 +50,23 @@ class EventsOvertakeWhatWaits(_ReadsAhead):
         return sorted(items, key=lambda item: item.HasField("data"))
 
 
+@client_mutant("what_waits_is_joined_whoever_said_it", kills="CLI-22/late-caller")
+class WhatWaitsIsJoinedWhoeverSaidIt(_ReadsAhead):
+    """But for ends and log-probabilities."""
+
+    def gathered(self, items: list[pb.Annotated]) -> list[pb.Annotated]:
+        joined = items[:1]
+        for item in items[1:]:
+            last, data = joined[-1], item.data
+            is_plain = item.HasField("data") and not data.finish_reason and not data.HasField("logprobs")
+            if is_plain and last.HasField("data"):
+                last.data.text += data.text
+                last.data.token_ids.extend(data.token_ids)
+            else:
+                joined.append(item)
+        return joined
+
+
 @client_mutant("rows_of_what_waits_are_lost", kills="CLI-15/late-caller")
 class RowsOfWhatWaitsAreLost(_ReadsAhead):
     def gathered(self, items: list[pb.Annotated]) -> list[pb.Annotated]:

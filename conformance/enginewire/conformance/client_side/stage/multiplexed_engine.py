@@ -1,7 +1,7 @@
 """GenerateMultiplexed of the scripted engine: the scripts of many requests on one stream.
 
-Every other frame holds several outputs, those that are only ids as rows. A script that ends without a
-terminal ends the whole stream, for a handle alone cannot. Judges nothing.
+Every other frame holds several outputs, those that are only ids as rows, and so does one that accepts. A
+script that ends without a terminal ends the whole stream, for a handle alone cannot. Judges nothing.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class _Stream:
     async def some(self, most: int) -> list[pb.HandleEvent]:
         """What happened, when something has; nothing at the end of the stream."""
         found = [await self.events.get()]
+        if found[0] is not None and found[0].HasField("accepted"):
+            # Never alone where there are rows already: a client reads it before them, events though it is.
+            most = GATHERED
         while len(found) < most and found[-1] is not None and not self.events.empty():
             found.append(self.events.get_nowait())
         if found[-1] is None and len(found) > 1:
