@@ -77,8 +77,9 @@ async def no_attempt_has_time_when_it_is_over(ctx: ClientContext) -> None:
     answer = ctx.start(scene, timeout=SHORT_SECONDS)
     await answer.call.finish()
     await asyncio.sleep(AFTERWARDS_SECONDS)
-    over = answer.exchange.started_at + SHORT_SECONDS
-    for turn in scene.turns:
+    # By the engine's clock: on a busy machine the first attempt may be late itself.
+    over = min((turn.exchange.started_at for turn in scene.turns), default=0.0) + SHORT_SECONDS
+    for turn in scene.turns[1:]:
         if turn.exchange.started_at > over:
             left = turn.seconds_left
             expect(

@@ -131,7 +131,7 @@ class ScriptedEngine:
             turn.leave()
             raise
         finally:
-            turn.exchange.ended_at = time.monotonic()
+            turn.exchange.ended_at = turn.exchange.ended_at or time.monotonic()
 
     def turn(
         self,
@@ -158,6 +158,8 @@ class ScriptedEngine:
         for step in script:
             if isinstance(step, Fail):
                 turn.exchange.code, turn.exchange.text = step.code, step.message
+                # Before it is sent: a backend may have it, and wait, before this is seen to have ended.
+                turn.exchange.ended_at = time.monotonic()
                 raise Scripted(step)
             if isinstance(step, Say):
                 yield speaker.output(step)
