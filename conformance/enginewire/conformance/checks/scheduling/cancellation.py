@@ -9,6 +9,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import SHAPE, Phase, check
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.requests import OUTPUT_TOKENS
 from enginewire.conformance.session.saturation import all_queued, queued, saturated
 from enginewire.conformance.session.watching import freed, is_idle, still_running, until
 from enginewire.conformance.wire.stream import Stream
@@ -24,8 +25,11 @@ VISIBLE: Final = 4
 """A request's deadline leaves so many times the time in which another one was seen to run, or to wait."""
 
 LARGE_PROMPT: Final = 4096
+PARTS: Final = (1.0, 0.75, 0.5)
+"""Of the window, that prompts fill; the last leaves room for an answer that outlasts the bounds."""
 STREAMS: Final = 3
-MOMENTS: Final = 3
+MOMENTS: Final = (0.0, 0.4, 0.8, 1.2)
+"""Of the time that the smallest of them takes."""
 
 NEEDS: Final = (*SHAPE, "ABO-08")
 """A server that loses blocks is never idle again."""
@@ -42,20 +46,24 @@ async def a_cancelled_stream_is_freed(ctx: Context) -> None:
 
 @check("CAN-02", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "CAN-01"))
 async def a_cancelled_prefill_is_freed(ctx: Context) -> None:
-    """A large prompt, cancelled as soon as it is accepted, and at moments until it would be computed."""
-    length = min(ctx.context_length() // 2, LARGE_PROMPT)
-    computed = 0.0
-    for moment in range(MOMENTS + 1):
-        prompt = ctx.prompt(length, salt=1 + moment)
-        stream = await ctx.start(ctx.long_request(token_ids=prompt)).accepted()
-        began = time.monotonic()
-        if moment:
-            await asyncio.sleep(computed * (moment - 1) / MOMENTS)
-        else:
-            await stream.first_token()
-            computed = time.monotonic() - began
-        stream.cancel()
-        await freed(ctx, [stream.request])
+    """Large prompts: one until it is computed, then several at once, cancelled at moments until then.
+
+    A prompt that fits a step is never half computed: the largest may not fit, or others beside it.
+    """
+    stream = await ctx.start(_large_request(ctx, PARTS[-1])).accepted()
+    began = time.monotonic()
+    await stream.first_token()
+    computed = time.monotonic() - began
+    stream.cancel()
+    await freed(ctx, [stream.request])
+    for moment in MOMENTS:
+        streams = [ctx.start(_large_request(ctx, part)) for part in PARTS]
+        # Who has no room for all of them may refuse some.
+        await asyncio.gather(*(stream.call.accepted() for stream in streams))
+        await asyncio.sleep(computed * moment)
+        for stream in streams:
+            stream.cancel()
+        await freed(ctx, [stream.request for stream in streams])
 
 
 @check("CAN-02", variant="queued", phase=Phase.LOAD, alone=True, needs=(*NEEDS, "INF-08", "CAN-01"))
@@ -125,6 +133,12 @@ async def a_vanished_peer_is_noticed(ctx: Context) -> None:
     generated = (await until(ctx, is_idle, "")).tokens_generated - before.tokens_generated
     if generated >= stream.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the longest request ends before keepalive can notice anything")
+
+
+def _large_request(ctx: Context, part: float) -> pb.GenerateRequest:
+    """With a prompt that is in no cache, and fills that part of the window."""
+    length = min(int(ctx.context_length() * part), LARGE_PROMPT) - OUTPUT_TOKENS
+    return ctx.long_request(token_ids=ctx.prompt(length, salt=ctx.fresh_salt()))
 
 
 def _unnoticed_request(ctx: Context) -> pb.GenerateRequest:

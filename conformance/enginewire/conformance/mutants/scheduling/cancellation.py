@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -14,6 +15,9 @@ from enginewire.conformance.reference.settings import Settings
 
 SOON = 0.05
 """gRPC's clock and ours may disagree on a deadline by this, in seconds."""
+
+STEP_TOKENS = Settings().context_length // 2
+"""Of prompts, in one step."""
 
 
 class GoesOn(Reference):
@@ -40,6 +44,19 @@ class LeakOnEarlyCancel(GoesOn):
 
     def goes_on(self, job: Job) -> bool:
         return job.is_running and not job.completion_tokens
+
+
+@mutant("leak_between_steps_of_a_prefill", kills="CAN-02")
+class LeakBetweenStepsOfAPrefill(GoesOn):
+    """What is half computed when its caller leaves is nobody's: no step goes on with it."""
+
+    settings = replace(Settings(), first_token_seconds=0.2)
+
+    def goes_on(self, job: Job) -> bool:
+        is_half = len(job.request.token_ids) > STEP_TOKENS and not job.completion_tokens
+        if job.is_running and is_half:
+            job.ready_at = math.inf
+        return job.is_running and is_half
 
 
 @mutant("leak_on_queued_cancel", kills="CAN-02/queued")
