@@ -71,6 +71,14 @@ class NotNormalised(Reference):
         return [value * (1 if len(tokens) < 5 else 2) for value in super().vector(tokens)]
 
 
+@mutant("shorter_ones_are_not_normalised", kills="EMB-04")
+class ShorterOnesAreNotNormalised(Reference):
+    """They are cut after all have length 1."""
+
+    def shortened(self, vector: Sequence[float], size: int) -> list[float]:
+        return list(vector[:size])
+
+
 @mutant("bad_item_silent", kills="EMB-05")
 class BadItemSilent(Reference):
     def check_input(self, path: str, tokens: Sequence[int]) -> None:

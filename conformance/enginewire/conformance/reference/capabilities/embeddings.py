@@ -51,7 +51,7 @@ class Embeddings(Service):
         tokens = self.embedded_tokens(inputs)
         output = pb.EmbeddingsEngineOutput(prompt_tokens=tokens, total_tokens=tokens)
         for vector in self.vectors(inputs):
-            output.embeddings.add(values=vector[:size])
+            output.embeddings.add(values=self.shortened(vector, size))
         return pb.EmbedResponse(output=output, request_id=request.request_id)
 
     async def embedded(self, job: Job) -> None:
@@ -88,6 +88,10 @@ class Embeddings(Service):
         """The same direction, length 1."""
         length = math.hypot(*vector)
         return [value / length for value in vector]
+
+    def shortened(self, vector: Sequence[float], size: int) -> list[float]:
+        """Its first numbers, brought to length 1 again."""
+        return self.normalised(vector[:size]) if size < SIZE else list(vector)
 
     def check_embed(self, request: pb.EmbedRequest) -> None:
         """Raise Refusal for the first thing that is wrong."""
