@@ -37,6 +37,8 @@ MOST_PLACES: Final = 2**14
 MOST_REQUESTS: Final = 16
 BEGUN, ENDED = 0.9, 1.25
 """Of the memory: what the prompts of all requests need, and what they need with all their tokens."""
+SMALL: Final = 3
+"""Blocks of the prompt of several choices."""
 UNHURT: Final = "no request had to give up its memory"
 
 
@@ -162,26 +164,33 @@ async def _filled(ctx: Context, streams: list[Stream], started: float) -> None:
         await pause()
 
 
-def beyond_memory(ctx: Context) -> list[pb.GenerateRequest]:
+def beyond_memory(ctx: Context, choices: int = 1) -> list[pb.GenerateRequest]:
     """Requests that can all begin at the same time, and that need more memory than there is before they end.
 
-    NotApplicable where the target is too large, too small or too slow for such ones.
+    The last one has so many choices; if several, it is small, and the first one's prompt begins with its own.
+    NotApplicable where the target is too large, too small or too slow for such requests.
     """
     config = ctx.config
     if not (config.HasField("total_kv_blocks") and config.HasField("max_num_seqs")):
         raise NotApplicable("EngineConfig.total_kv_blocks or EngineConfig.max_num_seqs is absent")
     if len(ranks_of(config)) > 1:
         raise NotApplicable("requests are spread over ranks")
-    places, count = config.total_kv_blocks * ctx.block_size, min(config.max_num_seqs, MOST_REQUESTS)
-    if places > MOST_PLACES:
-        raise NotApplicable(f"{places} tokens of KV cache are more than the kit fills")
-    prompt, tokens = int(BEGUN * places / count), math.ceil((ENDED - BEGUN) * places / count)
-    if ctx.tokens(tokens, prompt) < tokens:
+    blocks, size = config.total_kv_blocks, ctx.block_size
+    slots = min(config.max_num_seqs, MOST_REQUESTS)
+    if blocks * size > MOST_PLACES:
+        raise NotApplicable(f"{blocks * size} tokens of KV cache are more than the kit fills")
+    several = choices if 1 < choices < slots - 1 else 0
+    # The last block of each prompt has room: who comes first has not grown when the last one comes.
+    each = int((BEGUN * blocks - several * SMALL) / (slots - several)) * size - size // 2
+    tokens = math.ceil((ENDED - BEGUN) * blocks * size / slots)
+    if each < 1 or ctx.tokens(tokens, each) < tokens:
         raise NotApplicable("all that has a slot fits the memory, or a token takes too long")
-    return [
-        ctx.request(token_ids=ctx.prompt(prompt, salt=1 + number), max_tokens=tokens)
-        for number in range(count)
-    ]
+    prompts = [ctx.prompt(each, salt=1 + number) for number in range(slots - several)]
+    made = [ctx.request(token_ids=prompt, max_tokens=tokens) for prompt in prompts]
+    if several:
+        small = prompts[0][: SMALL * size - size // 2]
+        made.append(ctx.request(token_ids=small, max_tokens=tokens, n=several))
+    return made
 
 
 @asynccontextmanager

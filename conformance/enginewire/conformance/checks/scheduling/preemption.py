@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.running.registry import WHOLE, CheckFunction, Phase, check
 from enginewire.conformance.session import requests
+from enginewire.conformance.session.bounds import pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
 from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
-from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.stream import Choice, Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, expect, expect_equal
+
+CHOICES: Final = 2
+LEAVING: Final = 7
+"""One in so many requests leaves early."""
+JUDGED: Final = 2
+"""Of the last requests, at least: one with seeds, and a penalised one."""
 
 HOT: Final = 100.0
 """Tokens are about equally probable: random numbers alone say which of them come, whatever is rounded."""
@@ -21,6 +28,16 @@ LAST: Final = 4
 """The last part of an answer, of so many: who gave up its memory by then goes on with the same numbers."""
 ALIKE: Final = 0.5
 """Of the tokens there; with other random numbers hardly any is the same."""
+
+PENALISED: Final = (1, 3)
+"""Of the requests, from the last one on: those between have seeds."""
+PENALTY: Final = 2.0
+BIAS: Final = 100.0
+LEAD: Final = 4
+"""The part of an answer, of so many, by which a token comes more often than another before a penalty is even
+with its bias."""
+APART: Final = 4
+"""The part of that lead, of so many, by which it may differ: what a model prefers is small beside it."""
 
 
 def check_where_memory_is_short(identifier: str) -> Callable[[CheckFunction], CheckFunction]:
@@ -31,30 +48,32 @@ def check_where_memory_is_short(identifier: str) -> Callable[[CheckFunction], Ch
 
 @check_where_memory_is_short("CON-02")
 async def tokens_do_not_change_where_memory_is_short(ctx: Context) -> None:
-    """Of all requests at once, of which one has to give up its memory, and of each of them alone."""
-    can = ctx.capabilities
-    rows: dict[str, Value] = {"logprobs": 0} if can.logprobs else {}
-    wanted = [
-        requests.change(each, **rows, **({"seed": seed, "temperature": HOT} if can.seed else {}))
-        for seed, each in enumerate(beyond_memory(ctx))
-    ]
+    """Of all requests at once, of which one has to give up its memory, and of each of them alone.
+
+    Some leave half-way: whoever gave up its memory has it again by that, to lose it once more.
+    """
+    wanted = _of_all_kinds(ctx)
     async with short_of_memory(ctx, wanted) as streams:
-        pass
-    for stream in streams:
-        seen, tokens = len((await stream.ok()).tokens), stream.request.request.stop_conditions.max_tokens
+        await _half_of(streams[0])
+        for stream in (leaving := streams[: len(streams) // LEAVING]):
+            stream.cancel()
+    staying = streams[len(leaving) :]
+    for stream in staying:
+        seen = sum(len(choice.tokens) for choice in (await stream.ok()).choices.values())
+        tokens = num_choices(stream.request.request) * stream.request.request.stop_conditions.max_tokens
         expect_equal(seen, tokens, "a request has not all its tokens where memory is short")
-    if not can.seed:
-        return
     # Memory is taken from the last, as a rule.
-    last = ctx.times(len(wanted), wanted[0].request.stop_conditions.max_tokens)
-    alone = [await ctx.generate(_again(ctx, request)) for request in wanted[-last:]]
-    room = wanted[-last:][: len(wanted) // 2]
-    beside = await asyncio.gather(*(ctx.generate(_again(ctx, request)) for request in room))
-    if not all(map(_ends_alike, beside, alone)):
-        raise NotApplicable("the same seeds draw other tokens in another batch")
-    for calm, stream in zip(alone, streams[-last:], strict=True):
-        message = "the same seeds draw other tokens where memory is short"
-        expect(_ends_alike(stream, calm), message, expected=calm.tokens, seen=stream.tokens)
+    least = min(JUDGED, len(wanted))
+    last = ctx.times(len(staying), wanted[-1].request.stop_conditions.max_tokens, least=least)
+    judged = [stream for stream in staying[-last:] if _is_foretold(stream)]
+    alone = [await ctx.generate(_again(ctx, stream.request)) for stream in judged]
+    room = judged[-(len(wanted) // 2) :]
+    beside = await asyncio.gather(*(ctx.generate(_again(ctx, stream.request)) for stream in room))
+    if not all(map(_are_alike, beside, alone[-len(room) :])):
+        raise NotApplicable("the same requests have other tokens in another batch")
+    for calm, stream in zip(alone, judged, strict=True):
+        message = "the same request has other tokens where memory is short"
+        expect(_are_alike(stream, calm), message, expected=_tokens(calm), seen=_tokens(stream))
 
 
 @check_where_memory_is_short("INF-13")
@@ -80,10 +99,74 @@ async def who_gave_up_memory_can_be_aborted(ctx: Context) -> None:
     await ctx.idle()
 
 
-def _ends_alike(one: Stream, other: Stream) -> bool:
-    last = -max(len(other.tokens) // LAST, 1)
-    same = [a == b for a, b in zip(one.tokens[last:], other.tokens[last:], strict=False)]
+def _of_all_kinds(ctx: Context) -> list[pb.GenerateRequest]:
+    """Most draw with a seed, one of them for several choices; of some a penalty decides which token comes.
+
+    Each as far as the engine can.
+    """
+    can = ctx.capabilities
+    rows: dict[str, Value] = {"logprobs": 0} if can.logprobs else {}
+    wanted = beyond_memory(ctx, ctx.choices(CHOICES) if can.seed else 1)
+    has_penalty = can.penalties and can.logit_bias and can.allowed_token_ids
+    made = list[pb.GenerateRequest]()
+    for number, request in enumerate(reversed(wanted)):
+        if has_penalty and number in PENALISED:
+            options = _penalised(ctx, request)
+        else:
+            options = {"seed": number, "temperature": HOT} if can.seed else {}
+        made.insert(0, requests.change(request, **rows, **options))
+    return made
+
+
+async def _half_of(stream: Stream) -> None:
+    """Wait until it has half of its tokens, or has ended. Somebody else reads it."""
+    half = stream.request.request.stop_conditions.max_tokens // 2
+    while len(stream.tokens) < half and stream.exchange.code is None:
+        await pause()
+
+
+def _penalised(ctx: Context, request: pb.GenerateRequest) -> dict[str, Value]:
+    """One of two tokens comes alone until its penalty is even with its bias, then the two take turns.
+
+    The prompt has it at nearly every place, which is nothing to this penalty.
+    """
+    favoured, other = ctx.prompt(2)
+    bias = min(PENALTY * request.request.stop_conditions.max_tokens / LEAD, BIAS)
+    first, *rest = request.request.token_ids
+    return {
+        "token_ids": [first, *[favoured] * len(rest)],
+        "frequency_penalty": PENALTY,
+        "logit_bias": [pb.LogitBias(token_id=favoured, bias=bias)],
+        "allowed_token_ids": [favoured, other],
+    }
+
+
+def _is_foretold(stream: Stream) -> bool:
+    """Whether rounding hardly counts."""
+    options = stream.request.request.sampling_options
+    return options.HasField("seed") or options.HasField("frequency_penalty")
+
+
+def _are_alike(one: Stream, other: Stream) -> bool:
+    """Up to rounding, and what follows from it."""
+    options = one.request.request.sampling_options
+    if not options.HasField("frequency_penalty"):
+        return all(map(_ends_alike, _tokens(one), _tokens(other)))
+    (favoured,) = options.logit_bias
+    counts = [stream.tokens.count(favoured.token_id) for stream in (one, other)]
+    return abs(counts[0] - counts[1]) <= favoured.bias / options.frequency_penalty / APART
+
+
+def _ends_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    last = -max(len(other) // LAST, 1)
+    same = [a == b for a, b in zip(one[last:], other[last:], strict=False)]
     return sum(same) >= ALIKE * len(same)
+
+
+def _tokens(stream: Stream) -> list[list[int]]:
+    """Of each choice."""
+    choices = stream.choices
+    return [choices.get(index, Choice(index)).tokens for index in range(num_choices(stream.request.request))]
 
 
 def _again(ctx: Context, request: pb.GenerateRequest) -> pb.GenerateRequest:

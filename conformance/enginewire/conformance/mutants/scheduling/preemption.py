@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from enginewire import v1 as pb
 from enginewire.conformance.mutants import mutant
@@ -28,11 +29,59 @@ class _Remembers(Preempting):
         return not job.is_running and job.choices[0] in self.had
 
 
-@mutant("seeds_begin_again_with_the_memory", kills="CON-02/preempted")
-class SeedsBeginAgainWithTheMemory(_Remembers):
+class _SeedsBeginAgain(_Remembers):
+    """With the position at which a choice lost its memory."""
+
     def draw(self, choice: Choice) -> float:
-        place = len(choice.tokens) - self.had.get(choice, 0)
+        place = len(choice.tokens) - self.forgotten(choice)
         return random.Random(hash((choice.job.seed, choice.index, place))).random()
+
+    def forgotten(self, choice: Choice) -> int:
+        """How many of its tokens do not count."""
+        return self.had.get(choice, 0)
+
+
+@mutant("seeds_begin_again_with_the_memory", kills="CON-02/preempted")
+class SeedsBeginAgainWithTheMemory(_SeedsBeginAgain):
+    pass
+
+
+@mutant("seeds_of_later_choices_begin_again_with_the_memory", kills="CON-02/preempted")
+class SeedsOfLaterChoicesBeginAgainWithTheMemory(_SeedsBeginAgain):
+    def forgotten(self, choice: Choice) -> int:
+        return super().forgotten(choice) if choice.index else 0
+
+
+@mutant("seeds_begin_again_behind_a_cached_prompt", kills="CON-02/preempted")
+class SeedsBeginAgainBehindACachedPrompt(_SeedsBeginAgain):
+    """Its blocks are found when it has memory again: as if it had just come."""
+
+    def forgotten(self, choice: Choice) -> int:
+        return super().forgotten(choice) if choice.job.cached_tokens else 0
+
+
+@mutant("seeds_begin_again_when_memory_is_lost_twice", kills="CON-02/preempted")
+class SeedsBeginAgainWhenMemoryIsLostTwice(_SeedsBeginAgain):
+    def preempt(self, job: Job) -> None:
+        is_first = job.choices[0] not in self.had
+        super().preempt(job)
+        if is_first:
+            self.had |= dict.fromkeys(job.choices, 0)
+
+
+@mutant("penalties_begin_again_with_the_memory", kills="CON-02/preempted")
+class PenaltiesBeginAgainWithTheMemory(_Remembers):
+    def penalised(self, choice: Choice) -> Counter[int]:
+        return Counter(choice.tokens[self.had.get(choice, 0) :])
+
+
+@mutant("penalties_count_the_prompt_after_the_memory", kills="CON-02/preempted")
+class PenaltiesCountThePromptAfterTheMemory(_Remembers):
+    """All that has to be computed again is counted."""
+
+    def penalised(self, choice: Choice) -> Counter[int]:
+        prompt = choice.job.request.token_ids if choice in self.had else ()
+        return Counter([*prompt, *choice.tokens])
 
 
 @mutant("guides_begin_again_with_the_memory", kills="GDE-02/preempted")

@@ -81,12 +81,16 @@ class Model(Validation):
         """Presence, frequency and repetition. Changes `logits`."""
         options = choice.job.request.sampling_options
         if options.presence_penalty or options.frequency_penalty:
-            for token, count in Counter(choice.tokens).items():
+            for token, count in self.penalised(choice).items():
                 logits[token] -= options.presence_penalty + options.frequency_penalty * count
         factor = options.repetition_penalty if options.HasField("repetition_penalty") else 1.0
         if factor != 1.0:
             for token in {*choice.job.request.token_ids, *choice.tokens}:
                 logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+
+    def penalised(self, choice: Choice) -> Counter[int]:
+        """How often each token has come, to presence and frequency penalty."""
+        return Counter(choice.tokens)
 
     def kept(
         self, logits: list[float], temperature: float, options: pb.SamplingOptions

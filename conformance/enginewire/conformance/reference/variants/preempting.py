@@ -11,9 +11,12 @@ from enginewire.conformance.reference.settings import Settings
 
 
 class Preempting(Reference):
-    """A live job holds blocks for what it has, and for one more token of each choice."""
+    """A live job holds blocks for what it has, and for one more token of each choice.
 
-    settings = replace(Settings(), context_length=512, total_blocks=256, max_num_seqs=16)
+    Its tokens take so long that all have come before the first of them ends, on a busy machine as well.
+    """
+
+    settings = replace(Settings(), step_seconds=0.012, context_length=512, total_blocks=256, max_num_seqs=16)
 
     def blocks_for(self, job: Job) -> int:
         """All that it may ever need, before it is live."""
