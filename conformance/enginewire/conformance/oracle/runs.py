@@ -6,12 +6,14 @@ Each is made alone: what came then has to come beside any others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.ask import Changes, Row, Target, rows_in
 from enginewire.conformance.oracle.draw import Offer
+from enginewire.conformance.oracle.repetition import repetition
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import PROMPT_TOKENS
 from enginewire.conformance.session.sizes import most_alternatives
@@ -70,7 +72,8 @@ async def _plain(ctx: Context, client: Client, asked: Changes) -> Target:
     lengths = [length for length in (PROMPT_TOKENS, BLOCKS * ctx.block_size + 1, 1) if _fits(ctx, length)]
     if not lengths:
         raise NotApplicable("the window has no room for the greedy runs")
-    made = [await _run(ctx, client, length, SALTS + number, asked) for number, length in enumerate(lengths)]
+    prompts = [ctx.prompt(length, salt=SALTS + number) for number, length in enumerate(lengths)]
+    made = [await _run(ctx, client, prompt, asked) for prompt in prompts]
     runs, rows = zip(*made, strict=True)
     return Target(ctx, client, runs, Offer.of(ctx.config), rows=rows)
 
@@ -81,23 +84,30 @@ async def at_the_end_of_the_window(ctx: Context, client: Client) -> Target:
     if not PROMPT_TOKENS <= length <= LONGEST - TOKENS:
         raise NotApplicable("the window is too long to be filled")
     ctx.tokens(TOKENS, length, least=TOKENS)
-    run, _ = await _run(ctx, client, length, SALTS - 1, {})
+    run, _ = await _run(ctx, client, ctx.prompt(length, salt=SALTS - 1), {})
     return Target(ctx, client, [run], Offer.of(ctx.config))
 
 
 async def _under_options(
     ctx: Context, client: Client, asked: Changes
 ) -> tuple[list[Changes], list[tuple[Greedy, Told]]]:
-    """Runs of full blocks under options that change which tokens come, the same for all their cases."""
+    """Runs of full blocks under options that change which tokens come, the same for all their cases.
+
+    And one that repeats its prompt, where there is such a one: what comes of it is what drafts foretell.
+    """
     length = BLOCKS * ctx.block_size + 1
     if not _fits(ctx, length):
         raise NotApplicable("the window has no room for full blocks")
-    under, offer = list(_options(ctx)), Offer.of(ctx.config)
-    made = [await _run(ctx, client, length, SALTS - 2, {**changes, **asked}) for changes in under]
+    under, offer, prompt = list(_options(ctx)), Offer.of(ctx.config), ctx.prompt(length, salt=SALTS - 2)
+    made = [await _run(ctx, client, prompt, {**changes, **asked}) for changes in under]
     if ctx.capabilities.seed:
         under.append(SEEDED)
         several: Changes = {"n": offer.most_choices} if offer.most_choices > 1 else {}
-        made.append(await _run(ctx, client, length, SALTS - 2, {**SEEDED, **several, **asked}))
+        made.append(await _run(ctx, client, prompt, {**SEEDED, **several, **asked}))
+    with suppress(NotApplicable):
+        found = await repetition(ctx)
+        under.append(found.under)
+        made.append(await _run(ctx, client, found.greedy.prompt, {**found.under, **asked}))
     return under, made
 
 
@@ -115,10 +125,10 @@ def _options(ctx: Context) -> Iterator[Changes]:
         yield {"bad_words_token_ids": [pb.TokenSequence(token_ids=[token]) for token in sorted(set(some))]}
 
 
-async def _run(ctx: Context, client: Client, length: int, salt: int, changes: Changes) -> tuple[Greedy, Told]:
-    """An answer that comes again to a prompt of so many tokens, and what was told of it."""
-    count = ctx.tokens(TOKENS, length)
-    request = ctx.request(token_ids=ctx.prompt(length, salt=salt), max_tokens=count, **changes)
+async def _run(ctx: Context, client: Client, prompt: list[int], changes: Changes) -> tuple[Greedy, Told]:
+    """An answer that comes again to a prompt, and what was told of it."""
+    count = ctx.tokens(TOKENS, len(prompt))
+    request = ctx.request(token_ids=prompt, max_tokens=count, **changes)
     stream = await ctx.start(request, client=client).ok()
     message = "a run past every end of sequence has another length"
     choices = [stream.choices.get(index, Choice(index)) for index in range(num_choices(request.request))]

@@ -15,6 +15,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.options.distributions.rows import Row, rows_of
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.oracle.beside import FAR
+from enginewire.conformance.oracle.repetition import only, repetition
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -31,6 +32,7 @@ USUAL_MOST: Final = 20
 LONG: Final = 600
 """Tokens of a prompt, which an engine may compute in parts."""
 PROMPT: Final = 12
+FORETOLD: Final = 12
 HOT: Final = 5.0
 
 IMPOSSIBLE: Final = -1e30
@@ -74,6 +76,31 @@ async def the_value_is_the_selected_one(ctx: Context) -> None:
     value, seen = table.token_logprobs[0], table.selected_logprobs[1]
     same = math.isclose(seen, value, abs_tol=SAME, rel_tol=SAME)
     expect(same, "a selected id has another value as the token", expected=f"{value:.6f}", seen=f"{seen:.6f}")
+
+
+@check(
+    "LOG-02",
+    variant="repeating",
+    needs=(*NEEDS, "USE-04", "LIM-03", "LOG-01", "LOG-02", "LOG-03", "LOG-11"),
+    alone=True,
+)
+async def the_value_is_that_of_its_place(ctx: Context) -> None:
+    """The same where a draft foretells a token as where it comes alone."""
+    found = await repetition(ctx)
+    prompt, tokens = found.greedy.prompt, found.greedy.tokens
+    told = await ctx.generate(_told(ctx, prompt, max_tokens=len(tokens), **found.under))
+    for place, row in enumerate(list(rows_of(told.choice.outputs))[: ctx.times(FORETOLD)]):
+        before = [*prompt, *told.tokens[:place]]
+        alone = await ctx.generate(_told(ctx, before, max_tokens=1, **only(ctx, row.token)))
+        own = next(rows_of(alone.choice.outputs))
+        if own.token == row.token:
+            message = f"token {place} has another log-probability than without the tokens of its step"
+            close = abs(row.value - own.value) <= FAR
+            expect(close, message, expected=f"{own.value:.4f}", seen=f"{row.value:.4f}")
+
+
+def _told(ctx: Context, prompt: list[int], **changes: Value) -> pb.GenerateRequest:
+    return ctx.request(token_ids=prompt, logprobs=0, **changes)
 
 
 @check("LOG-03", needs=(*NEEDS, "LOG-01"))

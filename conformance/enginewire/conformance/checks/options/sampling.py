@@ -192,6 +192,16 @@ async def biases_forbid_and_force(ctx: Context) -> None:
     expect_equal(set(tokens), {other}, "a token with a bias of 100 is not forced")
 
 
+@check("SAM-09", variant="repeating", needs=(*SHAPE, "SAM-09"), alone=True)
+async def biases_force_to_the_end(ctx: Context) -> None:
+    """A token that the prompt has had again and again: an engine that drafts foretells it."""
+    token = ctx.prompt()[0]
+    change = {"token_ids": SHORT * [token], "max_tokens": ctx.tokens(LONG, SHORT), "temperature": None}
+    forced = [pb.LogitBias(token_id=token, bias=100.0)]
+    tokens = (await ctx.generate(ctx.request(**change, logit_bias=forced))).tokens
+    expect_equal(set(tokens), {token}, "a token with a bias of 100 is not forced to the end")
+
+
 @check("SAM-10", needs=SHAPE)
 async def defaults_are_said(ctx: Context) -> None:
     """Without options a request is served, and the defaults are values that it may send."""

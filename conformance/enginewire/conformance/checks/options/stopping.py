@@ -7,9 +7,12 @@ promise, as on an engine that rounds differently the second time, is not judged:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.oracle.repetition import repetition
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import Value
@@ -17,10 +20,13 @@ from enginewire.conformance.wire.stream import Stream
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 NEEDS: Final = (*SHAPE, "LIM-01", "LIM-02")
+FORETOLD: Final = (*NEEDS, "USE-04", "STP-07", "STP-08")
 
 TRIES: Final = 3
 BLOCKS: Final = 2
 FEW: Final = 4
+PLACES: Final = 4
+"""Where an answer that is foretold is ended: at the last token of a step, and at others."""
 
 CALLERS: Final = ("stop_token_ids", "stop_token_ids_visible")
 SYSTEMS: Final = ("eos_token_ids", "stop_token_ids_hidden")
@@ -34,6 +40,12 @@ async def stop_ids_end(ctx: Context) -> None:
     for field in CALLERS:
         stream = await _again(ctx, greedy, **{field: [greedy.tokens[place]]})
         _ended_at(stream, place, "STOP")
+
+
+@check("STP-01", variant="repeating", needs=(*FORETOLD, "STP-01"), alone=True)
+async def stop_ids_end_what_is_foretold(ctx: Context) -> None:
+    """Both lists of the caller in turns, where a step of an engine that drafts has several tokens."""
+    await _end_what_is_foretold(ctx, CALLERS, "STOP")
 
 
 @check("STP-02", needs=(*NEEDS, "STP-01", "STP-04"))
@@ -70,6 +82,12 @@ async def eos_ids_end(ctx: Context) -> None:
         _ended_at(await _again(ctx, greedy, **listed), place, "EOS")
         ignoring = await _again(ctx, greedy, **{**listed, "ignore_eos": True})
         expect_equal(ignoring.choice.reason_name, "LENGTH", f"ignore_eos does not switch off {field}")
+
+
+@check("STP-04", variant="repeating", needs=(*FORETOLD, "STP-04"), alone=True)
+async def eos_ids_end_what_is_foretold(ctx: Context) -> None:
+    """Those of the request and the hidden ones in turns."""
+    await _end_what_is_foretold(ctx, SYSTEMS, "EOS")
 
 
 @check("STP-04", variant="config", gate="logit_bias", needs=(*NEEDS, "STP-04"))
@@ -129,6 +147,13 @@ async def the_prompt_does_not_stop(ctx: Context) -> None:
         stream = await ctx.generate(ctx.request(token_ids=[*greedy.prompt, end], max_tokens=FEW))
         is_ended = stream.choice.reason_name == "EOS" and stream.tokens[-1:] != [end]
         expect(not is_ended, "an end of sequence at the end of the prompt ended the choice")
+
+
+async def _end_what_is_foretold(ctx: Context, fields: Sequence[str], reason: str) -> None:
+    found = await repetition(ctx)
+    for place, field in zip(found.places[:PLACES], cycle(fields), strict=False):
+        listed = _listed(ctx, found.greedy, field, found.greedy.tokens[place])
+        _ended_at(await _again(ctx, found.greedy, **found.under, **listed), place, reason)
 
 
 def _listed(ctx: Context, greedy: Greedy, field: str, token: int) -> dict[str, Value]:

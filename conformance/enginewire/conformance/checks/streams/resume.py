@@ -6,11 +6,13 @@ An undisturbed run is made once; then its beginning is handed in as `resume`, an
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
+from enginewire.conformance.oracle.repetition import only
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -19,6 +21,10 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 
 TOKENS: Final = 16
 FEWEST: Final = 4
+LONG: Final = 32
+OF_TWO: Final = 64
+"""Tokens of a prompt: as many as say of most beginnings how they go on."""
+HOT: Final = 100.0
 RESUMED: Final = "RES-01"
 SEVERAL: Final = (RESUMED, "SEQ-01", "SEQ-02", "RES-06")
 
@@ -66,6 +72,19 @@ async def penalised_choices_go_on(ctx: Context) -> None:
     """What was handed in of the other choice does not count."""
     for name, value in (("presence_penalty", 2.0), ("repetition_penalty", 5.0)):
         await _several_go_on(ctx, "penalised", **{name: value})
+
+
+@check("RES-02", variant="repeating", gate="seed", needs=(*SHAPE, RESUMED, "RES-02"), alone=True)
+async def seeded_drafts_go_on(ctx: Context) -> None:
+    """One of two tokens each time, which a draft may foretell: the random number is that of the place."""
+    await _goes_on(ctx, "seeded", PLAIN, seed=11, temperature=HOT, **_of_two(ctx))
+
+
+@check("RES-03", variant="repeating", gate="penalties", needs=(*SHAPE, RESUMED, "RES-03"), alone=True)
+async def penalised_drafts_go_on(ctx: Context) -> None:
+    """One of two tokens each time: what comes in the same step counts."""
+    for value in (0.3, 2.0):
+        await _goes_on(ctx, "penalised", PLAIN, frequency_penalty=value, **_of_two(ctx))
 
 
 @check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"), counts_prompt=True)
@@ -261,6 +280,15 @@ async def _goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Val
         expect_equal(answer.choice.tokens, whole.tokens[cut:], message)
 
 
+def _of_two(ctx: Context) -> dict[str, Value]:
+    """Only two tokens may come, and the prompt has them in most orders: drafts are right now and then."""
+    two = ctx.prompt()[:2]
+    if not (alone := only(ctx, *two)):
+        raise NotApplicable("without logit_bias and allowed_token_ids nothing keeps other tokens out")
+    prompt = tuple(random.Random(OF_TWO).choices(two, k=OF_TWO))
+    return {"token_ids": prompt, "max_tokens": ctx.tokens(LONG, OF_TWO), **alone}
+
+
 async def _several_go_on(ctx: Context, what: str, **changes: Value) -> None:
     """Two choices, undisturbed, then cut in different places; the later one is handed in first.
 
@@ -289,7 +317,7 @@ async def _several_go_on(ctx: Context, what: str, **changes: Value) -> None:
 
 async def _undisturbed(ctx: Context, **changes: Value) -> Stream:
     """Made once for all shapes in which it goes on."""
-    stream = await ctx.once(("undisturbed", *changes.items()), lambda: ctx.generate(ctx.request(**changes)))
+    stream = await ctx.once(("undisturbed", str(changes)), lambda: ctx.generate(ctx.request(**changes)))
     ctx.show(stream.exchange)
     return stream
 

@@ -11,7 +11,7 @@ from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 
 
-@mutant("masks_cannot_be_resumed", kills="INF-09/mixed")
+@mutant("masks_cannot_be_resumed", kills=("INF-09/mixed", "RES-02/repeating", "RES-03/repeating"))
 class MasksCannotBeResumed(Reference):
     """Has both, and never thought of them together."""
 
