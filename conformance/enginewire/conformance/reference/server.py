@@ -20,6 +20,7 @@ from enginewire.conformance.reference.capabilities.metrics import Metrics
 from enginewire.conformance.reference.capabilities.multiplexed import NAME as MULTIPLEXED, Multiplexed
 from enginewire.conformance.reference.capabilities.prompt_embeds import PromptEmbeds
 from enginewire.conformance.reference.capabilities.stop_strings import StopStrings
+from enginewire.conformance.reference.capabilities.thinking import Thinking
 from enginewire.conformance.reference.refusal import Refusal, invalid
 from enginewire.conformance.reference.service import Call
 from enginewire.conformance.wire.connection import Connection
@@ -33,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 STOP_SECONDS = 0.2
 
 
-class Reference(Multiplexed, PromptEmbeds, Embeddings, Adapters, KvEvents, StopStrings, Metrics):
+class Reference(Multiplexed, PromptEmbeds, Embeddings, Adapters, KvEvents, Thinking, StopStrings, Metrics):
     """The reference server. Mutants are subclasses of it."""
 
     credentials: grpc.ServerCredentials | None = None

@@ -27,6 +27,7 @@ CAPABILITIES = (
     "resume",
     "priority",
     "batch_invariant",
+    "max_thinking_tokens",
     "embeddings",
     "kv_events",
     "lora",
@@ -57,6 +58,8 @@ class Settings:
     capabilities: tuple[str, ...] = CAPABILITIES
     vocab_size: int = 128
     eos_token_ids: tuple[int, ...] = (2,)
+    thinking_token_ids: tuple[int, int] = (3, 4)
+    """They open and close a section."""
     context_length: int = 2048
     block_size: int = 16
     total_blocks: int = 1024

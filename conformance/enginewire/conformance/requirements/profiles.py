@@ -30,7 +30,7 @@ OF_BARE_WITH: Final = frozenset(
     {
         *("SAM-02", "SAM-03", "SAM-04", "SAM-08", "SAM-09", "SAM-12", "SAM-13", "SAM-14", "SAM-17", "SAM-18"),
         *("LOG-01", "LOG-02", "LOG-03", "LOG-04", "LOG-05", "LOG-06", "LOG-07", "LOG-08", "LOG-10", "LOG-11"),
-        *("SEQ-01", "SEQ-02", "SEQ-04", "SEQ-05", "STP-06", "EVT-01", "EVT-03"),
+        *("SEQ-01", "SEQ-02", "SEQ-04", "SEQ-05", "STP-06", "STP-09", "EVT-01", "EVT-03"),
         *("RES-01", "RES-02", "RES-03", "RES-04", "RES-05", "RES-06", "RES-07", "RES-08"),
     }
 )
