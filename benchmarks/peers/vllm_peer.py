@@ -16,13 +16,8 @@ SIZES = {
     "kv_cache_memory_bytes": 256 << 20,
 }
 FLAGS = [part for name, value in SIZES.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-WITH_EVENTS = ["--engine", "vllm", *FLAGS, "--engine-args=--enforce-eager", "--log-level", "error"]
-"""What our server is told: vLLM tells of its cache, as our server asks of it by itself."""
-ENGINE = [
-    *WITH_EVENTS,
-    """--engine-args=--enforce-eager --kv-events-config '{"enable_kv_cache_events": false}'""",
-]
-"""It does not, as vLLM's own server has it."""
+ENGINE = ["--engine", "vllm", *FLAGS, "--engine-args=--enforce-eager", "--log-level", "error"]
+"""What our server is told."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",

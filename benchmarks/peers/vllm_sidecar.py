@@ -3,8 +3,7 @@
     .venv-vllm/bin/python benchmarks/peers/vllm_sidecar.py [--requests 32 256] [--tokens 64] [--rounds 3]
         [--json]
 
-enginewire   `enginewire-server --engine vllm` without events of the cache, and a backend in this process
-with-events  the same with these events, which are on unless told otherwise
+enginewire   `enginewire-server --engine vllm`, and a backend in this process
 async-llm    `AsyncLLM.generate` in this process, without a server
 vllm-serve   vLLM's server of OpenAI's API, and OpenAI's client in this process
 
@@ -30,7 +29,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -39,7 +37,7 @@ from statistics import median
 import psutil
 from dynamo_peer import free_port
 from tokenizers import Tokenizer
-from vllm_peer import ENGINE, ENVIRONMENT, SIZES, START_SECONDS, WITH_EVENTS, serve
+from vllm_peer import ENGINE, ENVIRONMENT, SIZES, START_SECONDS, serve
 
 from enginewire import v1 as pb
 from enginewire.backend.backend import Backend
@@ -76,11 +74,10 @@ def _used(process: psutil.Process) -> float:
 
 
 @asynccontextmanager
-async def enginewire(folder: Path, options: list[str]) -> AsyncIterator[tuple[Ask, int]]:
+async def enginewire(folder: Path) -> AsyncIterator[tuple[Ask, int]]:
     """Our server, over one multiplexed stream."""
-    socket = Path(tempfile.mkdtemp(dir=folder)) / "engine.sock"
-    command = ["-m", "enginewire.server", *options, "--uds", str(socket)]
-    async with running(command) as process, EngineClient(f"unix:{socket}") as client:
+    command = ["-m", "enginewire.server", *ENGINE, "--uds", f"{folder}/engine.sock"]
+    async with running(command) as process, EngineClient(f"unix:{folder}/engine.sock") as client:
         await client.wait_ready(START_SECONDS)
         files = await client.tokenizer_files()
         backend = Backend(client, Vocabulary(Tokenizer.from_str(files["tokenizer.json"].decode())))
@@ -174,12 +171,7 @@ async def running(arguments: list[str]) -> AsyncIterator[asyncio.subprocess.Proc
         await process.wait()
 
 
-SIDES = {
-    "enginewire": partial(enginewire, options=ENGINE),
-    "with-events": partial(enginewire, options=WITH_EVENTS),
-    "async-llm": async_llm,
-    "vllm-serve": vllm_serve,
-}
+SIDES = {"enginewire": enginewire, "async-llm": async_llm, "vllm-serve": vllm_serve}
 
 
 async def start(name: str, folder: Path, stack: AsyncExitStack) -> Side:
@@ -217,13 +209,19 @@ async def compare(options: argparse.Namespace) -> dict[int, dict[str, Figures]]:
         gc.freeze()  # as vLLM's server does: what is loaded stays
         for number in range(options.rounds + 1):
             for requests in options.requests:
-                for name, side in sides.items():
-                    figures = await measure(side, requests, options.tokens)
+                for name in order(number):
+                    figures = await measure(sides[name], requests, options.tokens)
                     if number:  # the first round is to warm up
                         found.setdefault(requests, {}).setdefault(name, []).append(figures)
     return {
         requests: {name: _medians(rounds) for name, rounds in row.items()} for requests, row in found.items()
     }
+
+
+def order(number: int) -> list[str]:
+    """Of the sides in that round: what ran just before has warmed some caches and cooled others."""
+    names, first = list(SIDES), number % len(SIDES)
+    return names[first:] + names[:first]
 
 
 def _medians(rounds: list[Figures]) -> Figures:
@@ -241,7 +239,7 @@ def _ratio(ours: Figures, other: Figures) -> Figures:
 def summary(medians: dict[int, dict[str, Figures]], options: argparse.Namespace) -> dict[str, object]:
     made: dict[str, object] = {"tokens": options.tokens, "load_average": round(os.getloadavg()[0], 1)}
     made["medians"] = medians
-    for peer in ("with-events", "async-llm", "vllm-serve"):
+    for peer in ("async-llm", "vllm-serve"):
         ratios = {requests: _ratio(row["enginewire"], row[peer]) for requests, row in medians.items()}
         made[f"ratio_to_{peer.replace('-', '_')}"] = ratios
     return made
