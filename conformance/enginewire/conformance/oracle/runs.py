@@ -93,7 +93,7 @@ async def _under_options(
 ) -> tuple[list[Changes], list[tuple[Greedy, Told]]]:
     """Runs of full blocks under options that change which tokens come, the same for all their cases.
 
-    And one that repeats its prompt, where there is such a one: what comes of it is what drafts foretell.
+    And one that repeats its prompt, where the model does that by itself: drafts foretell what comes of it.
     """
     length = BLOCKS * ctx.block_size + 1
     if not _fits(ctx, length):
@@ -106,8 +106,10 @@ async def _under_options(
         made.append(await _run(ctx, client, prompt, {**SEEDED, **several, **asked}))
     with suppress(NotApplicable):
         found = await repetition(ctx)
-        under.append(found.under)
-        made.append(await _run(ctx, client, found.greedy.prompt, {**found.under, **asked}))
+        # Options that leave each token one other to follow leave none where min_tokens bars that one.
+        if not found.under:
+            under.append({})
+            made.append(await _run(ctx, client, found.greedy.prompt, asked))
     return under, made
 
 
