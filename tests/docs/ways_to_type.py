@@ -142,8 +142,8 @@ PAGES: Mapping[str, Ways] = {
         "enginewire engine --uds /tmp/engine.sock": DYNAMO,
         "enginewire dynamo --target unix:/tmp/engine.sock --discovery-backend file": DYNAMO,
         "python -m dynamo.frontend --discovery-backend file --http-port 8000 --migration-limit 3": DYNAMO,
-        ".venv-dynamo/bin/python benchmarks/peers/dynamo_worker.py --streams 64 --tokens 128": DYNAMO,
-        ".venv-dynamo/bin/python benchmarks/peers/dynamo_worker.py --streams 64 --tokens 64 --itl-ms 40": DYNAMO,
+        ".venv-dynamo/bin/python benchmarks/peers/dynamo_worker.py --streams 64 --tokens 128 --rounds 5": DYNAMO,
+        ".venv-dynamo/bin/python benchmarks/peers/dynamo_worker.py --streams 64 --tokens 64 --itl-ms 40 --rounds 5": DYNAMO,
     },
     "docs/engines.md": {
         "pip install '.[openai]'": LLAMA,
