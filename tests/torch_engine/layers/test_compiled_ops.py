@@ -124,7 +124,7 @@ def test_long_chunks_are_equal_and_what_was_left_in_their_last_block_is_not_read
         cache = KvTensors(1, (-(-context // BLOCK), BLOCK, kv_heads, dim), torch.zeros(1, dtype=dtype))
         cache._storage.normal_()
         if chosen.reading == "ragged":
-            cache._storage.flatten(2, 3)[:, :, context:] = float("nan")
+            cache._storage[:, :, 0, (context - 1) % BLOCK + 1 :] = float("nan")
         heads = torch.randn(new, 4 + 2 * kv_heads, dim).to(dtype)
         found.append(attend_to(chosen, cache, heads, context, window))
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
@@ -143,9 +143,23 @@ def test_a_prompt_in_pieces_has_the_bits_of_a_whole_one(dtype, tolerance):
     assert torch.equal(torch.cat(found), expected)
 
 
+@both_dtypes
+def test_two_threads_give_the_bits_of_one(dtype, tolerance):
+    torch.manual_seed(4)
+    heads, found = torch.randn(400, 6, DIM).to(dtype), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            cache = KvTensors(1, (400 // BLOCK, BLOCK, 1, DIM), torch.zeros(1, dtype=dtype))
+            found.append(attend_to(ops(dtype), cache, heads.clone(), 400, None))
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(*found)
+
+
 def attend_to(chosen, cache, heads, context, window):
-    """Attention of a chunk, `heads`, at the end of `context` tokens in blocks that lie in order."""
-    span = Span(len(heads), context, list(range(-(-context // BLOCK))))
+    """Attention of a chunk, `heads`, at the end of `context` tokens, which fill the last block first."""
+    span = Span(len(heads), context, [*reversed(range(len(cache.keys[0])))])
     plan = plan_attention([span], BLOCK, frozenset({window}), heads, chosen.reading)
     angles = torch.zeros(len(heads), 1, heads.shape[2] // 2, dtype=heads.dtype)
     return chosen.attend(heads, (angles.cos(), angles.sin()), plan, cache, 0, window)

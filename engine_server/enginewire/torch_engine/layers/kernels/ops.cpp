@@ -118,7 +118,7 @@ void rotate_and_write(T *heads, const T *cos, const T *sin, const int64_t *slots
                                   int64_t num_kv, int64_t dim, int64_t window) {                         \
         decode_any(out, heads, keys, values, blocks, contexts, rows, max_blocks, block_size, num_heads,  \
                    num_kv, dim, window);                                                                 \
-    }                                                                                                  \
+    }                                                                                                    \
     extern "C" void prefill_##name(T *out, const T *heads, const T *keys, const T *values,               \
                                    const int32_t *blocks, int64_t num_new, int64_t context,              \
                                    int64_t block_size, int64_t num_heads, int64_t num_kv, int64_t dim,   \

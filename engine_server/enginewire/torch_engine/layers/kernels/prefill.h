@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "decode.h"
 #include "numbers.h"
 
 namespace {
@@ -77,13 +78,11 @@ struct Tile {
     template <class T>
     void gather(const T *from, const int32_t *blocks, int64_t at, int64_t count, int64_t block_size, int64_t stride) {
         float *to = read.data();
-        for (const int64_t end = at + count; at < end;) {
-            const int64_t inside = at % block_size, size = std::min(block_size - inside, end - at);
-            const T *here = from + (blocks[at / block_size] * block_size + inside) * stride;
-            at += size;
+        const Tokens tokens{blocks, at, at + count, block_size, stride};
+        tokens.runs(from, [&](int64_t, int64_t size, const T *here, int64_t) {
             for (int64_t t = 0; t < size; ++t, to += width, here += stride)
                 for (int64_t d = 0; d < dim; ++d) to[d] = wide(here[d]);
-        }
+        });
         std::fill(to, to + (-count & (AT_ONCE - 1)) * width, 0.0f);
     }
 
