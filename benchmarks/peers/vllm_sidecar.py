@@ -207,21 +207,18 @@ async def compare(options: argparse.Namespace) -> dict[int, dict[str, Figures]]:
         sides = {name: await start(name, folder, stack) for name in SIDES}
         gc.collect()
         gc.freeze()  # as vLLM's server does: what is loaded stays
+        names = list(sides)
         for number in range(options.rounds + 1):
+            # Everybody is first by turns: what ran just before has warmed some caches and cooled others.
+            names = names[1:] + names[:1]
             for requests in options.requests:
-                for name in order(number):
+                for name in names:
                     figures = await measure(sides[name], requests, options.tokens)
                     if number:  # the first round is to warm up
                         found.setdefault(requests, {}).setdefault(name, []).append(figures)
     return {
         requests: {name: _medians(rounds) for name, rounds in row.items()} for requests, row in found.items()
     }
-
-
-def order(number: int) -> list[str]:
-    """Of the sides in that round: what ran just before has warmed some caches and cooled others."""
-    names, first = list(SIDES), number % len(SIDES)
-    return names[first:] + names[:first]
 
 
 def _medians(rounds: list[Figures]) -> Figures:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Final
 
-import grpc
-
-from enginewire import v1 as pb
 from enginewire.conformance.client_side.checks import client_check
+from enginewire.conformance.client_side.checks.failures import FULL
 from enginewire.conformance.client_side.context import QUIET_SECONDS, ClientContext, only_turn
-from enginewire.conformance.client_side.stage.script import DIED, Fail, Stay, Undecided, say
+from enginewire.conformance.client_side.stage.script import DIED, Stay, Undecided, say
 from enginewire.conformance.wire.violation import NotApplicable, expect
 
 FULL_SECONDS: Final = 0.6
-FULL: Final = Fail(
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    pb.ERROR_REASON_QUEUE_FULL,
-    retryable=True,
-    retry_after_ms=round(1e3 * FULL_SECONDS),
-)
+FULL_FOR_A_WHILE: Final = replace(FULL, retry_after_ms=round(1e3 * FULL_SECONDS))
 SHORT_SECONDS: Final = 0.4
 """Over before the engine has room again."""
 AFTERWARDS_SECONDS: Final = 2 * FULL_SECONDS
@@ -60,7 +54,7 @@ async def a_caller_that_leaves_late_frees_the_next_engine(ctx: ClientContext) ->
 @client_check("CLI-12", "waiting")
 async def a_caller_that_leaves_in_the_wait_is_not_waited_for(ctx: ClientContext) -> None:
     """The engine is full for a while, and nobody is there any more when it has room."""
-    scene = ctx.play(FULL, then=[[say("a"), Stay()]])
+    scene = ctx.play(FULL_FOR_A_WHILE, then=[[say("a"), Stay()]])
     answer = ctx.start(scene)
     await ctx.first_turn(scene)
     await asyncio.sleep(QUIET_SECONDS)
@@ -73,7 +67,7 @@ async def a_caller_that_leaves_in_the_wait_is_not_waited_for(ctx: ClientContext)
 @client_check("CLI-32", "spent")
 async def no_attempt_has_time_when_it_is_over(ctx: ClientContext) -> None:
     """The deadline passes while the engine is full."""
-    scene = ctx.play(FULL, then=[[say("a"), Stay()]])
+    scene = ctx.play(FULL_FOR_A_WHILE, then=[[say("a"), Stay()]])
     answer = ctx.start(scene, timeout=SHORT_SECONDS)
     await answer.call.finish()
     await asyncio.sleep(AFTERWARDS_SECONDS)
