@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, RaggedRows, Reading
-from enginewire.torch_engine.layers.kernels.library import DTYPES, HERE, Kernel, kernel_library
-
-SOURCE = HERE / "ops.cpp"
-ARITHMETIC = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
-"""Sums may be reordered, but infinities and NaN keep their meaning."""
+from enginewire.torch_engine.layers.kernels.library import OPS, Kernel, kernel_library, kernel_name
+from enginewire.torch_engine.layers.linear import PACKED_DTYPES
 
 
 class CompiledOps:
@@ -26,7 +23,7 @@ class CompiledOps:
         pointer, size = ctypes.c_void_p, ctypes.c_int64
 
         def bind(name: str, *kinds: type) -> Kernel:
-            kernel = library[f"{name}_{DTYPES[dtype]}"]
+            kernel = library[kernel_name(name, dtype)]
             kernel.argtypes, kernel.restype = kinds, None
             return kernel
 
@@ -95,7 +92,7 @@ def _ragged(rows: RaggedRows) -> tuple[int, int, int, int]:
 
 def compiled_ops(device: torch.device, dtype: torch.dtype, reading: Reading = "ragged") -> CompiledOps | None:
     """The kernels for such tensors, `reading` ragged or rows; None where they cannot be had."""
-    if device.type != "cpu" or dtype not in DTYPES:
+    if device.type != "cpu" or dtype not in PACKED_DTYPES:
         return None
-    library = kernel_library(SOURCE, ARITHMETIC)
+    library = kernel_library(OPS)
     return CompiledOps(library, dtype, reading) if library else None

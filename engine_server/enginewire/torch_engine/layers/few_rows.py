@@ -14,13 +14,16 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from enginewire.torch_engine.layers.kernels.library import DTYPES, HERE, Kernel, kernel_library
-from enginewire.torch_engine.layers.linear import TILE_ROWS, Int8Linear, Linear, PackedLinear
+from enginewire.torch_engine.layers.kernels.library import PRODUCTS, Kernel, kernel_library, kernel_name
+from enginewire.torch_engine.layers.linear import (
+    PACKED_DTYPES,
+    TILE_ROWS,
+    Int8Linear,
+    Linear,
+    PackedLinear,
+)
 from enginewire.torch_engine.layers.ops import ROUNDED_ZERO
 
-SOURCE = HERE / "products.cpp"
-ARITHMETIC = ("-ffp-contract=off",)
-"""Rounded after each operation, as oneDNN's products of many rows are."""
 BLOCK = 64
 """Outputs that lie side by side."""
 GROUP_BYTES = 4
@@ -120,7 +123,7 @@ def _product_of(base: Linear, weight: Tensor) -> Product | None:
         return FloatProduct(kernel, base.packed, base.bias, sizes) if kernel and sizes else None
     if isinstance(base, Int8Linear):
         rounded = base.rounded(weight)
-        kernels = {dtype: _kernel("product_of_steps", dtype, 8) for dtype in DTYPES}
+        kernels = {dtype: _kernel("product_of_steps", dtype, 8) for dtype in PACKED_DTYPES}
         found = {dtype: kernel for dtype, kernel in kernels.items() if kernel}
         sizes = _sizes(base.packed, rounded)
         zeros = ROUNDED_ZERO * rounded.sum(1, dtype=torch.int32)
@@ -130,7 +133,7 @@ def _product_of(base: Linear, weight: Tensor) -> Product | None:
 
 def _kernel(name: str, dtype: torch.dtype, num_pointers: int) -> Kernel | None:
     """None where this processor has no such instructions."""
-    kernel = getattr(kernel_library(SOURCE, ARITHMETIC), f"{name}_{DTYPES[dtype]}", None)
+    kernel = getattr(kernel_library(PRODUCTS), kernel_name(name, dtype), None)
     if kernel is None:
         return None
     kernel.argtypes = [ctypes.c_void_p] * num_pointers + [ctypes.c_int64] * 4

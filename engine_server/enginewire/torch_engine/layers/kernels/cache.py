@@ -24,11 +24,18 @@ class LibraryCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def holds(self, name: str) -> bool:
+        """Whether a library of that name is there, and safe."""
+        try:
+            with self._holding(name):
+                return True
+        except OSError:
+            return False
+
     def load(self, name: str) -> ctypes.PyDLL | None:
         """The library of that name; None when there is none that is safe and sound."""
         try:
-            with self._opened() as folder:
-                _check_ours(os.stat(name, dir_fd=folder, follow_symlinks=False), stat.S_IFREG)
+            with self._holding(name) as folder:
                 return ctypes.PyDLL(f"/proc/self/fd/{folder}/{name}")
         except OSError:
             return None
@@ -40,6 +47,13 @@ class LibraryCache:
             with self._opened() as folder:
                 _write(folder, name, library)
                 _trim(folder)
+
+    @contextlib.contextmanager
+    def _holding(self, name: str) -> Iterator[int]:
+        """The folder's descriptor; raises OSError unless a file of that name is this user's alone."""
+        with self._opened() as folder:
+            _check_ours(os.stat(name, dir_fd=folder, follow_symlinks=False), stat.S_IFREG)
+            yield folder
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:

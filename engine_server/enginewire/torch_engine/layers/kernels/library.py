@@ -1,7 +1,8 @@
 """Libraries of our own kernels for processors: built by the machine's own compiler, or kept from before.
 
-The first start builds them, each in about a second, and they stay in the user's cache folder; a machine
-without a compiler has none. Knows nothing about what the kernels compute.
+The first start builds them, in a few seconds, while torch loads, and they stay in the user's cache folder; a
+machine without a compiler has none. Knows nothing about what the kernels compute. Importing this imports no
+torch.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-
-import torch
+from threading import Thread
+from typing import TYPE_CHECKING, Final
 
 from enginewire.torch_engine.layers.kernels.cache import LibraryCache, user_cache_folder
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -28,26 +33,72 @@ HEADERS = tuple(sorted(HERE.glob("*.h")))
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_SECONDS = 60.0
 BUILD = ("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-shared", "-fPIC")
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""How kernels for a dtype end."""
+OPS: Final = "ops.cpp", ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+"""Sums may be reordered, but infinities and NaN keep their meaning."""
+PRODUCTS: Final = "products.cpp", ("-ffp-contract=off",)
+"""Rounded after each operation, as oneDNN's products of many rows are."""
 
+Source = tuple[str, tuple[str, ...]]
+"""A file of this folder, and what the compiler is told of its arithmetic."""
 Kernel = Callable[..., None]
 
 
+def begin_builds(*sources: Source) -> None:
+    """Have the compiler build these meanwhile, where they were not kept from before."""
+    for source in sources:
+        _built(source)
+
+
 @cache
-def kernel_library(source: Path, arithmetic: tuple[str, ...]) -> ctypes.PyDLL | None:
-    """What is built of `source` with these flags of the compiler; None where it cannot be built."""
+def kernel_library(source: Source) -> ctypes.PyDLL | None:
+    """What is built of `source`; None where it cannot be built."""
+    # A library takes the OpenMP runtime that is there already, which must be torch's.
+    import torch  # noqa: F401
+
+    try:
+        name, content = _built(source).result()
+        return LibraryCache(user_cache_folder()).load(name) or _loaded(content)
+    except FileNotFoundError:
+        log.info("no C++ compiler: plain torch does the work of our kernels")
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("the C++ compiler cannot build %s: plain torch does its work (%s)", source[0], error)
+    return None
+
+
+def kernel_name(kernel: str, dtype: torch.dtype) -> str:
+    """What a kernel is called for a dtype."""
+    return f"{kernel}_{str(dtype).removeprefix('torch.')}"
+
+
+@cache
+def _built(source: Source) -> Future[tuple[str, bytes]]:
+    """Begins with the first call; the library's name in the cache, and its content where it was not there."""
+    built: Future[tuple[str, bytes]] = Future()
+
+    def build() -> None:
+        try:
+            built.set_result(_build(*source))
+        except Exception as error:  # noqa: BLE001  # whoever waits gets it
+            built.set_exception(error)
+
+    Thread(target=build, name=f"build {source[0]}", daemon=True).start()
+    return built
+
+
+def _build(file: str, arithmetic: tuple[str, ...]) -> tuple[str, bytes]:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        log.info("no C++ compiler: plain torch does the work of our kernels")
-        return None
+        raise FileNotFoundError
     command, cached = [compiler, *BUILD, *arithmetic], LibraryCache(user_cache_folder())
-    try:
-        name = _name(command, source)
-        return cached.load(name) or _build(command, source, name, cached)
-    except (OSError, subprocess.SubprocessError) as error:
-        log.info("the C++ compiler cannot build %s: plain torch does its work (%s)", source.name, error)
-        return None
+    name = _name(command, HERE / file)
+    if cached.holds(name):
+        return name, b""
+    with tempfile.TemporaryDirectory(prefix="enginewire-") as folder:
+        target = Path(folder) / name
+        _run([*command, "-o", str(target), str(HERE / file)])
+        content = target.read_bytes()
+    cached.store(name, content)
+    return name, content
 
 
 def _name(command: list[str], source: Path) -> str:
@@ -57,14 +108,12 @@ def _name(command: list[str], source: Path) -> str:
     return f"{source.stem}-{sha256(texts + told).hexdigest()}.so"
 
 
-def _build(command: list[str], source: Path, name: str, cached: LibraryCache) -> ctypes.PyDLL:
+def _loaded(content: bytes) -> ctypes.PyDLL:
     with tempfile.TemporaryDirectory(prefix="enginewire-") as folder:
-        target = Path(folder) / name
-        _run([*command, "-o", str(target), str(source)])
+        target = Path(folder) / "library.so"
+        target.write_bytes(content)
         # The calls of a PyDLL are too short to be worth giving up the interpreter lock.
-        library = ctypes.PyDLL(str(target))
-        cached.store(name, target.read_bytes())
-        return library
+        return ctypes.PyDLL(str(target))
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
