@@ -63,6 +63,14 @@ async def test_without_a_way_through_nothing_else_is_judged() -> None:
     assert report.counts == {Status.FAIL: 1, Status.BLOCKED: len(client_checks()) - 1}
 
 
+async def test_a_check_that_needs_another_one_by_its_key_waits_for_it() -> None:
+    mutant = next(mutant for mutant in client_mutants() if mutant.name == "client/starts_again")
+    report = await judge_backend(mutant.server, run=["CLI-13"], skip=["*/without-resume"])
+    seen = {outcome.key: outcome.status for outcome in report.outcomes if outcome.requirement.id == "CLI-13"}
+    assert seen["CLI-13/with-resume"] is Status.FAIL
+    assert seen["CLI-13/held"] is Status.BLOCKED
+
+
 @pytest.mark.parametrize("adversary", ["null", "hang", "garbage"])
 async def test_a_server_that_is_no_backend_passes_nothing(adversary: str) -> None:
     report = await judge_backend(lambda engine: Adversary(adversary), time_scale=0.1)

@@ -103,9 +103,12 @@ class _Run:
         await asyncio.gather(*(self._run(check, needed or self._failed_need(check)) for check in later))
 
     def _failed_need(self, check: Check) -> str:
-        """The first check that fails of those that this one needs: it would say the same again."""
+        """The first check that fails of those that this one needs: it would say the same again.
+
+        Who needs an id needs all its checks, who needs a key that one alone.
+        """
         failed = [key for key, each in self._done.items() if each.status in FAILING]
-        return next((key for key in sorted(failed) if key.partition("/")[0] in check.needs), "")
+        return next((key for key in sorted(failed) if {key, key.partition("/")[0]} & {*check.needs}), "")
 
     async def _run(self, check: Check, needed: str) -> None:
         self._done[check.key] = await self._outcome_of(check, needed)

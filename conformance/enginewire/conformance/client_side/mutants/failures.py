@@ -39,7 +39,7 @@ class EndWithoutTerminalIsSuccess(ReferenceBackend):
             choice.finish = choice.finish or pb.FINISH_REASON_STOP
 
 
-@client_mutant("starts_again", kills=("CLI-10", "CLI-13/with-resume", "CLI-13/without-resume", "CLI-13/held"))
+@client_mutant("starts_again", kills=("CLI-10", "CLI-13/with-resume", "CLI-13/without-resume"))
 class StartsAgain(ReferenceBackend):
     def may_go_on(self, failure: Failed, request: Request) -> bool:
         for choice in request.choices:
