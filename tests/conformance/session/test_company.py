@@ -81,6 +81,14 @@ def test_a_full_engine_is_for_those_that_say_how_full_they_can_be() -> None:
         assert (FULL in members) is is_there
 
 
+@pytest.mark.parametrize(("ranks", "is_there"), [(1, True), (2, True), (4, False)])
+def test_a_full_engine_has_its_slots_on_all_ranks(ranks: int, is_there: bool) -> None:
+    can = pb.Capabilities(multiplexed=True, data_parallel=True)
+    config = pb.EngineConfig(vocab_size=9, capabilities=can, max_num_seqs=32, data_parallel_size=ranks)
+    members = {member for number in range(8) for member in draw(1, number, config).members}
+    assert (FULL in members) is is_there
+
+
 def test_nobody_ends_an_answer_that_would_go_on() -> None:
     open_ended = change(PLAIN, ignore_eos=False, max_tokens=1)
     conditions = EVERYBODY.joined(open_ended).request

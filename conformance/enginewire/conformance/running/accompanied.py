@@ -17,8 +17,9 @@ import grpc
 from enginewire import v1 as pb
 from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.running.registry import Check, Phase
-from enginewire.conformance.session.company import ALONE, DIFFERENT, FULL, Company, draw
+from enginewire.conformance.session.company import ALONE, FULL, Company, draw
 from enginewire.conformance.session.crowd import crowded
+from enginewire.conformance.session.run_options import DIFFERENT
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.wire.exchange import Exchange
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.session.requests import path_of, prompt
+from enginewire.conformance.session.sizes import slots_of
 from enginewire.field_rules import FIELD_RULES
 
 MANY: Final = 20
@@ -21,9 +22,6 @@ MANY: Final = 20
 
 MINIMUM: Final = 2
 """Tokens, below which an engine may keep stop ids from being sampled."""
-
-DIFFERENT: Final = 8
-"""In a run, an even number: checks in the same company share what they look at."""
 
 LISTS: Final = ("eos_token_ids", "stop_conditions.stop_token_ids_hidden", "sampling_options.logit_bias")
 """The fields that get a long list."""
@@ -134,7 +132,7 @@ def _is_offered(member: str, config: pb.EngineConfig) -> bool:
     """As the rule of its field has it: the capability is there, and the limit leaves room."""
     if member in (MULTIPLEXED, FULL):
         # The others come over one stream as well: that is cheap.
-        has_end = member == MULTIPLEXED or 0 < config.max_num_seqs <= MOST_SLOTS
+        has_end = member == MULTIPLEXED or 0 < slots_of(config) <= MOST_SLOTS
         return config.capabilities.multiplexed and has_end and config.role in WHOLE
     if member in (USED_ID, METADATA, NEWER, REVISION):
         return True

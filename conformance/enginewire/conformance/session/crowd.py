@@ -13,8 +13,9 @@ from itertools import count
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.session.company import DIFFERENT, Company, draw
+from enginewire.conformance.session.company import Company, draw
 from enginewire.conformance.session.context import Context
+from enginewire.conformance.session.run_options import DIFFERENT
 from enginewire.conformance.session.session import Session
 from enginewire.conformance.session.sizes import slots_of
 from enginewire.conformance.wire.multiplexed import Multiplexed

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from enginewire.conformance.requirements.profiles import BARE
-from enginewire.conformance.session.company import DIFFERENT
 from enginewire.conformance.wire.violation import NotApplicable
 
 SEED: Final = 240
@@ -22,6 +21,9 @@ CASES: Final = 64
 
 COMPANIES: Final = 2
 """How often a check that passed is judged once more, each time beside other options."""
+
+DIFFERENT: Final = 8
+"""Companies of a run, an even number: checks in the same company share what they look at."""
 
 PATIENCE: Final = 2.0
 """Seconds. At a token per second a run takes about a quarter of an hour with it."""
