@@ -12,7 +12,7 @@ from typing import Final
 from enginewire import v1 as pb
 from enginewire.conformance.oracle.ask import Changes
 from enginewire.conformance.session.context import Context, Greedy
-from enginewire.conformance.session.requests import path_of
+from enginewire.conformance.session.requests import Value, path_of
 from enginewire.conformance.wire.violation import NotApplicable
 from enginewire.field_rules import FIELD_RULES
 
@@ -57,9 +57,13 @@ def only(ctx: Context, *tokens: int) -> Changes:
     """What lets no others come; empty where nothing does."""
     if ctx.capabilities.allowed_token_ids:
         return {"allowed_token_ids": sorted(tokens)}
-    if ctx.capabilities.logit_bias:
-        return {"logit_bias": [pb.LogitBias(token_id=token, bias=100.0) for token in tokens]}
-    return {}
+    return wished(ctx, *tokens)
+
+
+def wished(ctx: Context, *tokens: int) -> dict[str, Value]:
+    """The largest bias for each; empty where there are no biases."""
+    entries = [pb.LogitBias(token_id=token, bias=100.0) for token in tokens]
+    return {"logit_bias": entries} if entries and ctx.capabilities.logit_bias else {}
 
 
 async def _repetition(ctx: Context) -> Repetition:

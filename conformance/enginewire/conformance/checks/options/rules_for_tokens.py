@@ -15,6 +15,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.options.distributions.draws import CHOICES, drawn
 from enginewire.conformance.checks.options.distributions.position import TIED, Position
 from enginewire.conformance.checks.options.filters import ROWS, TEMPERATURES
+from enginewire.conformance.oracle.repetition import wished
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -52,7 +53,7 @@ async def only_allowed_ids_come(ctx: Context) -> None:
         count = ctx.choices(CHOICES)
         changes: dict[str, Value] = {"n": count} if count > 1 else {}
         others = [token for token in ctx.prompt(size + 1, salt=502) if token not in allowed]
-        changes |= _wished(ctx, *others[:1])
+        changes |= wished(ctx, *others[:1])
         stream = await ctx.generate(
             ctx.request(
                 max_tokens=ctx.tokens(TOKENS), temperature=temperature, allowed_token_ids=allowed, **changes
@@ -84,7 +85,7 @@ async def bad_words_do_not_come(ctx: Context) -> None:
         sequences = [pb.TokenSequence(token_ids=word) for word in some]
         changes: dict[str, Value] = {"token_ids": greedy.prompt, "bad_words_token_ids": sequences}
         if some == [[first]]:
-            changes |= _wished(ctx, first)
+            changes |= wished(ctx, first)
         seen += [await _best_comes(ctx, forbidden, f"bad words {some}", temperature, changes)]
     _could_be_seen(seen)
 
@@ -157,12 +158,6 @@ async def repetition_counts_the_prompt(ctx: Context) -> None:
                 decided += _repetition_holds(positions, dict(zip(pair, biases, strict=True)), prompt, penalty)
     if not decided:
         raise NotApplicable("this model is too sure of its tokens for the biases to decide")
-
-
-def _wished(ctx: Context, *tokens: int) -> dict[str, Value]:
-    """The largest bias for each, where there are biases."""
-    entries = [pb.LogitBias(token_id=token, bias=100.0) for token in tokens]
-    return {"logit_bias": entries} if entries and ctx.capabilities.logit_bias else {}
 
 
 async def _best_comes(
