@@ -54,6 +54,19 @@ async def test_a_log_gets_a_line_now_and_then() -> None:
     assert ERASE not in log.getvalue()
 
 
+async def test_what_is_judged_in_company_is_counted_apart() -> None:
+    terminal = Terminal()
+    async with Progress(terminal) as progress:
+        progress(outcome(Status.PASS), 0)
+        progress(outcome(Status.PASS, key="STR-01/in-company"), 0)
+        progress(outcome(Status.FAIL, key="STR-01/in-company"), 0)
+    assert terminal.getvalue().split(ERASE)[2:] == [
+        "1 of 1 judged, 0 failed, 1 times in company; last: PASS STR-01/in-company",
+        "1 of 1 judged, 0 failed, 2 times in company; last: FAIL STR-01/in-company",
+        "",
+    ]
+
+
 async def test_what_is_over_soon_leaves_nothing_in_a_log() -> None:
     log = io.StringIO()
     async with Progress(log) as progress:

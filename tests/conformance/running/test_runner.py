@@ -15,6 +15,7 @@ from enginewire.conformance.proof.self_test import judge
 from enginewire.conformance.reference.adversaries import ADVERSARIES, Adversary
 from enginewire.conformance.reference.generation.job import Job
 from enginewire.conformance.reference.server import Reference
+from enginewire.conformance.running.accompanied import IN_COMPANY
 from enginewire.conformance.running.outcome import ExitCode, Status
 from enginewire.conformance.running.registry import Phase
 from enginewire.conformance.running.runner import Runner
@@ -191,6 +192,9 @@ async def test_what_fails_for_want_of_time_is_judged_again_once_the_machine_got_
     ).run()
     await server.stop()
     assert statuses(report)["STR-01"] is verdict
+    in_company = [key for key, *_ in told if key.endswith(IN_COMPANY)]
+    assert len(in_company) == (COMPANIES * len(checks[: 1 if alone else 2]) if judges_again else 0)
+    told = [each for each in told if each[0] not in in_company]
     if alone:
         assert told == [("STR-01", verdict, 0)]
     else:

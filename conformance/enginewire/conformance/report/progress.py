@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Final, TextIO
 
+from enginewire.conformance.running.accompanied import IN_COMPANY
 from enginewire.conformance.running.outcome import FAILED, Outcome, Status
 
 ERASE: Final = "\r\x1b[K"
@@ -23,6 +24,7 @@ class Progress:
         self._output = sys.stderr if output is None else output
         self._log_seconds = log_seconds
         self._counts: Counter[Status] = Counter()
+        self._in_company = 0
         self._left = 0
         self._last = "nothing yet"
         self._started = time.monotonic()
@@ -38,8 +40,11 @@ class Progress:
             self._write(ERASE)
 
     def __call__(self, outcome: Outcome, left: int) -> None:
-        """One more; `left` are still to come."""
-        self._counts[outcome.status] += 1
+        """One more; `left` are still to come. What is judged in company was judged before."""
+        if outcome.key.endswith(IN_COMPANY):
+            self._in_company += 1
+        else:
+            self._counts[outcome.status] += 1
         self._left = left
         self._last = f"{outcome.status.value} {outcome.key}"
         if self._output.isatty():
@@ -64,4 +69,5 @@ class Progress:
         done, failed = self._counts.total(), sum(self._counts[status] for status in FAILED | {Status.ERROR})
         seconds = (time.monotonic() - self._started) / max(done, 1) * self._left
         to_go = f", about {seconds:.0f} s to go" if self._left else ""
-        return f"{done} of {done + self._left} judged, {failed} failed{to_go}; last: {self._last}"
+        again = f", {self._in_company} times in company" if self._in_company else ""
+        return f"{done} of {done + self._left} judged, {failed} failed{again}{to_go}; last: {self._last}"

@@ -146,6 +146,8 @@ class Runner:
         outcome = await self._unless_disturbed(check, await self._judge(check, self.session, company))
         await self._end_with_the_server(outcome)
         self._running.remove(check.key)
+        if company.members:
+            self.watch(outcome, self._left)
         return outcome
 
     def _runs_alone(self, check: Check) -> bool:
