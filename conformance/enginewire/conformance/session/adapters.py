@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
+import grpc
+
 from enginewire import v1 as pb
+from enginewire.conformance.session.bounds import Looks, pause
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.wire.exchange import Exchange
 
@@ -45,6 +48,13 @@ async def loaded(
             (await load(ctx, name, source)).response()
         yield names
     finally:
-        await ctx.idle()
+        await ctx.leave()
         for name in names:
-            await unload(ctx, name)
+            await _unload_when_free(ctx, name)
+
+
+async def _unload_when_free(ctx: Context, name: str) -> None:
+    """As soon as none of the requests that have ended uses it any more."""
+    looks = Looks(ctx.bounds.reaction)
+    while (await unload(ctx, name)).code is grpc.StatusCode.FAILED_PRECONDITION and not looks.are_over():
+        await pause()

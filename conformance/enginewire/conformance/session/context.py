@@ -268,14 +268,18 @@ class Context(Sizes):
             with suppress(Violation):
                 await self.session.client().abort(request_ids)
 
-    async def close(self) -> None:
-        """End what the check left running, close what it opened."""
+    async def leave(self) -> None:
+        """End what the check left running."""
         alive = [stream for stream in self._streams if stream.exchange.code in LEFT]
         for client in self._clients:
             for call in client.calls:
                 if call.exchange.code is None:
                     call.cancel()
         await self.end([stream.request.request_id for stream in alive])
+
+    async def close(self) -> None:
+        """Leave, and close what the check opened."""
+        await self.leave()
         self.session.past_ids += self._past_ids()
         await asyncio.gather(*(proxy.close() for proxy in self._proxies))
         await asyncio.gather(*(channel.close() for channel in self._channels))
@@ -283,9 +287,7 @@ class Context(Sizes):
 
     def _past_ids(self) -> list[str]:
         """Ids that are free again for certain, and that no abort is remembered of."""
-        sent = [
-            stream for stream in self._streams if stream.request.request_id.startswith(self.session.run_id)
-        ]
+        sent = [each for each in self._streams if each.request.request_id.startswith(self.session.run_id)]
         requests = [exchange.request for client in self._clients for exchange in client.exchanges]
         taken = {name for each in requests if isinstance(each, pb.AbortRequest) for name in each.request_ids}
         taken |= {stream.request.request_id for stream in sent if stream.exchange.code not in ENDED}
