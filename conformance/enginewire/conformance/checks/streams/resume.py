@@ -6,13 +6,10 @@ An undisturbed run is made once; then its beginning is handed in as `resume`, an
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
 from typing import Final
 
 from enginewire import v1 as pb
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
-from enginewire.conformance.oracle.repetition import only
 from enginewire.conformance.running.registry import SHAPE, WHOLE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -21,18 +18,13 @@ from enginewire.conformance.wire.violation import NotApplicable, expect, expect_
 
 TOKENS: Final = 16
 FEWEST: Final = 4
-LONG: Final = 32
-OF_TWO: Final = 64
-"""Tokens of a prompt: as many as say of most beginnings how they go on."""
-HOT: Final = 100.0
 RESUMED: Final = "RES-01"
-SEVERAL: Final = (RESUMED, "SEQ-01", "SEQ-02", "RES-06")
 
 
 @check("RES-01", needs=SHAPE)
 async def greedy_goes_on(ctx: Context) -> None:
     """Cut after the first token, in the middle, and before the last."""
-    await _goes_on(ctx, "greedy", max_tokens=ctx.tokens(TOKENS))
+    await goes_on(ctx, "greedy", max_tokens=ctx.tokens(TOKENS))
 
 
 @check_in(
@@ -45,61 +37,30 @@ async def greedy_goes_on(ctx: Context) -> None:
 )
 async def seeded_goes_on(ctx: Context, shape: Shape) -> None:
     """The random number of a token does not depend on who drew those before it."""
-    await _goes_on(ctx, "seeded", shape, max_tokens=ctx.tokens(TOKENS), seed=11, temperature=1.0)
+    await goes_on(ctx, "seeded", shape, max_tokens=ctx.tokens(TOKENS), seed=11, temperature=1.0)
 
 
 @check_in("RES-03", PLAIN, MULTIPLEXED, needs=(*SHAPE, RESUMED), gate="penalties")
 async def penalties_go_on(ctx: Context, shape: Shape) -> None:
     """The tokens handed in count as output."""
     for name, value in (("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 5.0)):
-        await _goes_on(ctx, "penalised", shape, max_tokens=ctx.tokens(TOKENS), **{name: value})
-
-
-@check(
-    "RES-02",
-    variant="choices",
-    needs=(*SHAPE, *SEVERAL, "RES-02", "SEQ-04/seeded"),
-    gate="seed",
-    alone=True,
-)
-async def seeded_choices_go_on(ctx: Context) -> None:
-    """Two that differ, each cut elsewhere."""
-    await _several_go_on(ctx, "seeded", seed=11, temperature=1.0)
-
-
-@check("RES-03", variant="choices", needs=(*SHAPE, *SEVERAL, "RES-03"), gate="penalties")
-async def penalised_choices_go_on(ctx: Context) -> None:
-    """What was handed in of the other choice does not count."""
-    for name, value in (("presence_penalty", 2.0), ("repetition_penalty", 5.0)):
-        await _several_go_on(ctx, "penalised", **{name: value})
-
-
-@check("RES-02", variant="repeating", gate="seed", needs=(*SHAPE, RESUMED, "RES-02"), alone=True)
-async def seeded_drafts_go_on(ctx: Context) -> None:
-    """One of two tokens each time, which a draft may foretell: the random number is that of the place."""
-    await _goes_on(ctx, "seeded", PLAIN, seed=11, temperature=HOT, **_of_two(ctx))
-
-
-@check("RES-03", variant="repeating", gate="penalties", needs=(*SHAPE, RESUMED, "RES-03"), alone=True)
-async def penalised_drafts_go_on(ctx: Context) -> None:
-    """One of two tokens each time: what comes in the same step counts."""
-    for value in (0.3, 2.0):
-        await _goes_on(ctx, "penalised", PLAIN, frequency_penalty=value, **_of_two(ctx))
+        await goes_on(ctx, "penalised", shape, max_tokens=ctx.tokens(TOKENS), **{name: value})
 
 
 @check("RES-04", needs=(*WHOLE, RESUMED, "USE-01", "USE-02", "STP-01", "STP-02"), counts_prompt=True)
 async def limits_count_what_was_delivered(ctx: Context) -> None:
     """max_tokens, min_tokens, usage, and a stop id that comes after the cut."""
     greedy = await ctx.greedy(TOKENS, least=FEWEST)
-    count, cut = len(greedy.tokens), _cuts(len(greedy.tokens))[1]
-    stream = await ctx.generate(_resumed(ctx.request(max_tokens=count), greedy.tokens[:cut]))
+    count = len(greedy.tokens)
+    _, cut, _ = cuts(count)
+    stream = await ctx.generate(resumed(ctx.request(max_tokens=count), greedy.tokens[:cut]))
     expect_equal(len(stream.tokens), count - cut, "max_tokens does not count what was delivered")
     usage = stream.usage
     expect_equal(usage.completion_tokens, count, "completion_tokens does not count what was delivered")
     expect_equal(usage.prompt_tokens, len(greedy.prompt), "prompt_tokens counts what was delivered")
     place = greedy.first_new(2)
     request = ctx.request(max_tokens=count, stop_token_ids=[greedy.tokens[place]])
-    stream = await ctx.generate(_resumed(request, greedy.tokens[: place - 1]))
+    stream = await ctx.generate(resumed(request, greedy.tokens[: place - 1]))
     expect_equal(stream.tokens, greedy.tokens[place - 1 : place + 1], "a stop id is not found after a cut")
     expect_equal(stream.choice.reason_name, "STOP", "a stop id ended a resumed choice in another way")
 
@@ -111,7 +72,7 @@ async def min_tokens_goes_on(ctx: Context) -> None:
     place = greedy.first_new(min(4, len(greedy.tokens) - 1))
     stop = [greedy.tokens[place]]
     request = ctx.request(max_tokens=len(greedy.tokens), stop_token_ids=stop, min_tokens=place + 1)
-    stream = await ctx.generate(_resumed(request, greedy.tokens[:place]))
+    stream = await ctx.generate(resumed(request, greedy.tokens[:place]))
     expect_equal(stream.tokens, stop, "min_tokens does not count what was delivered")
 
 
@@ -120,8 +81,8 @@ async def positions_go_on(ctx: Context) -> None:
     """From the number of tokens handed in, without gaps."""
     greedy = await ctx.greedy(TOKENS)
     count = len(greedy.tokens)
-    for cut in (0, *_cuts(count)):
-        stream = await ctx.generate(_resumed(ctx.request(max_tokens=count), greedy.tokens[:cut]))
+    for cut in (0, *cuts(count)):
+        stream = await ctx.generate(resumed(ctx.request(max_tokens=count), greedy.tokens[:cut]))
         position = cut
         for output in stream.choice.outputs:
             message = "first_output_position does not go on after what was delivered"
@@ -136,35 +97,20 @@ async def logprobs_go_on(ctx: Context, shape: Shape) -> None:
     """The rows of the new tokens alone, and the sum over all of them."""
     count = ctx.tokens(TOKENS)
     whole = await _undisturbed(ctx, max_tokens=count, logprobs=0)
-    rows = _rows(whole.choice)
-    for cut in _cuts(count):
-        request = _resumed(ctx.request(max_tokens=count, logprobs=0), whole.tokens[:cut])
+    rows = log_probs_of(whole.choice)
+    for cut in cuts(count):
+        request = resumed(ctx.request(max_tokens=count, logprobs=0), whole.tokens[:cut])
         request.request.resume.choices[0].cum_log_probs = math.fsum(rows[:cut])
         stream = await ask(ctx, shape, request)
-        mine, expected = _rows(stream.choice), rows[cut:]
-        close = len(mine) == len(expected) and all(_close(*pair) for pair in zip(mine, expected, strict=True))
-        expect(close, "the log-probabilities of a resumed choice are others", expected=expected, seen=mine)
+        mine = log_probs_of(stream.choice)
+        expected = rows[cut:]
+        are_same = len(mine) == len(expected) and all(map(are_close, mine, expected))
+        expect(are_same, "the log-probabilities of a resumed choice are others", expected=expected, seen=mine)
         # What it is without a cut is for LOG-10 to say.
-        total, undisturbed = (each.choice.outputs[-1].cum_log_probs for each in (stream, whole))
+        total = stream.choice.outputs[-1].cum_log_probs
+        undisturbed = whole.choice.outputs[-1].cum_log_probs
         message = "cum_log_probs does not go on from what was handed in"
-        expect(_close(total, undisturbed), message, expected=undisturbed, seen=total)
-
-
-@check("RES-07", variant="choices", gate="logprobs", needs=(*SHAPE, RESUMED, "RES-07", "SEQ-01", "SEQ-02"))
-async def sums_go_on_apart(ctx: Context) -> None:
-    """Two choices, each with a sum of its own."""
-    if ctx.choices(2) < 2:
-        raise NotApplicable("Limits.max_n is 1")
-    greedy, sums = await ctx.greedy(TOKENS, least=FEWEST), (-1.0, -5.0)
-    request = ctx.request(max_tokens=len(greedy.tokens), n=2, logprobs=0)
-    _hand_in(request, greedy.tokens[: len(greedy.tokens) // 2], sums)
-    stream = await ctx.generate(request)
-    for index, handed_in in enumerate(sums):
-        expected = handed_in + math.fsum(_rows(stream.choices[index]))
-        told = [each for each in stream.choices[index].outputs if each.HasField("cum_log_probs")]
-        seen = told[-1].cum_log_probs if told else 0.0
-        message = f"cum_log_probs of choice {index} does not go on from what was handed in"
-        expect(_close(seen, expected), message, expected=expected, seen=seen)
+        expect(are_close(total, undisturbed), message, expected=undisturbed, seen=total)
 
 
 @check("SAM-14", variant="resumed", gate="resume", needs=(*SHAPE, RESUMED))
@@ -175,24 +121,9 @@ async def bad_words_begin_before_the_cut(ctx: Context) -> None:
     word = greedy.tokens[cut - 1 : cut + 1]
     bad = [pb.TokenSequence(token_ids=word)]
     request = ctx.request(max_tokens=len(greedy.tokens), bad_words_token_ids=bad)
-    tokens = (await ctx.generate(_resumed(request, greedy.tokens[:cut]))).tokens
+    tokens = (await ctx.generate(resumed(request, greedy.tokens[:cut]))).tokens
     message = f"the bad word {word} comes across the cut of a resume"
     expect(tokens[0] != word[1], message, expected="another token", seen=tokens[0])
-
-
-@check("RES-08", needs=(*WHOLE, "SEQ-01", "SEQ-02", RESUMED), gate="multiple_choices")
-async def finished_choices_stay_finished(ctx: Context) -> None:
-    """One of two choices is finished, and sends nothing."""
-    if ctx.choices(2) < 2:
-        raise NotApplicable("Limits.max_n is 1")
-    greedy = await ctx.greedy(TOKENS, least=FEWEST)
-    request = _resumed(ctx.request(max_tokens=len(greedy.tokens), n=2), greedy.tokens[:4])
-    request.request.resume.choices[0].finished = True
-    stream = await ctx.generate(request)
-    sent = [output for output in stream.outputs if output.index == 0]
-    expect(not sent, "a choice that was finished sends something", expected="nothing", seen=sent[:1])
-    other = stream.choices.get(1, Choice(1))
-    expect_equal(other.tokens, greedy.tokens, "a choice that is not named does not start from nothing")
 
 
 @check("RES-09", needs=(*SHAPE, RESUMED))
@@ -213,7 +144,7 @@ async def there_has_to_be_something_to_do(ctx: Context) -> None:
         wrong.append(({"max_tokens": None}, [whole]))
     for others, choices in wrong:
         change: dict[str, Value] = {"resume": pb.Resume(choices=choices, attempt=1), **others}
-        good = _resumed(ctx.request(max_tokens=count), first)
+        good = resumed(ctx.request(max_tokens=count), first)
         exchange = await ctx.rejects(change, good=good, field="")
         named = exchange.detail.field if exchange.detail else ""
         expect(named.startswith("resume"), "the refusal names another field", expected="resume", seen=named)
@@ -264,55 +195,20 @@ def _ends(last: list[int], count: int) -> tuple[tuple[dict[str, Value], str], ..
 
 async def _rest(ctx: Context, shape: Shape, handed_in: list[int], asked: dict[str, Value]) -> Choice:
     """What comes of the last choice of this shape, of which so much was handed in."""
-    request, index = _resumed(ctx.request(**asked), handed_in), shape.choices - 1
+    request, index = resumed(ctx.request(**asked), handed_in), shape.choices - 1
     request.request.resume.choices[0].index = index
     return (await ask(ctx, shape, request)).choices.get(index, Choice(index))
 
 
-async def _goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Value) -> None:
+async def goes_on(ctx: Context, what: str, shape: Shape = PLAIN, **changes: Value) -> None:
     """An undisturbed run, and the same run cut in several places, which go on in this shape."""
     whole = await _undisturbed(ctx, **changes)
     if len(whole.tokens) < whole.request.request.stop_conditions.max_tokens:
         raise NotApplicable("the answer is too short to be cut")
-    for cut in _cuts(len(whole.tokens)):
-        answer = await ask(ctx, shape, _resumed(ctx.request(**changes), whole.tokens[:cut]))
+    for cut in cuts(len(whole.tokens)):
+        answer = await ask(ctx, shape, resumed(ctx.request(**changes), whole.tokens[:cut]))
         message = f"a {what} request cut after {cut} tokens goes on in another way"
         expect_equal(answer.choice.tokens, whole.tokens[cut:], message)
-
-
-def _of_two(ctx: Context) -> dict[str, Value]:
-    """Only two tokens may come, and the prompt has them in most orders: drafts are right now and then."""
-    two = ctx.prompt()[:2]
-    if not (alone := only(ctx, *two)):
-        raise NotApplicable("without logit_bias and allowed_token_ids nothing keeps other tokens out")
-    prompt = tuple(random.Random(OF_TWO).choices(two, k=OF_TWO))
-    return {"token_ids": prompt, "max_tokens": ctx.tokens(LONG, OF_TWO), **alone}
-
-
-async def _several_go_on(ctx: Context, what: str, **changes: Value) -> None:
-    """Two choices, undisturbed, then cut in different places; the later one is handed in first.
-
-    And with the first one finished, which the other one does not see.
-    """
-    if ctx.choices(2) < 2:
-        raise NotApplicable("Limits.max_n is 1")
-    asked = {"n": 2, "max_tokens": ctx.tokens(TOKENS, least=FEWEST), **changes}
-    whole = await ctx.generate(ctx.request(**asked))
-    tokens = [whole.choices[index].tokens for index in (0, 1)]
-    first, middle, last = _cuts(min(map(len, tokens)))
-    for cuts in ((first, last), (last, middle), (len(tokens[0]), middle)):
-        request = ctx.request(**asked)
-        for index in (1, 0):
-            request.request.resume.choices.add(
-                index=index,
-                generated_token_ids=tokens[index][: cuts[index]],
-                finished=cuts[index] == len(tokens[index]),
-            )
-        request.request.resume.attempt = 1
-        stream = await ctx.generate(request)
-        for index, cut in enumerate(cuts):
-            message = f"choice {index} of a {what} request cut after {cut} tokens goes on in another way"
-            expect_equal(stream.choices.get(index, Choice(index)).tokens, tokens[index][cut:], message)
 
 
 async def _undisturbed(ctx: Context, **changes: Value) -> Stream:
@@ -322,29 +218,23 @@ async def _undisturbed(ctx: Context, **changes: Value) -> Stream:
     return stream
 
 
-def _cuts(count: int) -> tuple[int, ...]:
+def cuts(count: int) -> tuple[int, int, int]:
     """Where an answer of so many tokens is cut: after the first, in the middle, before the last."""
     return (1, (count - 1) // 2, count - 1)
 
 
-def _resumed(request: pb.GenerateRequest, tokens: list[int]) -> pb.GenerateRequest:
+def resumed(request: pb.GenerateRequest, tokens: list[int]) -> pb.GenerateRequest:
+    """The request, whose first choice goes on behind these tokens."""
     choice = pb.ResumedChoice(generated_token_ids=tokens)
     request.request.resume.CopyFrom(pb.Resume(choices=[choice], attempt=1))
     return request
 
 
-def _hand_in(request: pb.GenerateRequest, tokens: list[int], sums: Sequence[float]) -> None:
-    """The same tokens of as many choices as there are sums."""
-    choices = [
-        pb.ResumedChoice(index=index, generated_token_ids=tokens, cum_log_probs=each)
-        for index, each in enumerate(sums)
-    ]
-    request.request.resume.CopyFrom(pb.Resume(choices=choices, attempt=1))
-
-
-def _rows(choice: Choice) -> list[float]:
+def log_probs_of(choice: Choice) -> list[float]:
+    """Of each token that was sent."""
     return [value for output in choice.outputs for value in output.logprobs.token_logprobs]
 
 
-def _close(one: float, other: float) -> bool:
+def are_close(one: float, other: float) -> bool:
+    """Up to rounding."""
     return math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-2)
