@@ -25,11 +25,11 @@ from enginewire.backend.engines.failure import RequestFailed, failed
 from enginewire.backend.engines.likeness import begins_like
 from enginewire.backend.engines.stream import Chunk, EngineStream, Take, life_of, some, without_cancelled
 from enginewire.backend.engines.suspicion import Suspicion
-from enginewire.backend.prompting.annotations import without
 from enginewire.backend.replay.backend_call import BackendCall
 from enginewire.backend.replay.continuation import (
     can_continue,
     cut_to_engine_part,
+    cut_to_rest,
     goes_on_like,
     has_delivered,
     needs_seed,
@@ -66,10 +66,12 @@ class Attempts:
         self._engines = engines
         self._call = call
         self._make_decoder = make_decoder
-        self._policy, self._budget = policy, budget
+        self._policy = policy
+        self._budget = budget
         self._part = pb.PreprocessedRequest()
         self._prefix = prefix_chain(call.request) if engines.has_choice else ()
-        self._trace, self._sent = trace or Trace(call.metadata), Sent(None)
+        self._trace = trace or Trace(call.metadata)
+        self._sent = Sent(None)
         self._prefill = Prefill(prefill, self.request_id[:MAX_ID_PREFIX], self._trace) if prefill else None
         self._hints: Hints | None = None
         self._decoder: RequestDecoder | None = None
@@ -81,7 +83,8 @@ class Attempts:
         # Annotations that the caller has an answer to, by their keys: nobody is asked for it again.
         self._answered: frozenset[str] = frozenset()
         # The life of the engine that has generated last, and how many tokens were there before it.
-        self._origin_life, self._num_before = call.request.resume.origin_lifetime_id, 0
+        self._origin_life = call.request.resume.origin_lifetime_id
+        self._num_before = 0
         self._not_before: dict[Endpoint, float] = {}
         self._unfit: set[Endpoint] = set()
         self._suspicion = Suspicion(policy.max_deaths if policy else 0)
@@ -170,8 +173,9 @@ class Attempts:
         self.decoder.meet(capabilities)
         if self._is_halved(request.request):
             assert self._prefill is not None, "it was asked"
-            deadline, patience = self._call.deadline, self._patience
-            result = await self._prefill.result(request.request, deadline, patience, self._routing)
+            result = await self._prefill.result(
+                request.request, self._call.deadline, self._patience, self._routing
+            )
             request.request.prefill_result.CopyFrom(result)
             self._sent = self._prefill.sent
             self._sent.link(request.request)
@@ -332,19 +336,9 @@ class Attempts:
         return f"{self.request_id[:MAX_ID_PREFIX]}.{self.number}-{secrets.token_hex(4)}"
 
     def _next_part(self) -> pb.PreprocessedRequest:
-        if self.number == 1:
-            return self._part
-        self._sent.link(self._part)
-        decoder = self.decoder
-        choices = decoder.resume()
-        self._part.ClearField("resume")
-        if has_delivered(decoder):
+        if self.number > 1:
+            self._sent.link(self._part)
             # A caller's own resume counts the engines it has tried itself.
-            self._part.resume.attempt = self._call.request.resume.attempt + self.number - 1
-            self._part.resume.origin_lifetime_id = self._origin_life
-            self._part.resume.choices.extend(choices)
-        if decoder.has_prompt_logprobs:
-            self._part.output_options.ClearField("prompt_logprobs")
-        if self._answered:
-            self._part.annotations[:] = without(self._part.annotations, self._answered)
+            attempt = self._call.request.resume.attempt + self.number - 1
+            cut_to_rest(self._part, self.decoder, self._answered, attempt, self._origin_life)
         return self._part

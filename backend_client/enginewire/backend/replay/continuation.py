@@ -5,11 +5,13 @@ Reads requests and what engines say of themselves. Knows nothing about streams, 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Literal
 
 from enginewire import v1 as pb
 from enginewire.backend.decoding.request_decoder import RequestDecoder
 from enginewire.backend.engines.likeness import model_of
+from enginewire.backend.prompting.annotations import without
 
 # What is about text: the contract's class BACKEND.
 TEXT_FIELDS: Final[
@@ -29,6 +31,29 @@ def cut_to_engine_part(request: pb.PreprocessedRequest, capabilities: pb.Capabil
         if request.HasField(owner):
             for name in names:
                 getattr(request, owner).ClearField(name)
+
+
+def cut_to_rest(
+    request: pb.PreprocessedRequest,
+    decoder: RequestDecoder,
+    answered: Collection[str],
+    attempt: int,
+    origin_lifetime_id: str,
+) -> None:
+    """Make of `request` what is left of it. `answered`: keys of annotations, as the caller has them.
+
+    `attempt` and `origin_lifetime_id` are for the engine that goes on behind what was delivered.
+    """
+    choices = decoder.resume()
+    request.ClearField("resume")
+    if has_delivered(decoder):
+        request.resume.attempt = attempt
+        request.resume.origin_lifetime_id = origin_lifetime_id
+        request.resume.choices.extend(choices)
+    if decoder.has_prompt_logprobs:
+        request.output_options.ClearField("prompt_logprobs")
+    if answered:
+        request.annotations[:] = without(request.annotations, answered)
 
 
 def needs_seed(request: pb.PreprocessedRequest, capabilities: pb.Capabilities) -> bool:
