@@ -53,6 +53,11 @@ async def repetition(ctx: Context) -> Repetition:
     return await ctx.once("repetition", lambda: _repetition(ctx))
 
 
+def counts(ctx: Context) -> range:
+    """Of the choices to ask for: one, and two where a request may have them. Each has drafts of its own."""
+    return range(1, ctx.choices(2) + 1)
+
+
 def only(ctx: Context, *tokens: int) -> Changes:
     """What lets no others come; empty where nothing does."""
     if ctx.capabilities.allowed_token_ids:

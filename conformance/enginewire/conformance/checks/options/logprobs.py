@@ -15,7 +15,7 @@ from enginewire import v1 as pb
 from enginewire.conformance.checks.options.distributions.rows import Row, rows_of
 from enginewire.conformance.checks.streams.shapes import CHOICES, MULTIPLEXED, PLAIN, Shape, ask, check_in
 from enginewire.conformance.oracle.beside import FAR
-from enginewire.conformance.oracle.repetition import only, repetition
+from enginewire.conformance.oracle.repetition import counts, only, repetition
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -81,22 +81,27 @@ async def the_value_is_the_selected_one(ctx: Context) -> None:
 @check(
     "LOG-02",
     variant="repeating",
-    needs=(*NEEDS, "USE-04", "LIM-03", "LOG-01", "LOG-02", "LOG-03", "LOG-11"),
+    needs=(*NEEDS, "USE-04", "LIM-03", "SEQ-02", "LOG-01", "LOG-02", "LOG-03", "LOG-11"),
     alone=True,
 )
 async def the_value_is_that_of_its_place(ctx: Context) -> None:
     """The same where a draft foretells a token as where it comes alone."""
     found = await repetition(ctx)
-    prompt, tokens = found.greedy.prompt, found.greedy.tokens
-    told = await ctx.generate(_told(ctx, prompt, max_tokens=len(tokens), **found.under))
-    for place, row in enumerate(list(rows_of(told.choice.outputs))[: ctx.times(FORETOLD)]):
-        before = [*prompt, *told.tokens[:place]]
-        alone = await ctx.generate(_told(ctx, before, max_tokens=1, **only(ctx, row.token)))
+    prompt, most = found.greedy.prompt, len(found.greedy.tokens)
+    told = list[list[Row]]()
+    for count in counts(ctx):
+        stream = await ctx.generate(_told(ctx, prompt, max_tokens=most, n=count, **found.under))
+        told += [list(rows_of(choice.outputs)) for choice in stream.choices.values()]
+    tokens = [row.token for row in told[0]]
+    for place, token in enumerate(tokens[: ctx.times(FORETOLD)]):
+        before = [*prompt, *tokens[:place]]
+        alone = await ctx.generate(_told(ctx, before, max_tokens=1, **only(ctx, token)))
         own = next(rows_of(alone.choice.outputs))
-        if own.token == row.token:
-            message = f"token {place} has another log-probability than without the tokens of its step"
-            close = abs(row.value - own.value) <= FAR
-            expect(close, message, expected=f"{own.value:.4f}", seen=f"{row.value:.4f}")
+        for rows in told:
+            if [row.token for row in rows[: place + 1]] == [*tokens[:place], own.token]:
+                message = f"token {place} has another log-probability than without the tokens of its step"
+                close = abs(rows[place].value - own.value) <= FAR
+                expect(close, message, expected=f"{own.value:.4f}", seen=f"{rows[place].value:.4f}")
 
 
 def _told(ctx: Context, prompt: list[int], **changes: Value) -> pb.GenerateRequest:

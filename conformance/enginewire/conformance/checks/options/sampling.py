@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from enginewire import v1 as pb
+from enginewire.conformance.oracle.repetition import counts
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
@@ -198,14 +199,16 @@ async def biases_forbid_and_force(ctx: Context) -> None:
     expect_equal(set(tokens), {other}, "a token with a bias of 100 is not forced")
 
 
-@check("SAM-09", variant="repeating", needs=(*SHAPE, "SAM-09"), alone=True)
+@check("SAM-09", variant="repeating", needs=(*SHAPE, "SEQ-02", "SAM-09"), alone=True)
 async def biases_force_to_the_end(ctx: Context) -> None:
     """A token that the prompt has had again and again: an engine that drafts foretells it."""
     token = ctx.prompt()[0]
     change = {"token_ids": SHORT * [token], "max_tokens": ctx.tokens(LONG, SHORT), "temperature": None}
     forced = [pb.LogitBias(token_id=token, bias=100.0)]
-    tokens = (await ctx.generate(ctx.request(**change, logit_bias=forced))).tokens
-    expect_equal(set(tokens), {token}, "a token with a bias of 100 is not forced to the end")
+    for count in counts(ctx):
+        stream = await ctx.generate(ctx.request(**change, n=count, logit_bias=forced))
+        for choice in stream.choices.values():
+            expect_equal(set(choice.tokens), {token}, "a token with a bias of 100 is not forced to the end")
 
 
 @check("SAM-10", needs=SHAPE)

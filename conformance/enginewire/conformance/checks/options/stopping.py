@@ -12,15 +12,15 @@ from itertools import cycle
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.oracle.repetition import repetition
+from enginewire.conformance.oracle.repetition import counts, repetition
 from enginewire.conformance.running.registry import SHAPE, check
 from enginewire.conformance.session.context import Context, Greedy
 from enginewire.conformance.session.requests import Value
-from enginewire.conformance.wire.stream import Stream
+from enginewire.conformance.wire.stream import Choice, Stream, num_choices
 from enginewire.conformance.wire.violation import NotApplicable, Violation, expect, expect_equal
 
 NEEDS: Final = (*SHAPE, "LIM-01", "LIM-02")
-FORETOLD: Final = (*NEEDS, "USE-04", "STP-07", "STP-08")
+FORETOLD: Final = (*NEEDS, "USE-04", "SEQ-02", "STP-07", "STP-08")
 
 TRIES: Final = 3
 BLOCKS: Final = 2
@@ -153,7 +153,10 @@ async def _end_what_is_foretold(ctx: Context, fields: Sequence[str], reason: str
     found = await repetition(ctx)
     for place, field in zip(found.places[:PLACES], cycle(fields), strict=False):
         listed = _listed(ctx, found.greedy, field, found.greedy.tokens[place])
-        _ended_at(await _again(ctx, found.greedy, **found.under, **listed), place, reason)
+        for count in counts(ctx):
+            stream = await _again(ctx, found.greedy, **found.under, **listed, n=count)
+            for index in range(count):
+                _ended_at(stream, place, reason, index)
 
 
 def _listed(ctx: Context, greedy: Greedy, field: str, token: int) -> dict[str, Value]:
@@ -165,14 +168,16 @@ def _listed(ctx: Context, greedy: Greedy, field: str, token: int) -> dict[str, V
 
 async def _again(ctx: Context, greedy: Greedy, **changes: Value) -> Stream:
     """The greedy run once more with other stop conditions; a few tries for engines that round."""
-    seen: list[int] = []
+    others = list[list[int]]()
     for _ in range(TRIES):
         count = len(greedy.tokens)
-        stream = await ctx.generate(ctx.request(token_ids=greedy.prompt, max_tokens=count, **changes))
-        seen = stream.tokens
-        if seen == greedy.tokens[: len(seen)]:
+        request = ctx.request(token_ids=greedy.prompt, max_tokens=count, **changes)
+        stream = await ctx.generate(request)
+        seen = [_choice(stream, index).tokens for index in range(num_choices(request.request))]
+        others = [tokens for tokens in seen if tokens != greedy.tokens[: len(tokens)]]
+        if not others:
             return stream
-    raise Violation("a greedy run is not repeated", expected=greedy.tokens, seen=seen)
+    raise Violation("a greedy run is not repeated", expected=greedy.tokens, seen=others[0])
 
 
 def _places(greedy: Greedy) -> list[int]:
@@ -196,8 +201,14 @@ def _two_places(greedy: Greedy) -> tuple[int, int]:
     return places[-2], places[-1]
 
 
-def _ended_at(stream: Stream, place: int, reason: str) -> None:
+def _ended_at(stream: Stream, place: int, reason: str, index: int = 0) -> None:
     """The choice ended with this token; whether it is sent is for STP-02 to say."""
-    expect_equal(stream.choice.reason_name, reason, "a stop id ended the choice with another reason")
-    seen, places = len(stream.tokens), (place, place + 1)
+    choice = _choice(stream, index)
+    expect_equal(choice.reason_name, reason, "a stop id ended the choice with another reason")
+    seen, places = len(choice.tokens), (place, place + 1)
     expect(seen in places, "the choice did not end at its stop", expected=f"{place + 1} tokens", seen=seen)
+
+
+def _choice(stream: Stream, index: int) -> Choice:
+    """Empty when nothing came of it."""
+    return stream.choices.get(index, Choice(index))

@@ -6,6 +6,7 @@ import random
 from typing import Final
 
 from enginewire.conformance.checks.streams.resume import RESUMED, goes_on
+from enginewire.conformance.checks.streams.resumed_choices import several_go_on
 from enginewire.conformance.checks.streams.shapes import PLAIN
 from enginewire.conformance.oracle.repetition import only
 from enginewire.conformance.running.registry import SHAPE, check
@@ -19,17 +20,37 @@ OF_TWO: Final = 64
 HOT: Final = 100.0
 
 
-@check("RES-02", variant="repeating", gate="seed", needs=(*SHAPE, RESUMED, "RES-02"), alone=True)
+@check(
+    "RES-02",
+    variant="repeating",
+    gate="seed",
+    needs=(*SHAPE, RESUMED, "RES-02", "RES-02/choices"),
+    alone=True,
+)
 async def seeded_drafts_go_on(ctx: Context) -> None:
     """One of two tokens each time, which a draft may foretell: the random number is that of the place."""
-    await goes_on(ctx, "seeded", PLAIN, seed=11, temperature=HOT, **_of_two(ctx))
+    await _go_on(ctx, "seeded", seed=11, temperature=HOT)
 
 
-@check("RES-03", variant="repeating", gate="penalties", needs=(*SHAPE, RESUMED, "RES-03"), alone=True)
+@check(
+    "RES-03",
+    variant="repeating",
+    gate="penalties",
+    needs=(*SHAPE, RESUMED, "RES-03", "RES-03/choices"),
+    alone=True,
+)
 async def penalised_drafts_go_on(ctx: Context) -> None:
     """One of two tokens each time: what comes in the same step counts."""
     for value in (0.3, 2.0):
-        await goes_on(ctx, "penalised", PLAIN, frequency_penalty=value, **_of_two(ctx))
+        await _go_on(ctx, "penalised", frequency_penalty=value)
+
+
+async def _go_on(ctx: Context, what: str, **options: Value) -> None:
+    """One choice, and two where a request may have them."""
+    asked = {**_of_two(ctx), **options}
+    await goes_on(ctx, what, PLAIN, **asked)
+    if ctx.choices(2) > 1:
+        await several_go_on(ctx, what, **asked)
 
 
 def _of_two(ctx: Context) -> dict[str, Value]:

@@ -127,7 +127,7 @@ class FirstTokenIsNoEos(Reference):
         return GOES_ON if reason == EOS and is_early else (reason, match)
 
 
-@mutant("eos_of_the_request_for_one_choice", kills="STP-04/drawn", also="LIM-02/seen")
+@mutant("eos_of_the_request_for_one_choice", kills=("STP-04/drawn", "STP-04/repeating"), also="LIM-02/seen")
 class EosOfTheRequestForOneChoice(Reference):
     """Several choices end by the engine's own ids alone."""
 

@@ -111,7 +111,10 @@ class RepeatedPromptLosesAToken(Reference):
                 yield output
 
 
-@mutant("cached_choices_go_astray", kills="SAM-01/drawn")
+@mutant(
+    "cached_choices_go_astray",
+    kills=("SAM-01/drawn", "STP-01/repeating", "STP-04/repeating", "RES-02/repeating", "RES-03/repeating"),
+)
 class CachedChoicesGoAstray(Reference):
     """Later choices behind a cached prompt see the wrong blocks."""
 
@@ -153,7 +156,7 @@ class EosIsSaidAgain(Reference):
                 yield pb.LLMEngineOutput(index=output.index, token_ids=output.token_ids)
 
 
-@mutant("sibling_that_ended_has_no_terminal", kills="SEQ-02/drawn", also="STR-02/seen")
+@mutant("sibling_that_ended_has_no_terminal", kills=("SEQ-02/drawn", "STP-04/repeating"), also="STR-02/seen")
 class SiblingThatEndedHasNoTerminal(KnowsItsStreams):
     """Of two choices of a call that end by EOS, the first one's end is not told."""
 
@@ -165,7 +168,7 @@ class SiblingThatEndedHasNoTerminal(KnowsItsStreams):
             yield output
 
 
-@mutant("eos_of_another_choice", kills="SEQ-01/drawn", also="STR-06/seen")
+@mutant("eos_of_another_choice", kills=("SEQ-01/drawn", "STP-04/repeating"), also="STR-06/seen")
 class EosOfAnotherChoice(Reference):
     """The end of sequence of a later choice names one that there is not."""
 

@@ -76,7 +76,7 @@ class BiasedBadWordsChangeTheFacts(_Remembers):
         return info
 
 
-@mutant("masked_choices_have_flat_values", kills="LOG-11/mixed")
+@mutant("masked_choices_have_flat_values", kills=("LOG-11/mixed", "LOG-02/repeating"))
 class MaskedChoicesHaveFlatValues(Reference):
     def add_logprobs(self, choice: Choice, output: pb.LLMEngineOutput, logits: list[float]) -> None:
         options = choice.job.request.sampling_options

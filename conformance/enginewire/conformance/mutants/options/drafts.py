@@ -23,6 +23,13 @@ class _Behind(Drafting):
             self.is_behind = False
 
 
+class _BehindOfLaterChoices(_Behind):
+    """Only where the token is not of the first choice."""
+
+    def advance_behind(self, choice: Choice) -> pb.LLMEngineOutput:
+        return super().advance_behind(choice) if choice.index else Drafting.advance_behind(self, choice)
+
+
 @mutant("no_bias_behind_drafts", kills="SAM-09/repeating")
 class NoBiasBehindDrafts(_Behind):
     def adjusted(self, choice: Choice, logits: list[float]) -> list[float]:
@@ -69,12 +76,45 @@ class _OfTheStep(_Behind):
 @mutant("one_random_number_for_a_draft", kills="RES-02/repeating")
 class OneRandomNumberForADraft(_OfTheStep):
     def draw(self, choice: Choice) -> float:
-        return random.Random(hash((choice.job.seed, choice.index, self.had[choice]))).random()
+        place = self.had[choice] if self.is_behind else len(choice.tokens)
+        return random.Random(hash((choice.job.seed, choice.index, place))).random()
 
 
 @mutant("penalties_of_the_step_before", kills="RES-03/repeating")
 class PenaltiesOfTheStepBefore(_OfTheStep):
     def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
-        tokens, choice.tokens = choice.tokens, choice.tokens[: self.had[choice]]
+        tokens = choice.tokens
+        if self.is_behind:
+            choice.tokens = tokens[: self.had[choice]]
         super().apply_penalties(choice, logits)
         choice.tokens = tokens
+
+
+@mutant("no_bias_behind_drafts_of_later_choices", kills="SAM-09/repeating")
+class NoBiasBehindDraftsOfLaterChoices(_BehindOfLaterChoices, NoBiasBehindDrafts):
+    pass
+
+
+@mutant("stop_ids_pass_behind_drafts_of_later_choices", kills="STP-01/repeating")
+class StopIdsPassBehindDraftsOfLaterChoices(_BehindOfLaterChoices, StopIdsPassBehindDrafts):
+    pass
+
+
+@mutant("eos_ids_pass_behind_drafts_of_later_choices", kills="STP-04/repeating")
+class EosIdsPassBehindDraftsOfLaterChoices(_BehindOfLaterChoices, EosIdsPassBehindDrafts):
+    pass
+
+
+@mutant("rows_of_the_token_before_behind_drafts_of_later_choices", kills="LOG-02/repeating")
+class RowsOfTheTokenBeforeBehindDraftsOfLaterChoices(_BehindOfLaterChoices, RowsOfTheTokenBeforeBehindDrafts):
+    pass
+
+
+@mutant("one_random_number_for_a_draft_of_later_choices", kills="RES-02/repeating")
+class OneRandomNumberForADraftOfLaterChoices(_BehindOfLaterChoices, OneRandomNumberForADraft):
+    pass
+
+
+@mutant("penalties_of_the_step_before_of_later_choices", kills="RES-03/repeating")
+class PenaltiesOfTheStepBeforeOfLaterChoices(_BehindOfLaterChoices, PenaltiesOfTheStepBefore):
+    pass

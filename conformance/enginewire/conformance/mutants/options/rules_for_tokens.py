@@ -34,7 +34,7 @@ class AllowedIdsBehindTheFirstToken(OtherOptions):
             options.ClearField("allowed_token_ids")
 
 
-@mutant("allowed_ids_of_the_first_choice", kills="SAM-13")
+@mutant("allowed_ids_of_the_first_choice", kills=("SAM-13", "STP-01/repeating", "STP-04/repeating"))
 class AllowedIdsOfTheFirstChoice(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         if choice.index:
@@ -73,7 +73,7 @@ class BiasOfTheFirstId(OtherOptions):
         del options.logit_bias[1:]
 
 
-@mutant("bias_of_the_first_choice", kills="SAM-17")
+@mutant("bias_of_the_first_choice", kills=("SAM-17", "SAM-09/repeating"))
 class BiasOfTheFirstChoice(OtherOptions):
     def spoil(self, choice: Choice, options: pb.SamplingOptions) -> None:
         if choice.index:
