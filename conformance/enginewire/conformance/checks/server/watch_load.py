@@ -26,7 +26,8 @@ SHORTEST: Final = 10
 USUAL: Final = 100
 SHORT: Final = 40
 """A machine that is too busy for more messages than the shortest interval allows can show this one broken."""
-LONG: Final = 300
+LONG_SECONDS: Final = 0.3
+"""At least, of an interval in which a request begins or ends."""
 WATCHED_SECONDS: Final = 0.5
 FIRST: Final = "WLD-01"
 
@@ -43,7 +44,7 @@ async def the_load_comes_at_once(ctx: Context) -> None:
 async def changes_are_sent(ctx: Context) -> None:
     """A request begins, and ends: at the shortest interval, and long before the next message is due."""
     idle = await ctx.idle()
-    watches = [_watch(ctx, interval) for interval in (SHORTEST, LONG)]
+    watches = [_watch(ctx, interval) for interval in (SHORTEST, _long(ctx))]
     for watch in watches:
         await _next(watch)
     stream = await ctx.start(ctx.long_request()).first_token()
@@ -132,6 +133,12 @@ async def is_not_served(ctx: Context) -> None:
     await anext(call, None)
     call.cancel()
     require_refusal(call.exchange, LEFT_OUT)
+
+
+def _long(ctx: Context) -> int:
+    """Milliseconds: two first tokens, and two that follow, may come meanwhile."""
+    seconds = max(LONG_SECONDS, 2 * (ctx.bounds.ttft + ctx.bounds.itl))
+    return round(1000 * seconds * ctx.bounds.scale)
 
 
 def _watch(ctx: Context, interval: int | None) -> Call:

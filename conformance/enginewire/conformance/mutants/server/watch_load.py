@@ -74,10 +74,10 @@ class WatchLeavesOutWhatComesTooSoon(Reference):
 
     async def watch_load(self, request: pb.WatchLoadRequest) -> Loads:
         interval, told = request.min_interval_ms, 0.0
-        if interval == 300:
+        if interval >= 300:
             request.min_interval_ms = 10
         async for response in super().watch_load(request):
-            if interval != 300 or time.monotonic() >= told + interval / 1000:
+            if interval < 300 or time.monotonic() >= told + interval / 1000:
                 told = time.monotonic()
                 yield response
 
