@@ -8,17 +8,20 @@ those and a constant of its position.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from enginewire import v1 as pb
-from enginewire.conformance.checks.options.distributions.draws import CHOICES, drawn
+from enginewire.conformance.checks.options.distributions.draws import CHOICES, alternatives, drawn
 from enginewire.conformance.checks.options.distributions.position import TIED, Position
+from enginewire.conformance.checks.options.distributions.rows import rows_of
 from enginewire.conformance.checks.options.filters import ROWS, TEMPERATURES
 from enginewire.conformance.oracle.repetition import wished
-from enginewire.conformance.running.registry import SHAPE, check
+from enginewire.conformance.running.registry import SHAPE, WHOLE, Phase, check
+from enginewire.conformance.session import requests
 from enginewire.conformance.session.context import Context
 from enginewire.conformance.session.requests import Value
+from enginewire.conformance.session.saturation import beyond_memory, short_of_memory
 from enginewire.conformance.wire.violation import NotApplicable, expect
 
 TOKENS: Final = 16
@@ -135,6 +138,36 @@ async def penalties_count_the_output(ctx: Context) -> None:
     _could_be_seen(seen)
 
 
+@check(
+    "SAM-18",
+    variant="preempted",
+    gate="logprobs",
+    phase=Phase.LOAD,
+    alone=True,
+    costly=True,
+    needs=(*WHOLE, *ROWS, "INF-07", "SAM-06", "SAM-18/output"),
+)
+async def presence_counts_the_output_where_memory_is_short(ctx: Context) -> None:
+    """Of requests of which one gives up its memory: what came before that still counts."""
+    penalty = PENALTIES[0]["presence_penalty"]
+    wanted = [
+        requests.change(each, presence_penalty=penalty, logprobs=alternatives(ctx))
+        for each in beyond_memory(ctx)
+    ]
+    async with short_of_memory(ctx, wanted) as streams:
+        pass
+
+    def penalised(token: int, before: Sequence[int]) -> float:
+        return -penalty * (token in before)
+
+    seen = []
+    for number, stream in enumerate(streams):
+        rows = rows_of((await stream.ok()).choice.outputs)
+        positions = [Position.of(row, (), ctx.config.vocab_size) for row in rows]
+        seen += [_are_best(positions, penalised, "where memory is short", f"request {number}")]
+    _could_be_seen(seen)
+
+
 @check("SAM-18", variant="repetition", gate="selected_logprobs", needs=(*ROWS, "SAM-17"), costly=True)
 async def repetition_counts_the_prompt(ctx: Context) -> None:
     """Two tokens biased so much that one of them comes: one in the prompt, in the output, and in both."""
@@ -172,16 +205,23 @@ async def _best_comes(
         **changes,
     }
     for index, positions in enumerate(await drawn(ctx, **options)):
-        before: list[int] = []
-        for position in positions:
-            values = {token: value + change(token, before) for token, value in position.known.items()}
-            ahead = [token for token, value in values.items() if value > values[position.token] + TIED]
-            message = f"{what}: a better token than {position.token} was left"
-            place = f"position {len(before)} of choice {index}"
-            expect(len(ahead) < kept, f"{message} at {place}", expected=ahead[:kept], seen=position.token)
-            plain = max(position.known, key=position.known.__getitem__)
-            mattered |= sum(value > values[plain] + TIED for value in values.values()) >= kept
-            before.append(position.token)
+        mattered |= _are_best(positions, change, what, f"choice {index}", kept)
+    return mattered
+
+
+def _are_best(positions: Iterable[Position], change: Change, what: str, where: str, kept: int = 1) -> bool:
+    """The same of one choice."""
+    mattered = False
+    before: list[int] = []
+    for position in positions:
+        values = {token: value + change(token, before) for token, value in position.known.items()}
+        ahead = [token for token, value in values.items() if value > values[position.token] + TIED]
+        message = f"{what}: a better token than {position.token} was left"
+        place = f"position {len(before)} of {where}"
+        expect(len(ahead) < kept, f"{message} at {place}", expected=ahead[:kept], seen=position.token)
+        plain = max(position.known, key=position.known.__getitem__)
+        mattered |= sum(value > values[plain] + TIED for value in values.values()) >= kept
+        before.append(position.token)
     return mattered
 
 

@@ -69,13 +69,24 @@ class SeedsBeginAgainWhenMemoryIsLostTwice(_SeedsBeginAgain):
             self.had |= dict.fromkeys(job.choices, 0)
 
 
-@mutant("penalties_begin_again_with_the_memory", kills="CON-02/preempted")
+@mutant("penalties_begin_again_with_the_memory", kills=("CON-02/preempted", "SAM-18/preempted"))
 class PenaltiesBeginAgainWithTheMemory(_Remembers):
     def penalised(self, choice: Choice) -> Counter[int]:
         return Counter(choice.tokens[self.had.get(choice, 0) :])
 
 
-@mutant("penalties_count_the_prompt_after_the_memory", kills="CON-02/preempted")
+@mutant("presence_begins_again_with_the_memory", kills="SAM-18/preempted")
+class PresenceBeginsAgainWithTheMemory(_Remembers):
+    """The counts are kept."""
+
+    def apply_penalties(self, choice: Choice, logits: list[float]) -> None:
+        super().apply_penalties(choice, logits)
+        had = self.had.get(choice, 0)
+        for token in {*choice.tokens[:had]} - {*choice.tokens[had:]}:
+            logits[token] += choice.job.request.sampling_options.presence_penalty
+
+
+@mutant("penalties_count_the_prompt_after_the_memory", kills=("CON-02/preempted", "SAM-18/preempted"))
 class PenaltiesCountThePromptAfterTheMemory(_Remembers):
     """All that has to be computed again is counted."""
 
