@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from enginewire import v1 as pb
 from enginewire.conformance.oracle.repetition import PERIOD, Repetition, foretold, repetition
+from enginewire.conformance.reference.refusal import Refusal
 from enginewire.conformance.reference.server import Reference
 from enginewire.conformance.reference.settings import CAPABILITIES, Settings
 from enginewire.conformance.reference.variants.drafting import Drafting
-from enginewire.conformance.running.outcome import Outcome
+from enginewire.conformance.running.outcome import Outcome, Status
 from enginewire.conformance.session.context import Context, Greedy
 from tests.conformance.judging import judged, made_up
 
@@ -68,6 +70,20 @@ async def test_a_model_that_does_not_is_left_no_other_token(make: type[Reference
     (one,), _ = await found(make)
     assert set(one.under) == {"allowed_token_ids", "bad_words_token_ids"}
     assert len(one.places) >= 4
+
+
+class RefusesThem(Reference):
+    """A mistake that has a check of its own."""
+
+    def check_gates(self, request: pb.PreprocessedRequest) -> None:
+        super().check_gates(request)
+        if request.sampling_options.bad_words_token_ids:
+            raise Refusal(pb.ERROR_REASON_INVALID_REQUEST, "no bad words today")
+
+
+async def test_a_request_that_fails_is_no_repetition() -> None:
+    seen, outcome = await found(RefusesThem)
+    assert (seen, outcome.status) == ([], Status.NOT_APPLICABLE)
 
 
 async def test_an_engine_whose_answers_cannot_be_made_to_repeat_has_none() -> None:

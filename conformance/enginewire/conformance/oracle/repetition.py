@@ -72,15 +72,18 @@ def wished(ctx: Context, *tokens: int) -> dict[str, Value]:
 
 
 async def _repetition(ctx: Context) -> Repetition:
-    """The first one of which drafts were right, where the engine says so; else the first one."""
+    """The first one of which drafts were right, where the engine says so; else the first one.
+
+    A request that fails is none: what is wrong with it others say.
+    """
     found: list[Repetition] = []
     for prompt, under in _ways(ctx):
         count = ctx.tokens(TOKENS, len(prompt), least=PERIOD)
         request = ctx.request(token_ids=prompt, max_tokens=count, **under)
         # Not recorded for any check: the first one to ask must not be the only one to show it.
-        stream = await ctx.start(request, client=ctx.session.client()).ok()
+        stream = await ctx.start(request, client=ctx.session.client()).end()
         one = Repetition(Greedy(prompt, stream.tokens), under)
-        if one.places:
+        if stream.exchange.is_ok and one.places:
             found.append(one)
             if stream.usage.completion_tokens_details.accepted_prediction_tokens:
                 return one
