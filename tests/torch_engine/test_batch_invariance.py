@@ -25,6 +25,11 @@ from tests.torch_engine.tiny import SHAPE, VOCAB, CoreUnderTest
 PROMPT = Random(5).choices(range(2, VOCAB), k=37)
 # Products of so many inputs change with the number of rows; narrower ones happen not to.
 WIDE = {**SHAPE, "intermediate_size": 4864, "num_hidden_layers": 2, "initializer_range": 0.1}
+NUMBERS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "smaller cache": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+}
 Load = Callable[..., CoreUnderTest]
 
 
@@ -40,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load_wide(folder: Path) -> Load:
     def make(dtype: str, **options: object) -> CoreUnderTest:
         given = {"device": "cpu", "num_threads": 1, "max_num_seqs": 16, "batch_invariant": True, **options}
-        chosen = TorchEngineOptions(model=str(folder), dtype=dtype, **given)
+        chosen = TorchEngineOptions(model=str(folder), **NUMBERS[dtype], **given)
         loaded = load_engine(chosen, lambda phase, done: None)
         return CoreUnderTest(loaded, prefix_caching=chosen.enable_prefix_caching)
 
@@ -110,7 +115,7 @@ def answer(
     return [dict(found.tokens), found.logprobs, scores, torch.stack(logits).tolist()]
 
 
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+DTYPES = pytest.mark.parametrize("dtype", NUMBERS)
 
 
 @DTYPES

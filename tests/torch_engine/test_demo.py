@@ -14,10 +14,18 @@ from tests.long import long_but
 from tests.torch_engine.tiny import CoreUnderTest
 
 
-@pytest.mark.parametrize("dtype", long_but(["bfloat16"], ["float32", "bfloat16"]))
-def test_the_demo_model_answers_a_crowd_of_questions_exactly(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "cached"),
+    long_but(
+        [("bfloat16", "auto"), ("float32", "bfloat16")],
+        [("bfloat16", "auto"), ("float32", "bfloat16"), ("float32", "auto")],
+    ),
+)
+def test_the_demo_model_answers_a_crowd_of_questions_exactly(dtype, cached):
     tokenizer = transformers.AutoTokenizer.from_pretrained(PATH)
-    options = TorchEngineOptions("builtin:demo", device="cpu", dtype=dtype, num_threads=1, max_num_seqs=32)
+    options = TorchEngineOptions(
+        "builtin:demo", device="cpu", dtype=dtype, kv_cache_dtype=cached, num_threads=1, max_num_seqs=32
+    )
     engine = CoreUnderTest(load_engine(options, lambda phase, done: None))
     asked = dict(list(questions().items())[::6])
     contexts = {}

@@ -50,13 +50,16 @@ async def start(model_folder, folder: Path) -> AsyncIterator[Start]:
     """`await start(role)` is a started engine. At the end nothing is left in the folder."""
     engines: list[TorchEngine] = []
 
-    async def make(role: str, max_loras: int = 0, **transfer: float) -> TorchEngine:
+    async def make(
+        role: str, max_loras: int = 0, kv_cache_dtype: str = "auto", **transfer: float
+    ) -> TorchEngine:
         engines.append(
             TorchEngine(
                 TorchEngineOptions(
                     model=str(model_folder("llama")),
                     device="cpu",
                     dtype="float32",
+                    kv_cache_dtype=kv_cache_dtype,
                     max_num_seqs=4,
                     num_threads=1,
                     role=role,
@@ -233,6 +236,16 @@ async def test_hand_offs_that_nobody_claims_are_bounded(start):
         prefill.submit(greedy([7] * 62, 4), GenerateContext("long"))
     prefill.discard_handoff("p")
     await handed_over(prefill, greedy(PROMPT, 4))
+
+
+async def test_numbers_of_another_type_are_refused_with_the_option_that_says_it(start):
+    prefill, decode = await start("prefill", kv_cache_dtype="bfloat16"), await start("decode")
+    half = await handed_over(prefill, greedy(PROMPT, 4))
+    with pytest.raises(HandoffInvalid, match="another dtype, kv_cache_dtype or quantization"):
+        decode.submit(half, GenerateContext("d"))
+    same = await start("decode", kv_cache_dtype="bfloat16")
+    _, answer = Recorder(same).submit(half)
+    assert (await ended(answer)).failure is None
 
 
 async def test_damaged_keys_and_values_fail_the_request_and_leave_nothing(start, folder):

@@ -27,6 +27,7 @@ def test_every_size_has_the_name_that_vllm_has_for_it() -> None:
     options = VllmEngineOptions(
         "m",
         dtype="float32",
+        kv_cache_dtype="bfloat16",
         max_model_len=100,
         block_size=16,
         num_kv_blocks=50,
@@ -37,6 +38,7 @@ def test_every_size_has_the_name_that_vllm_has_for_it() -> None:
     )
     said = pairs(options.command_line(MODEL))
     assert (said["--dtype"], said["--max-model-len"], said["--block-size"]) == ("float32", "100", "16")
+    assert said["--kv-cache-dtype"] == "bfloat16"
     assert (said["--num-gpu-blocks-override"], said["--kv-cache-memory-bytes"]) == ("50", str(2**20))
     assert (said["--max-num-seqs"], said["--max-num-batched-tokens"], said["--seed"]) == ("3", "64", "0")
 

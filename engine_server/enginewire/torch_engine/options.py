@@ -14,6 +14,7 @@ from enginewire.server.handoff.options import Role, TransferOptions
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POOLINGS = ("auto", "last", "mean", "cls")
+KV_CACHE_DTYPES = ("auto", "bfloat16")
 QUANTIZATIONS = ("none", "int8")
 GUIDED_BACKENDS = ("auto", "xgrammar", "llguidance")
 MOST_SPECULATIVE_TOKENS = 64
@@ -110,6 +111,9 @@ class TorchEngineOptions(ModelOptions):
             raise ValueError(f"device must be one of {', '.join(DEVICES)}, not {self.device!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            allowed = ", ".join(KV_CACHE_DTYPES)
+            raise ValueError(f"kv_cache_dtype must be one of {allowed}, not {self.kv_cache_dtype!r}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(
                 f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {self.quantization!r}"

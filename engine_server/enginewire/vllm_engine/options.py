@@ -40,6 +40,7 @@ class VllmEngineOptions(ModelOptions):
     def _numbers(self) -> Iterator[str]:
         given = {
             "--dtype": self.dtype,
+            "--kv-cache-dtype": self.kv_cache_dtype,
             "--max-model-len": self.max_model_len,
             "--block-size": self.block_size,
             "--num-gpu-blocks-override": self.num_kv_blocks,

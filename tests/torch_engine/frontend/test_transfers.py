@@ -171,14 +171,15 @@ def test_models_of_transformers_hand_over_too(model_type, tmp_path):
     same(answer, whole.answer(request))
 
 
-def test_bfloat16_travels_bit_for_bit(load):
-    prefill, decode = [with_role(load("llama", dtype="bfloat16"), role) for role in ("prefill", "decode")]
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}])
+def test_bfloat16_travels_bit_for_bit(options, load):
+    prefill, decode = [with_role(load("llama", **options), role) for role in ("prefill", "decode")]
     request = greedy(PROMPT, 1)
     payload = computed(prefill, request)
     continued(decode, request, payload)
     decode.step()
     decode.run()
-    other = with_role(load("llama", dtype="bfloat16"), "prefill")
+    other = with_role(load("llama", **options), "prefill")
     assert computed(other, request) == payload
 
 
@@ -341,6 +342,7 @@ def test_only_the_same_model_used_in_the_same_way_has_the_same_layout(model_fold
     others = [
         layout_digest(folders.copy(original, one_weight)),
         layout_digest(original, dtype="bfloat16"),
+        layout_digest(original, kv_cache_dtype="bfloat16"),
         layout_digest(original, quantization="int8"),
     ]
-    assert len({same_one, *others}) == 4
+    assert len({same_one, *others}) == 5

@@ -16,12 +16,14 @@ from tests.torch_engine.tiny import greedy
 BLOCK, DIM = 4, 24
 CPU = torch.device("cpu")
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
+CACHED = [(dtype, dtype, tolerance) for dtype, tolerance in DTYPES] + [(torch.float32, torch.bfloat16, 1e-2)]
 both_dtypes = pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+all_caches = pytest.mark.parametrize(("dtype", "cached", "tolerance"), CACHED)
 
 
-def ops(dtype: torch.dtype) -> LayerOps:
+def ops(dtype: torch.dtype, cached: torch.dtype | None = None) -> LayerOps:
     """The kernels; on a machine without a compiler the comparison is torch with itself."""
-    return compiled_ops(CPU, dtype) or TorchOps()
+    return compiled_ops(CPU, dtype, cached=cached) or TorchOps()
 
 
 @both_dtypes
@@ -86,10 +88,12 @@ def test_a_row_that_cannot_be_rounded_is_told_by_its_scale_and_a_row_of_zeros_st
     assert (found[2, 5].item(), found[2, 4].item()) == (1, 128)
 
 
-@both_dtypes
+@all_caches
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(("num_heads", "kv_heads"), [(6, 2), (4, 4), (3, 1)])
-def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(num_heads, kv_heads, window, dtype, tolerance):
+def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(
+    num_heads, kv_heads, window, dtype, cached, tolerance
+):
     spans, num_blocks = [], 0
     for new, context in [(1, 1), (1, 4), (1, 9), (1, 47), (5, 12), (6, 6)]:
         size = -(-context // BLOCK)
@@ -97,9 +101,9 @@ def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(num_heads, kv_heads, w
         num_blocks += size
     like = torch.zeros(1, dtype=dtype)
     found = []
-    for chosen in (TorchOps(), ops(dtype)):
+    for chosen in (TorchOps(), ops(dtype, cached)):
         torch.manual_seed(1)
-        cache = KvTensors(1, (num_blocks + 2, BLOCK, kv_heads, DIM), like)
+        cache = KvTensors(1, (num_blocks + 2, BLOCK, kv_heads, DIM), like, cached)
         cache._storage.normal_()
         cache._storage[:, :, num_blocks:] = float("nan")
         heads = torch.randn(sum(span.num_new for span in spans), num_heads + 2 * kv_heads, DIM).to(dtype)
@@ -111,17 +115,18 @@ def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(num_heads, kv_heads, w
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
 
 
-@both_dtypes
+@all_caches
 @pytest.mark.parametrize("window", [None, 40, 300])
 @pytest.mark.parametrize(("new", "context"), [(2, 2), (33, 33), (70, 600), (300, 513)])
 @pytest.mark.parametrize(("kv_heads", "dim"), [(1, 12), (2, 64)])
 def test_long_chunks_are_equal_and_what_was_left_in_their_last_block_is_not_read(
-    kv_heads, dim, new, context, window, dtype, tolerance
+    kv_heads, dim, new, context, window, dtype, cached, tolerance
 ):
     found = []
-    for chosen in (TorchOps(), ops(dtype)):
+    for chosen in (TorchOps(), ops(dtype, cached)):
         torch.manual_seed(2)
-        cache = KvTensors(1, (-(-context // BLOCK), BLOCK, kv_heads, dim), torch.zeros(1, dtype=dtype))
+        shape = -(-context // BLOCK), BLOCK, kv_heads, dim
+        cache = KvTensors(1, shape, torch.zeros(1, dtype=dtype), cached)
         cache._storage.normal_()
         if chosen.reading == "ragged":
             cache._storage[:, :, 0, (context - 1) % BLOCK + 1 :] = float("nan")
@@ -130,16 +135,14 @@ def test_long_chunks_are_equal_and_what_was_left_in_their_last_block_is_not_read
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
 
 
-@both_dtypes
-def test_a_prompt_in_pieces_has_the_bits_of_a_whole_one(dtype, tolerance):
+@all_caches
+def test_a_prompt_in_pieces_has_the_bits_of_a_whole_one(dtype, cached, tolerance):
     torch.manual_seed(3)
-    heads = torch.randn(400, 6, DIM).to(dtype)
-    whole, pieces = (
-        KvTensors(1, (400 // BLOCK, BLOCK, 1, DIM), torch.zeros(1, dtype=dtype)) for _ in range(2)
-    )
-    expected = attend_to(ops(dtype), whole, heads.clone(), 400, None)
+    heads, chosen = torch.randn(400, 6, DIM).to(dtype), ops(dtype, cached)
+    whole, pieces = (KvTensors(1, (400 // BLOCK, BLOCK, 1, DIM), heads, cached) for _ in range(2))
+    expected = attend_to(chosen, whole, heads.clone(), 400, None)
     cuts = [0, 5, 250, 301, 400]
-    found = [attend_to(ops(dtype), pieces, heads[a:b].clone(), b, None) for a, b in pairwise(cuts)]
+    found = [attend_to(chosen, pieces, heads[a:b].clone(), b, None) for a, b in pairwise(cuts)]
     assert torch.equal(torch.cat(found), expected)
 
 

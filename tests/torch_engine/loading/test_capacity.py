@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from enginewire.torch_engine.folder.folder import ModelLoadError
 from enginewire.torch_engine.loading import load as loading
-from enginewire.torch_engine.loading.capacity import choose_block_size
+from enginewire.torch_engine.loading.capacity import choose_block_size, choose_kv_dtype
 from enginewire.torch_engine.options import TorchEngineOptions
 
 
@@ -23,6 +24,13 @@ from enginewire.torch_engine.options import TorchEngineOptions
 )
 def test_a_block_is_as_large_as_the_kernel_of_the_device_wants(asked, device, dtype, size):
     assert choose_block_size(TorchEngineOptions(block_size=asked), torch.device(device), dtype) == size
+
+
+def test_a_gpu_caches_what_its_kernel_reads_and_says_so():
+    options = TorchEngineOptions(kv_cache_dtype="bfloat16")
+    assert choose_kv_dtype(options, torch.device("cuda"), torch.bfloat16) == torch.bfloat16
+    with pytest.raises(ModelLoadError, match="kv_cache_dtype bfloat16 needs a CPU; elsewhere it is auto"):
+        choose_kv_dtype(options, torch.device("cuda"), torch.float16)
 
 
 def test_a_far_device_is_warmed_up_with_a_whole_step(far, monkeypatch):

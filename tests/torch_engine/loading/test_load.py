@@ -276,6 +276,7 @@ def test_a_hub_name_without_network_says_what_is_missing(monkeypatch):
     [
         {"device": "tpu"},
         {"dtype": "int8"},
+        {"kv_cache_dtype": "float32"},
         {"block_size": 0},
         {"max_num_seqs": -1},
         {"max_num_seqs": 8, "max_num_batched_tokens": 7},

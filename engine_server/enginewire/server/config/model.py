@@ -18,6 +18,7 @@ from enginewire.server.handoff.options import Role
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KvCacheDType = Literal["auto", "bfloat16"]
 Quantization = Literal["none", "int8"]
 Pooling = Literal["auto", "last", "mean", "cls"]
 GuidedBackend = Literal["auto", "xgrammar", "llguidance"]
@@ -47,7 +48,7 @@ class ServedModelOptions:
         contract="EngineConfig.role",
     )
     device: Device = option("auto", "where the model runs")
-    dtype: DType = option("auto", "type of the weights and of the KV cache")
+    dtype: DType = option("auto", "type of the weights, and of what is computed")
     quantization: Quantization = option(
         "none", "form of the weights while serving; int8 is faster and changes answers (CPU only)"
     )
@@ -128,6 +129,11 @@ class ServedModelOptions:
     )
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache; chosen by device when not set", unit="bytes", at_least=1
+    )
+    kv_cache_dtype: KvCacheDType = option(
+        "auto",
+        "type of the numbers in the KV cache; auto is that of --dtype, a smaller one holds more tokens and "
+        "changes answers (torch: CPU only)",
     )
     enable_prefix_caching: bool = option(
         True,

@@ -19,6 +19,7 @@ class ModelOptions:
 
     model: str = "builtin:demo"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     block_size: int | None = None
     num_kv_blocks: int | None = None

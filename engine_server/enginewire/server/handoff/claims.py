@@ -89,7 +89,7 @@ class Claims:
 
     def _check(self, header: Header, request: pb.PreprocessedRequest, adapter: str) -> None:
         if header.layout != self._layout.digest:
-            raise invalid("computed by another model, or by this one in another way")
+            raise invalid("computed by another model, or with another dtype, kv_cache_dtype or quantization")
         if header.prompt != prompt_digest(request, adapter):
             raise invalid("computed for another prompt, adapter or cache_salt")
         num_tokens, size = header.num_tokens, header.payload_bytes

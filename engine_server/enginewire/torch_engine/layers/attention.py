@@ -108,11 +108,21 @@ class AttentionPlan:
 
 
 class KvTensors:
-    """Keys and values per layer, each [blocks, block_size, kv_heads, head_dim]."""
+    """Keys and values per layer, each [blocks, block_size, kv_heads, head_dim].
 
-    def __init__(self, num_layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
+    They come and go in the dtype of `like`, and lie there in `dtype`, the same when not given.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        shape: tuple[int, int, int, int],
+        like: Tensor,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.block_size = shape[1]
-        self._storage = like.new_empty((num_layers, 2, *shape))
+        self._computed = like.dtype
+        self._storage = like.new_empty((num_layers, 2, *shape), dtype=dtype)
         self.keys = list(self._storage[:, 0])
         self.values = list(self._storage[:, 1])
 
@@ -127,8 +137,8 @@ class KvTensors:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [tokens, kv_heads, head_dim] at the flat token slots."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+        for stored, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            stored.flatten(0, 1).index_copy_(0, slots, new.to(stored.dtype))
 
     def read(self, layer: int, group: AttentionGroup) -> tuple[Tensor, Tensor]:
         """Gather both as [S, kv_heads, context, head_dim]."""
@@ -138,7 +148,7 @@ class KvTensors:
         # index_select copies whole blocks: up to five times as fast as indexing with [S, B] on a CPU.
         blocks = stored.index_select(0, group.blocks.flatten())
         tokens = blocks.view(len(group.blocks), -1, *stored.shape[2:])
-        return tokens[:, : group.context].transpose(1, 2)
+        return tokens[:, : group.context].transpose(1, 2).to(self._computed)
 
 
 def plan_attention(

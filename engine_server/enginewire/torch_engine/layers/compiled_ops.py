@@ -16,9 +16,15 @@ from enginewire.torch_engine.layers.linear import PACKED_DTYPES
 
 
 class CompiledOps:
-    """`LayerOps` for one dtype. Tensors must be contiguous and on the CPU."""
+    """`LayerOps` for one dtype, and one of the cache. Tensors must be contiguous and on the CPU."""
 
-    def __init__(self, library: ctypes.PyDLL, dtype: torch.dtype, reading: Reading = "ragged") -> None:
+    def __init__(
+        self,
+        library: ctypes.PyDLL,
+        dtype: torch.dtype,
+        reading: Reading = "ragged",
+        cached: torch.dtype | None = None,
+    ) -> None:
         self.reading = reading
         pointer, size = ctypes.c_void_p, ctypes.c_int64
 
@@ -27,12 +33,15 @@ class CompiledOps:
             kernel.argtypes, kernel.restype = kinds, None
             return kernel
 
+        def bind_cached(name: str, *kinds: type) -> Kernel:
+            return bind(f"{kernel_name(name, cached or dtype)}_of", *kinds)
+
         self._rms_norm = bind("rms_norm", *[pointer] * 3, *[size] * 3, ctypes.c_float)
         self._gate = bind("gate", *[pointer] * 2, *[size] * 2)
         self._round_rows = bind("round_rows", *[pointer] * 3, *[size] * 2)
-        self._rotate_and_write = bind("rotate_and_write", *[pointer] * 6, *[size] * 4)
-        self._decode = bind("decode", *[pointer] * 6, *[size] * 7)
-        self._prefill = bind("prefill", *[pointer] * 5, *[size] * 7)
+        self._rotate_and_write = bind_cached("rotate_and_write", *[pointer] * 6, *[size] * 4)
+        self._decode = bind_cached("decode", *[pointer] * 6, *[size] * 7)
+        self._prefill = bind_cached("prefill", *[pointer] * 5, *[size] * 7)
 
     def rms_norm(self, value: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `LayerOps`."""
@@ -90,9 +99,17 @@ def _ragged(rows: RaggedRows) -> tuple[int, int, int, int]:
     return rows.blocks.data_ptr(), rows.contexts.data_ptr(), *rows.blocks.shape
 
 
-def compiled_ops(device: torch.device, dtype: torch.dtype, reading: Reading = "ragged") -> CompiledOps | None:
-    """The kernels for such tensors, `reading` ragged or rows; None where they cannot be had."""
+def compiled_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    reading: Reading = "ragged",
+    cached: torch.dtype | None = None,
+) -> CompiledOps | None:
+    """The kernels for such tensors, `reading` ragged or rows; None where they cannot be had.
+
+    The cache is of the dtype `cached`, the same when not given.
+    """
     if device.type != "cpu" or dtype not in PACKED_DTYPES:
         return None
     library = kernel_library(OPS)
-    return CompiledOps(library, dtype, reading) if library else None
+    return CompiledOps(library, dtype, reading, cached) if library else None

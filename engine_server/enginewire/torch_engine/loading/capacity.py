@@ -20,6 +20,8 @@ CPU_STEP_TOKENS = 512
 CUDA_STEP_TOKENS = 4096
 """Tokens per step when not given: on a CPU a longer step would make every stream wait too long."""
 BLOCK_SIZE = 16
+KV_DTYPES = {"bfloat16": torch.bfloat16}
+"""By the names that `kv_cache_dtype` has beside auto."""
 KERNEL_BLOCK_SIZE = 256
 """Flash attention 2 reads no smaller blocks on a GPU."""
 
@@ -30,12 +32,20 @@ def choose_block_size(options: TorchEngineOptions, device: torch.device, dtype: 
     return options.block_size or (KERNEL_BLOCK_SIZE if has_kernel else BLOCK_SIZE)
 
 
+def choose_kv_dtype(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Of the numbers in the cache of a model of `dtype`; raises ModelLoadError."""
+    chosen = KV_DTYPES.get(options.kv_cache_dtype, dtype)
+    if chosen != dtype and device.type != "cpu":
+        raise ModelLoadError(f"kv_cache_dtype {options.kv_cache_dtype} needs a CPU; elsewhere it is auto")
+    return chosen
+
+
 def num_blocks(
     options: TorchEngineOptions,
     config: ServedConfig,
     block_size: int,
     device: torch.device,
-    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> int:
     """As many blocks as fit into the cache memory, but no more than all sequences can use."""
     if options.num_kv_blocks is not None:
@@ -43,7 +53,7 @@ def num_blocks(
     memory = options.kv_cache_memory_bytes
     if memory is None and device.type == "cuda":
         memory = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
-    per_block = config.kv_elements * dtype.itemsize * block_size
+    per_block = config.kv_elements * kv_dtype.itemsize * block_size
     fitting = (memory or CPU_CACHE_BYTES) // per_block
     context = options.max_model_len or config.max_position
     usable = options.max_num_seqs * -(-context // block_size)

@@ -32,6 +32,8 @@ def load_encoder_engine(
     """An engine that only embeds; raises ModelLoadError."""
     if options.quantization != "none":
         raise ModelLoadError(f"quantization {options.quantization} is not for models of transformers")
+    if options.kv_cache_dtype != "auto":
+        raise ModelLoadError("kv_cache_dtype is not for models that only embed: they have no KV cache")
     if options.role != "aggregated":
         raise ModelLoadError(f"role {options.role} is not for models that only embed")
     encoder = load_encoder(folder, dtype, device, lambda done: progress("load", done))

@@ -26,7 +26,7 @@ from enginewire.torch_engine.layers.linear import (
 )
 from enginewire.torch_engine.layers.ops import LayerOps, TorchOps
 from enginewire.torch_engine.layers.varlen_ops import varlen_ops
-from enginewire.torch_engine.loading.capacity import choose_block_size
+from enginewire.torch_engine.loading.capacity import choose_block_size, choose_kv_dtype
 from enginewire.torch_engine.models.decoder import Arithmetic
 from enginewire.torch_engine.options import TorchEngineOptions
 
@@ -41,8 +41,9 @@ def choose_arithmetic(
     options: TorchEngineOptions, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Arithmetic:
     """The fastest that there is; raises ModelLoadError where the options ask for what there is not."""
+    kv_dtype = choose_kv_dtype(options, device, dtype)
     if options.batch_invariant and not is_far(device):
-        ops = _invariant_ops(options, device, dtype)
+        ops = _invariant_ops(options, device, dtype, kv_dtype)
         return Arithmetic(ops, _tiled(_project(options, device, dtype, ops)))
     head_counts = config.num_heads, config.num_kv_heads, config.head_dim
     block_size = choose_block_size(options, device, dtype)
@@ -51,14 +52,16 @@ def choose_arithmetic(
         raise ModelLoadError(NOT_INVARIANT)
     if varlen is not None and options.compile_kernels:
         varlen = fused_ops(varlen, device, dtype, head_counts, block_size)
-    compiled = compiled_ops(device, dtype) if options.compile_kernels else None
+    compiled = compiled_ops(device, dtype, cached=kv_dtype) if options.compile_kernels else None
     ops = varlen or compiled or TorchOps()
     return Arithmetic(ops, _project(options, device, dtype, ops))
 
 
-def _invariant_ops(options: TorchEngineOptions, device: torch.device, dtype: torch.dtype) -> LayerOps:
+def _invariant_ops(
+    options: TorchEngineOptions, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> LayerOps:
     """Prompts go token by token through the kernel of decodes: its sums always have the same order."""
-    compiled = compiled_ops(device, dtype, "rows") if options.compile_kernels else None
+    compiled = compiled_ops(device, dtype, "rows", kv_dtype) if options.compile_kernels else None
     if compiled is None:
         raise ModelLoadError(NOT_INVARIANT)
     return compiled

@@ -27,6 +27,7 @@ from enginewire.torch_engine.layers.device import is_far
 from enginewire.torch_engine.loading.capacity import (
     choose_block_size,
     choose_context,
+    choose_kv_dtype,
     default_step_tokens,
     num_blocks,
 )
@@ -68,6 +69,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     device = choose_device(options)
     dtype = choose_dtype(options, read_dtype(folder), device)
     log.info("device: %s, %s", shown_device(device), str(dtype).removeprefix("torch."))
+    kv_dtype = choose_kv_dtype(options, device, dtype)
     if not is_native(folder):
         # Importing transformers takes seconds, which the models of our own code need not wait for.
         from enginewire.torch_engine.loading.encoder import load_encoder_engine
@@ -81,10 +83,10 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     model = load_model(options, folder, dtype, device, lambda done: progress("load", done), adapted)
     config = model.config
     block_size = choose_block_size(options, device, dtype)
-    pool = BlockPool(num_blocks(options, config, block_size, device, dtype), block_size)
+    pool = BlockPool(num_blocks(options, config, block_size, device, kv_dtype), block_size)
     scheduler = _scheduler(options, pool, device, config)
     context_length = choose_context(options, config, scheduler)
-    cache = _new_cache(model, pool)
+    cache = _new_cache(model, pool, kv_dtype)
     progress("warm-up", 0.0)
     fixed_shape = record_fixed_shape(options, model, cache, context_length)
     graphs = None if fixed_shape else record_decodes(options, model, cache, context_length)
@@ -103,7 +105,7 @@ def load_engine(options: TorchEngineOptions, progress: Progress) -> LoadedEngine
     grammars = _grammars(options, tokenizer, config, defaults)
     layout = None
     if options.transfer:
-        layout = kv_layout(cache, f"{model_digest(folder)} {options.quantization}")
+        layout = kv_layout(cache, f"{model_digest(folder)} {dtype} {options.quantization}")
     return LoadedEngine(
         core=core,
         config=config,
@@ -192,23 +194,23 @@ def longest_window(windows: Seq[int | None]) -> int | None:
     return max(found) if found and len(found) == len(windows) else None
 
 
-def _new_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:
+def _new_cache(model: Model | GenericModel, pool: BlockPool, dtype: torch.dtype) -> KvTensors:
     try:
-        return _allocate_cache(model, pool)
+        return _allocate_cache(model, pool, dtype)
     except RuntimeError as error:  # torch's word for too little memory
         size = f"{pool.num_blocks} KV blocks of {pool.block_size} tokens"
         reason = str(error).partition("\n")[0]
         raise ModelLoadError(f"there is no memory for {size}: {reason}") from error
 
 
-def _allocate_cache(model: Model | GenericModel, pool: BlockPool) -> KvTensors:
+def _allocate_cache(model: Model | GenericModel, pool: BlockPool, dtype: torch.dtype) -> KvTensors:
     if not isinstance(model, Model):
-        return model.new_cache(pool.num_blocks, pool.block_size)
+        return model.new_cache(pool.num_blocks, pool.block_size, dtype)
     config = model.config
     # Graphs leave what nobody asked for in a block beyond those of the pool.
     num_blocks = pool.num_blocks + (model.reading == "varlen")
     shape = (num_blocks, pool.block_size, config.num_kv_heads, config.head_dim)
-    return KvTensors(config.num_layers, shape, like=model.embedding)
+    return KvTensors(config.num_layers, shape, model.embedding, dtype)
 
 
 def _embedding(

@@ -118,9 +118,10 @@ async def test_an_encoder_whose_weights_are_broken_does_not_start(tmp_path):
             pass
 
 
-async def test_int8_weights_are_not_for_encoders(tmp_path):
-    with pytest.raises(ModelLoadError, match="int8"):
-        async with running(save("bert", tmp_path), quantization="int8"):
+@pytest.mark.parametrize("option", [{"quantization": "int8"}, {"kv_cache_dtype": "bfloat16"}])
+async def test_int8_weights_and_another_cache_are_not_for_encoders(option, tmp_path):
+    with pytest.raises(ModelLoadError, match=next(iter(option))):
+        async with running(save("bert", tmp_path), **option):
             pass
 
 

@@ -1,4 +1,6 @@
 // Attention of decode steps: one new token per row, over its own blocks of the cache.
+//
+// T is the type of what the model computes, C that of what its cache holds.
 
 #pragma once
 
@@ -19,36 +21,36 @@ struct Tokens {
 
     // Calls `use(first token of the run, its number, the element where it begins)` block by block, and asks
     // for the next block meanwhile: blocks lie anywhere, so the processor cannot guess it.
-    template <class T, class Use> void runs(const T *from, Use use) const {
+    template <class C, class Use> void runs(const C *from, Use use) const {
         for (int64_t at = first; at < context;) {
             const int64_t inside = at % block_size, block = at / block_size;
             const int64_t count = std::min(block_size - inside, context - at);
-            const T *here = from + (table[block] * block_size + inside) * stride;
+            const C *here = from + (table[block] * block_size + inside) * stride;
             at += count;
-            const T *next = at < context ? from + table[block + 1] * block_size * stride : here;
+            const C *next = at < context ? from + table[block + 1] * block_size * stride : here;
             use(at - count - first, count, here, next - here);
         }
     }
 };
 
 // DIM is the head size where it is known at compile time, so that a head stays in registers; else 0.
-template <int64_t DIM, class T>
-inline float dot(const float *query, const T *key, int64_t dim) {
+template <int64_t DIM, class C>
+inline float dot(const float *query, const C *key, int64_t dim) {
     float sum = 0;
     for (int64_t i = 0; i < (DIM ? DIM : dim); ++i) sum += query[i] * wide(key[i]);
     return sum;
 }
 
 // Ask for `size` elements of each of `count` tokens.
-template <class T> inline void fetch(const T *from, int64_t count, int64_t size, int64_t stride) {
+template <class C> inline void fetch(const C *from, int64_t count, int64_t size, int64_t stride) {
     for (int64_t token = 0; token < count; ++token, from += stride)
-        for (int64_t i = 0; i < size; i += 64 / sizeof(T)) __builtin_prefetch(from + i, 0, 2);
+        for (int64_t i = 0; i < size; i += 64 / sizeof(C)) __builtin_prefetch(from + i, 0, 2);
 }
 
 // Four keys at once: a query element is read once, and the four sums do not wait for each other.
-template <int64_t DIM, class T>
-inline void dot_four(float *score, const float *query, const T *key, int64_t stride, int64_t dim) {
-    const T *k0 = key, *k1 = k0 + stride, *k2 = k1 + stride, *k3 = k2 + stride;
+template <int64_t DIM, class C>
+inline void dot_four(float *score, const float *query, const C *key, int64_t stride, int64_t dim) {
+    const C *k0 = key, *k1 = k0 + stride, *k2 = k1 + stride, *k3 = k2 + stride;
     float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
 #pragma omp simd reduction(+ : s0, s1, s2, s3)
     for (int64_t i = 0; i < (DIM ? DIM : dim); ++i) {
@@ -61,17 +63,17 @@ inline void dot_four(float *score, const float *query, const T *key, int64_t str
 }
 
 // sum += the four values at `value`, `stride` apart, times their shares.
-template <int64_t DIM, class T>
-inline void add_four(float *sum, const float *share, const T *value, int64_t stride, int64_t dim) {
-    const T *v0 = value, *v1 = v0 + stride, *v2 = v1 + stride, *v3 = v2 + stride;
+template <int64_t DIM, class C>
+inline void add_four(float *sum, const float *share, const C *value, int64_t stride, int64_t dim) {
+    const C *v0 = value, *v1 = v0 + stride, *v2 = v1 + stride, *v3 = v2 + stride;
     const float s0 = share[0], s1 = share[1], s2 = share[2], s3 = share[3];
 #pragma omp simd
     for (int64_t i = 0; i < (DIM ? DIM : dim); ++i)
         sum[i] += (s0 * wide(v0[i]) + s1 * wide(v1[i])) + (s2 * wide(v2[i]) + s3 * wide(v3[i]));
 }
 
-template <int64_t DIM, class T>
-inline void add_one(float *sum, float share, const T *value, int64_t dim) {
+template <int64_t DIM, class C>
+inline void add_one(float *sum, float share, const C *value, int64_t dim) {
 #pragma omp simd
     for (int64_t i = 0; i < (DIM ? DIM : dim); ++i) sum[i] += share * wide(value[i]);
 }
@@ -86,8 +88,8 @@ inline float exponentials(float *score, int64_t length) {
 
 // One query token per row over its own blocks; reads exactly the tokens it may see, token by token, because
 // what several heads keep of a token lies side by side. Rows are split by heads until every thread has work.
-template <int64_t DIM, class T>
-void decode(T *out, const T *heads, const T *keys, const T *values, const int32_t *blocks,
+template <int64_t DIM, class T, class C>
+void decode(T *out, const T *heads, const C *keys, const C *values, const int32_t *blocks,
             const int32_t *contexts, int64_t rows, int64_t max_blocks, int64_t block_size,
             int64_t num_heads, int64_t num_kv, int64_t dim, int64_t window) {
     const int64_t shared = num_heads / num_kv, stride = num_kv * dim;
@@ -112,7 +114,7 @@ void decode(T *out, const T *heads, const T *keys, const T *values, const int32_
                 for (int64_t h = 0, offset = kv * dim; h < mine; offset += dim)
                     for (const int64_t next = h + shared; h < next; ++h) use(h * dim, offset, &scores[h * length]);
             };
-            tokens.runs(keys, [&](int64_t t, int64_t count, const T *key, int64_t ahead) {
+            tokens.runs(keys, [&](int64_t t, int64_t count, const C *key, int64_t ahead) {
                 int64_t end = t + count;
                 for (; t + 4 <= end; t += 4, key += 4 * stride) {
                     fetch(key + ahead + kv * dim, 4, (last - kv) * dim, stride);
@@ -127,7 +129,7 @@ void decode(T *out, const T *heads, const T *keys, const T *values, const int32_
             });
             for (int64_t h = 0; h < mine; ++h) totals[h] = exponentials(&scores[h * length], length);
             std::fill(sums.begin(), sums.end(), 0.0f);
-            tokens.runs(values, [&](int64_t t, int64_t count, const T *value, int64_t ahead) {
+            tokens.runs(values, [&](int64_t t, int64_t count, const C *value, int64_t ahead) {
                 int64_t end = t + count;
                 for (; t + 4 <= end; t += 4, value += 4 * stride) {
                     fetch(value + ahead + kv * dim, 4, (last - kv) * dim, stride);
@@ -147,11 +149,11 @@ void decode(T *out, const T *heads, const T *keys, const T *values, const int32_
     }
 }
 
-template <class T>
-void decode_any(T *out, const T *heads, const T *keys, const T *values, const int32_t *blocks,
+template <class T, class C>
+void decode_any(T *out, const T *heads, const C *keys, const C *values, const int32_t *blocks,
                 const int32_t *contexts, int64_t rows, int64_t max_blocks, int64_t block_size,
                 int64_t num_heads, int64_t num_kv, int64_t dim, int64_t window) {
-    auto run = dim == 64 ? decode<64, T> : dim == 128 ? decode<128, T> : decode<0, T>;
+    auto run = dim == 64 ? decode<64, T, C> : dim == 128 ? decode<128, T, C> : decode<0, T, C>;
     run(out, heads, keys, values, blocks, contexts, rows, max_blocks, block_size, num_heads, num_kv, dim, window);
 }
 

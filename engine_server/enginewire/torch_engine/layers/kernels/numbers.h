@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace {
 
@@ -31,6 +32,14 @@ template <> inline bf16 narrow<bf16>(float value) {
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
     return {uint16_t(is_nan ? 0x7fc0 : rounded)};
+}
+
+// What the model computes as the cache holds it.
+template <class T, class C> inline void store(C *to, const T *from, int64_t size) {
+    if constexpr (std::is_same_v<T, C>)
+        std::memcpy(to, from, size * sizeof(T));
+    else
+        for (int64_t i = 0; i < size; ++i) to[i] = narrow<C>(wide(from[i]));
 }
 
 // e^x for x <= 0, to float precision (what would be denormal is 0); std::exp is not vectorised.

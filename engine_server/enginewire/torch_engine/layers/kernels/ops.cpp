@@ -55,12 +55,12 @@ template <class T> void round_rows(uint8_t *out, float *scales, const T *in, int
     }
 }
 
-template <class T> inline void rotate(T *to, const T *from, const T *cos, const T *sin, int64_t half) {
+template <class T> inline void rotate(T *head, const T *cos, const T *sin, int64_t half) {
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
-        float first = wide(from[i]), second = wide(from[i + half]), c = wide(cos[i]), s = wide(sin[i]);
-        to[i] = narrow<T>(rounded<T>(first * c) - rounded<T>(second * s));
-        to[i + half] = narrow<T>(rounded<T>(second * c) + rounded<T>(first * s));
+        float first = wide(head[i]), second = wide(head[i + half]), c = wide(cos[i]), s = wide(sin[i]);
+        head[i] = narrow<T>(rounded<T>(first * c) - rounded<T>(second * s));
+        head[i + half] = narrow<T>(rounded<T>(second * c) + rounded<T>(first * s));
     }
 }
 
@@ -78,18 +78,18 @@ template <class T> void gate(T *out, const T *in, int64_t rows, int64_t size) {
     }
 }
 
-// heads: [tokens, num_heads + 2 * num_kv, dim]. Rotates queries in place, keys into the cache, copies values.
-template <class T>
-void rotate_and_write(T *heads, const T *cos, const T *sin, const int64_t *slots, T *keys, T *values,
+// heads: [tokens, num_heads + 2 * num_kv, dim]. Rotates queries and keys, and stores keys and values.
+template <class T, class C>
+void rotate_and_write(T *heads, const T *cos, const T *sin, const int64_t *slots, C *keys, C *values,
                       int64_t tokens, int64_t num_heads, int64_t num_kv, int64_t dim) {
 #pragma omp parallel for if (tokens * (num_heads + 2 * num_kv) * dim > 16384)
     for (int64_t token = 0; token < tokens; ++token) {
         T *head = heads + token * (num_heads + 2 * num_kv) * dim;
         const T *c = cos + token * (dim / 2), *s = sin + token * (dim / 2);
         int64_t slot = slots[token] * num_kv * dim;
-        for (int64_t h = 0; h < num_heads; ++h, head += dim) rotate(head, head, c, s, dim / 2);
-        for (int64_t h = 0; h < num_kv; ++h, head += dim) rotate(keys + slot + h * dim, head, c, s, dim / 2);
-        std::memcpy(values + slot, head, num_kv * dim * sizeof(T));
+        for (int64_t h = 0; h < num_heads + num_kv; ++h, head += dim) rotate(head, c, s, dim / 2);
+        store(keys + slot, head - num_kv * dim, num_kv * dim);
+        store(values + slot, head, num_kv * dim);
     }
 }
 
@@ -106,20 +106,23 @@ void rotate_and_write(T *heads, const T *cos, const T *sin, const int64_t *slots
     extern "C" void round_rows_##name(uint8_t *out, float *scales, const T *in, int64_t rows,            \
                                       int64_t size) {                                                    \
         round_rows(out, scales, in, rows, size);                                                         \
-    }                                                                                                    \
+    }
+
+// What has to do with the cache, whose numbers are C.
+#define EXPORT_CACHED(T, C, name)                                                                        \
     extern "C" void rotate_and_write_##name(T *heads, const T *cos, const T *sin, const int64_t *slots,  \
-                                            T *keys, T *values, int64_t tokens, int64_t num_heads,       \
+                                            C *keys, C *values, int64_t tokens, int64_t num_heads,       \
                                             int64_t num_kv, int64_t dim) {                               \
         rotate_and_write(heads, cos, sin, slots, keys, values, tokens, num_heads, num_kv, dim);          \
     }                                                                                                    \
-    extern "C" void decode_##name(T *out, const T *heads, const T *keys, const T *values,                \
+    extern "C" void decode_##name(T *out, const T *heads, const C *keys, const C *values,                \
                                   const int32_t *blocks, const int32_t *contexts, int64_t rows,          \
                                   int64_t max_blocks, int64_t block_size, int64_t num_heads,             \
                                   int64_t num_kv, int64_t dim, int64_t window) {                         \
         decode_any(out, heads, keys, values, blocks, contexts, rows, max_blocks, block_size, num_heads,  \
                    num_kv, dim, window);                                                                 \
     }                                                                                                    \
-    extern "C" void prefill_##name(T *out, const T *heads, const T *keys, const T *values,               \
+    extern "C" void prefill_##name(T *out, const T *heads, const C *keys, const C *values,               \
                                    const int32_t *blocks, int64_t num_new, int64_t context,              \
                                    int64_t block_size, int64_t num_heads, int64_t num_kv, int64_t dim,   \
                                    int64_t window) {                                                     \
@@ -129,3 +132,6 @@ void rotate_and_write(T *heads, const T *cos, const T *sin, const int64_t *slots
 
 EXPORT(float, float32)
 EXPORT(bf16, bfloat16)
+EXPORT_CACHED(float, float, float32_of_float32)
+EXPORT_CACHED(float, bf16, bfloat16_of_float32)
+EXPORT_CACHED(bf16, bf16, bfloat16_of_bfloat16)

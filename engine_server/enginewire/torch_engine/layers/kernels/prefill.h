@@ -75,11 +75,11 @@ struct Tile {
     }
 
     // `count` tokens from `at` on, of one key head; AT_ONCE of them are read together.
-    template <class T>
-    void gather(const T *from, const int32_t *blocks, int64_t at, int64_t count, int64_t block_size, int64_t stride) {
+    template <class C>
+    void gather(const C *from, const int32_t *blocks, int64_t at, int64_t count, int64_t block_size, int64_t stride) {
         float *to = read.data();
         const Tokens tokens{blocks, at, at + count, block_size, stride};
-        tokens.runs(from, [&](int64_t, int64_t size, const T *here, int64_t) {
+        tokens.runs(from, [&](int64_t, int64_t size, const C *here, int64_t) {
             for (int64_t t = 0; t < size; ++t, to += width, here += stride)
                 for (int64_t d = 0; d < dim; ++d) to[d] = wide(here[d]);
         });
@@ -123,8 +123,8 @@ struct Tile {
 };
 
 // The `num_new` tokens at the end of `context`, of which `heads` holds queries, keys and values side by side.
-template <class T>
-void prefill(T *out, const T *heads, const T *keys, const T *values, const int32_t *blocks, int64_t num_new,
+template <class T, class C>
+void prefill(T *out, const T *heads, const C *keys, const C *values, const int32_t *blocks, int64_t num_new,
              int64_t context, int64_t block_size, int64_t num_heads, int64_t num_kv, int64_t dim, int64_t window) {
     const int64_t shared = num_heads / num_kv, stride = num_kv * dim, tiles = (num_new + TILE - 1) / TILE;
 #pragma omp parallel

@@ -111,11 +111,22 @@ class AttentionPass(Protocol):
 class LayeredKvTensors(KvTensors):
     """Keys and values per layer, where every layer may have a shape of its own."""
 
-    def __init__(self, shapes: Seq[KvShape], num_blocks: int, block_size: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        shapes: Seq[KvShape],
+        num_blocks: int,
+        block_size: int,
+        like: Tensor,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.block_size = block_size
-        size = (num_blocks, block_size)
-        self.keys = [like.new_empty((*size, shape.heads, shape.key_dim)) for shape in shapes]
-        self.values = [like.new_empty((*size, shape.heads, shape.value_dim)) for shape in shapes]
+        self._computed = like.dtype
+
+        def empty(heads: int, dim: int) -> Tensor:
+            return like.new_empty((num_blocks, block_size, heads, dim), dtype=dtype)
+
+        self.keys = [empty(shape.heads, shape.key_dim) for shape in shapes]
+        self.values = [empty(shape.heads, shape.value_dim) for shape in shapes]
 
     def clear(self, blocks: Seq[int]) -> None:
         """Zero blocks that change hands."""
@@ -139,8 +150,7 @@ class PagedPass:
         if call.mask is not None:
             raise UnsupportedAttentionError(OWN_MASK)
         layer, self._layer = self._layer, self._layer + 1
-        dtype = self._cache.keys[layer].dtype
-        self._cache.write(layer, self._plan.slots, call.keys.to(dtype), call.values.to(dtype))
+        self._cache.write(layer, self._plan.slots, call.keys, call.values)
         attended = call.query.new_empty((*call.query.shape[:2], call.values.shape[2]))
         for group in self._plan.groups:
             keys, values = self._cache.read(layer, group)

@@ -78,9 +78,11 @@ class GenericModel:
         """Decodes are grouped and padded."""
         return "groups"
 
-    def new_cache(self, num_blocks: int, block_size: int) -> LayeredKvTensors:
+    def new_cache(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None
+    ) -> LayeredKvTensors:
         """Storage for the keys and values of `num_blocks` × `block_size` tokens."""
-        return LayeredKvTensors(self.config.shapes, num_blocks, block_size, like=self.embedding)
+        return LayeredKvTensors(self.config.shapes, num_blocks, block_size, self.embedding, dtype)
 
     def forward(self, inputs: FlatInputs, cache: KvTensors) -> Tensor:
         """Logits [len(sampled), vocab] in float32 for the rows `sampled` of the flat batch."""
