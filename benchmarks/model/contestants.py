@@ -112,7 +112,8 @@ async def run_server(model: str, settings: Settings) -> AsyncIterator[Times]:
         size = block_size(settings)
         arguments += ["--block-size", str(size), "--num-kv-blocks", str(CAPACITY // size)]
         arguments += ["--no-enable-prefix-caching"]
-        arguments += [part for name, value in settings.items() if value for part in (f"--{name}", value)]
+        flags = {name.replace("_", "-"): value for name, value in settings.items() if value}
+        arguments += [part for name, value in flags.items() for part in (f"--{name}", value)]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "enginewire.server", model, *arguments, stdout=asyncio.subprocess.DEVNULL
         )

@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quantization", default="", help="int8, for our engine only")
-    parser.add_argument("--kv-cache-dtype", default="", help="bfloat16, for our engine only")
+    parser.add_argument("--kv-cache-dtype", default="", help="for our engine only")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=128, help="tokens per request of a static batch")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt of a static batch")

@@ -1,11 +1,12 @@
-"""What weights of fewer bits cost in accuracy: the distributions of the next token beside those of float32.
+"""What fewer bits cost in accuracy: the distributions of the next token beside those of float32.
 
     python benchmarks/model/quantized.py [--model FOLDER | --shape 15m|110m|500m] [--tokens 64]
         [--llama VENV/lib/python3.11/site-packages/xllamacpp/xllamacpp.abi3.so]
 
 The model is transformers', so that nothing but the projections differs: those of the layers, the head, or
 both are the ones that `--quantization int8` has; or the weights of both went through a kind of GGUF, by the
-package `gguf`, and are floats again, as the engine reads them. Each text is a question and what the float32
+package `gguf`, and are floats again, as the engine reads them. For the KV cache it is the torch engine, with
+a `--kv-cache-dtype` and without. Each text is a question and what the float32
 model answers; with `--shape`, whose weights are random, random tokens.
 
 Kinds that end in _K are made by llama.cpp, of which --llama is the library, for weights with whole blocks of
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import torch
@@ -31,7 +33,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 from workloads import make_model, static_batch
 
 from enginewire.server.demo_model import PATH
+from enginewire.torch_engine.layers.attention import Span, plan_attention
+from enginewire.torch_engine.layers.flat_inputs import FlatInputs
 from enginewire.torch_engine.layers.linear import Int8Linear
+from enginewire.torch_engine.loading.load import load_engine
+from enginewire.torch_engine.options import KV_CACHE_DTYPES, TorchEngineOptions
 
 QUESTIONS = (
     "What does Drain do?",
@@ -63,6 +69,25 @@ class Rounded(torch.nn.Module):
         return self._linear(value.flatten(0, 1)).unflatten(0, value.shape[:2])
 
 
+class Served:
+    """Our engine with such a KV cache, called as a model of transformers is."""
+
+    def __init__(self, folder: Path, kv_cache_dtype: str) -> None:
+        options = TorchEngineOptions(
+            str(folder), device="cpu", dtype="float32", kv_cache_dtype=kv_cache_dtype
+        )
+        self._runner = load_engine(options, lambda phase, done: None).core._runner
+
+    @torch.inference_mode()
+    def __call__(self, ids: Tensor) -> SimpleNamespace:
+        """The logits [1, tokens, vocab] of one text."""
+        model, cache, places = self._runner.model, self._runner.cache, torch.arange(ids.shape[1])
+        span = Span(len(places), len(places), list(range(-(-len(places) // cache.block_size))))
+        windows = frozenset(model.config.windows)
+        plan = plan_attention([span], cache.block_size, windows, model.embedding, model.reading)
+        return SimpleNamespace(logits=model.forward(FlatInputs(ids[0], places, places, plan), cache)[None])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, default=PATH)
@@ -89,6 +114,9 @@ def compare(options: argparse.Namespace, texts: list[Tensor]) -> None:
         rounded = load(options.model)
         change(rounded, Rounded, of_layers=of_layers, of_head=of_head)
         print(f"int8, {name:6} {compared(exact, rounded, texts)}", flush=True)
+    plain = Served(options.model, "auto")
+    for name in KV_CACHE_DTYPES[1:]:
+        print(f"KV cache, {name:19} {compared(plain, Served(options.model, name), texts)}", flush=True)
     makers: list[tuple[Kind, Quantizer]] = [(kind, quantize) for kind in KINDS]
     if options.llama:
         makers += [(kind, llamas(options.llama)) for kind in LLAMAS_KINDS]
@@ -155,7 +183,9 @@ def through(kind: Kind, make: Quantizer, projection: torch.nn.Linear) -> torch.n
 
 
 @torch.no_grad()
-def compared(exact: AutoModelForCausalLM, rounded: AutoModelForCausalLM, texts: list[Tensor]) -> str:
+def compared(
+    exact: AutoModelForCausalLM | Served, rounded: AutoModelForCausalLM | Served, texts: list[Tensor]
+) -> str:
     divergences, same = [], []
     for ids in texts:
         wanted, found = (model(ids).logits[0].log_softmax(-1) for model in (exact, rounded))

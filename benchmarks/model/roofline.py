@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from workloads import QWEN_KV_HEADS, QWEN_VOCAB, SHAPES, VOCAB
 
-BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "int8_per_token_head": 1}
 READ_BYTES = 1 << 29
 """Of one reading: more than any cache holds."""
 ROWS = 512

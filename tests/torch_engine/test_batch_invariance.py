@@ -28,7 +28,8 @@ WIDE = {**SHAPE, "intermediate_size": 4864, "num_hidden_layers": 2, "initializer
 NUMBERS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "smaller cache": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    "cache of bfloat16": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    "cache of int8": {"dtype": "float32", "kv_cache_dtype": "int8_per_token_head"},
 }
 Load = Callable[..., CoreUnderTest]
 

@@ -17,8 +17,13 @@ from tests.torch_engine.tiny import CoreUnderTest
 @pytest.mark.parametrize(
     ("dtype", "cached"),
     long_but(
-        [("bfloat16", "auto"), ("float32", "bfloat16")],
-        [("bfloat16", "auto"), ("float32", "bfloat16"), ("float32", "auto")],
+        [("bfloat16", "auto"), ("float32", "int8_per_token_head")],
+        [
+            ("bfloat16", "auto"),
+            ("float32", "int8_per_token_head"),
+            ("float32", "auto"),
+            ("float32", "bfloat16"),
+        ],
     ),
 )
 def test_the_demo_model_answers_a_crowd_of_questions_exactly(dtype, cached):

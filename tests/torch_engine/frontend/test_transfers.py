@@ -171,8 +171,9 @@ def test_models_of_transformers_hand_over_too(model_type, tmp_path):
     same(answer, whole.answer(request))
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"kv_cache_dtype": "bfloat16"}])
-def test_bfloat16_travels_bit_for_bit(options, load):
+@pytest.mark.parametrize("numbers", ["bfloat16 auto", "float32 bfloat16", "float32 int8_per_token_head"])
+def test_smaller_numbers_travel_bit_for_bit(numbers, load):
+    options = dict(zip(("dtype", "kv_cache_dtype"), numbers.split(), strict=True))
     prefill, decode = [with_role(load("llama", **options), role) for role in ("prefill", "decode")]
     request = greedy(PROMPT, 1)
     payload = computed(prefill, request)
@@ -343,6 +344,7 @@ def test_only_the_same_model_used_in_the_same_way_has_the_same_layout(model_fold
         layout_digest(folders.copy(original, one_weight)),
         layout_digest(original, dtype="bfloat16"),
         layout_digest(original, kv_cache_dtype="bfloat16"),
+        layout_digest(original, kv_cache_dtype="int8_per_token_head"),
         layout_digest(original, quantization="int8"),
     ]
-    assert len({same_one, *others}) == 5
+    assert len({same_one, *others}) == 6

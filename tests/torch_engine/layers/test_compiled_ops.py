@@ -10,13 +10,19 @@ import torch
 from enginewire.torch_engine.layers.attention import KvTensors, Span, plan_attention
 from enginewire.torch_engine.layers.compiled_ops import compiled_ops
 from enginewire.torch_engine.layers.ops import LayerOps, TorchOps
+from enginewire.torch_engine.layers.rounding import from_stored
 from tests.torch_engine.models.test_exactness import prompts
 from tests.torch_engine.tiny import greedy
 
 BLOCK, DIM = 4, 24
 CPU = torch.device("cpu")
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
-CACHED = [(dtype, dtype, tolerance) for dtype, tolerance in DTYPES] + [(torch.float32, torch.bfloat16, 1e-2)]
+CACHED = [
+    *((dtype, dtype, tolerance) for dtype, tolerance in DTYPES),
+    (torch.float32, torch.bfloat16, 1e-2),
+    (torch.float32, torch.int8, 3e-2),
+    (torch.bfloat16, torch.int8, 3e-2),
+]
 both_dtypes = pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 all_caches = pytest.mark.parametrize(("dtype", "cached", "tolerance"), CACHED)
 
@@ -88,6 +94,13 @@ def test_a_row_that_cannot_be_rounded_is_told_by_its_scale_and_a_row_of_zeros_st
     assert (found[2, 5].item(), found[2, 4].item()) == (1, 128)
 
 
+def fill(cache: KvTensors, slots: slice, number: float | None = None) -> None:
+    """Write keys and values that are this number everywhere, or random ones."""
+    shape = from_stored(cache.keys[0], torch.float32).flatten(0, 1)[slots].shape
+    new = torch.randn(2, *shape) if number is None else torch.full((2, *shape), number)
+    cache.write(0, torch.arange(len(cache.keys[0]) * BLOCK)[slots], *new)
+
+
 @all_caches
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(("num_heads", "kv_heads"), [(6, 2), (4, 4), (3, 1)])
@@ -104,14 +117,14 @@ def test_a_mixed_step_is_equal_and_ignores_foreign_blocks(
     for chosen in (TorchOps(), ops(dtype, cached)):
         torch.manual_seed(1)
         cache = KvTensors(1, (num_blocks + 2, BLOCK, kv_heads, DIM), like, cached)
-        cache._storage.normal_()
-        cache._storage[:, :, num_blocks:] = float("nan")
+        fill(cache, slice(0, num_blocks * BLOCK))
+        fill(cache, slice(num_blocks * BLOCK, None), float("nan"))
         heads = torch.randn(sum(span.num_new for span in spans), num_heads + 2 * kv_heads, DIM).to(dtype)
         angles = torch.randn(len(heads), 1, DIM // 2)
         rotation = angles.cos().to(dtype), angles.sin().to(dtype)
         plan = plan_attention(spans, BLOCK, frozenset({window}), like, chosen.reading)
         attended = chosen.attend(heads, rotation, plan, cache, 0, window)
-        found.append((attended, cache._storage[:, :, :num_blocks]))
+        found.append((attended, from_stored(cache._storage[:, :, :num_blocks], dtype)))
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
 
 
@@ -127,9 +140,9 @@ def test_long_chunks_are_equal_and_what_was_left_in_their_last_block_is_not_read
         torch.manual_seed(2)
         shape = -(-context // BLOCK), BLOCK, kv_heads, dim
         cache = KvTensors(1, shape, torch.zeros(1, dtype=dtype), cached)
-        cache._storage.normal_()
-        if chosen.reading == "ragged":
-            cache._storage[:, :, 0, (context - 1) % BLOCK + 1 :] = float("nan")
+        fill(cache, slice(None))
+        if chosen.reading == "ragged" and context % BLOCK:
+            fill(cache, slice(context % BLOCK, BLOCK), float("nan"))
         heads = torch.randn(new, 4 + 2 * kv_heads, dim).to(dtype)
         found.append(attend_to(chosen, cache, heads, context, window))
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)

@@ -41,7 +41,7 @@ def exact(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: 
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("cached", [torch.bfloat16])
+@pytest.mark.parametrize("cached", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("number", range(8))
 def test_a_step_is_exact_over_what_the_cache_holds(number, cached, compiled):
     seed = Random().randrange(2**32)
@@ -57,7 +57,8 @@ def test_a_step_is_exact_over_what_the_cache_holds(number, cached, compiled):
     for span in spans:
         cache.clear(span.block_table)
         before = slots_of(span)[: span.context - span.num_new]
-        cache.write(0, before, *torch.randn(2, len(before), kv_heads, dim, generator=generator))
+        if len(before):
+            cache.write(0, before, *torch.randn(2, len(before), kv_heads, dim, generator=generator))
     rows = sum(span.num_new for span in spans)
     heads = torch.randn(rows, (shared + 2) * kv_heads, dim, generator=generator)
     angles = torch.randn(rows, 1, dim // 2, generator=generator)
@@ -87,10 +88,29 @@ def rotated(heads: torch.Tensor, angles: torch.Tensor, kv_heads: int) -> tuple[t
 
 
 def held_numbers(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    return stored.flatten(0, 1)[slots].double()
+    """In double precision; 8-bit steps lie before the four bytes of what a step is worth."""
+    numbers = stored.flatten(0, 1)[slots]
+    if stored.dtype != torch.int8:
+        return numbers.double()
+    return numbers[..., :-4].double() * numbers[..., -4:].clone().view(torch.float32)
 
 
 def assert_nearest(held: torch.Tensor, wanted: torch.Tensor, cached: torch.dtype) -> None:
     """Half a step away at most; a little more, as what is rounded was computed in float32."""
-    half_step = wanted.abs() * 2**-8
+    largest = wanted.abs().amax(-1, keepdim=True)
+    half_step = largest / 127 / 2 if cached == torch.int8 else wanted.abs() * 2**-8
     assert ((held - wanted).abs() <= half_step + 1e-6).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+def test_a_head_that_cannot_be_rounded_is_told_and_one_of_zeros_stays(fault, compiled):
+    heads = torch.zeros(2, 3, 8)
+    heads[0, 2, 5] = fault
+    cache = KvTensors(1, (1, BLOCK, 1, 8), heads, torch.int8)
+    cache.clear([0])
+    chosen, span = chosen_ops(torch.int8, compiled=compiled), Span(2, 2, [0])
+    plan = plan_attention([span], BLOCK, frozenset({None}), heads, chosen.reading)
+    found = chosen.attend(heads, (torch.ones(2, 1, 4), torch.zeros(2, 1, 4)), plan, cache, 0, None)
+    assert not found.isfinite().any(), "both queries have seen that value"
+    assert (held_numbers(cache.keys[0], slots_of(span)) == 0).all()

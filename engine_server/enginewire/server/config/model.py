@@ -18,7 +18,7 @@ from enginewire.server.handoff.options import Role
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-KvCacheDType = Literal["auto", "bfloat16"]
+KvCacheDType = Literal["auto", "bfloat16", "int8_per_token_head"]
 Quantization = Literal["none", "int8"]
 Pooling = Literal["auto", "last", "mean", "cls"]
 GuidedBackend = Literal["auto", "xgrammar", "llguidance"]

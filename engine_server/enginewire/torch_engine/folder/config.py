@@ -55,8 +55,8 @@ class ServedConfig(Protocol):
         ...
 
     @property
-    def kv_elements(self) -> int:
-        """Numbers that all layers together cache per token."""
+    def kv_sizes(self) -> tuple[int, ...]:
+        """How many numbers each key and each value of a token has, in all layers."""
         ...
 
     @property
@@ -93,9 +93,9 @@ class ModelConfig:
         return len(self.windows)
 
     @property
-    def kv_elements(self) -> int:
-        """Numbers that all layers together cache per token."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+    def kv_sizes(self) -> tuple[int, ...]:
+        """How many numbers each key and each value of a token has, in all layers."""
+        return (self.head_dim,) * (2 * self.num_layers * self.num_kv_heads)
 
 
 def is_native(folder: ModelFolder) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from enginewire.torch_engine.layers.device import send_index
+from enginewire.torch_engine.layers.rounding import from_stored, stored_size, to_stored
 
 Reading = Literal["groups", "ragged", "rows", "varlen"]
 """How layers read the cache: padded groups; kernels of our own for the tokens of decodes, each with its own
@@ -110,7 +111,8 @@ class AttentionPlan:
 class KvTensors:
     """Keys and values per layer, each [blocks, block_size, kv_heads, head_dim].
 
-    They come and go in the dtype of `like`, and lie there in `dtype`, the same when not given.
+    They come and go in the dtype of `like`, and lie there in `dtype`, the same when not given, with
+    `stored_size` elements for a head.
     """
 
     def __init__(
@@ -122,7 +124,8 @@ class KvTensors:
     ) -> None:
         self.block_size = shape[1]
         self._computed = like.dtype
-        self._storage = like.new_empty((num_layers, 2, *shape), dtype=dtype)
+        stored = *shape[:3], stored_size(shape[3], dtype or like.dtype)
+        self._storage = like.new_empty((num_layers, 2, *stored), dtype=dtype)
         self.keys = list(self._storage[:, 0])
         self.values = list(self._storage[:, 1])
 
@@ -138,7 +141,7 @@ class KvTensors:
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [tokens, kv_heads, head_dim] at the flat token slots."""
         for stored, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            stored.flatten(0, 1).index_copy_(0, slots, new.to(stored.dtype))
+            stored.flatten(0, 1).index_copy_(0, slots, to_stored(new, stored.dtype))
 
     def read(self, layer: int, group: AttentionGroup) -> tuple[Tensor, Tensor]:
         """Gather both as [S, kv_heads, context, head_dim]."""
@@ -148,7 +151,7 @@ class KvTensors:
         # index_select copies whole blocks: up to five times as fast as indexing with [S, B] on a CPU.
         blocks = stored.index_select(0, group.blocks.flatten())
         tokens = blocks.view(len(group.blocks), -1, *stored.shape[2:])
-        return tokens[:, : group.context].transpose(1, 2).to(self._computed)
+        return from_stored(tokens[:, : group.context], self._computed).transpose(1, 2)
 
 
 def plan_attention(

@@ -78,7 +78,7 @@ class CompiledOps:
     ) -> Tensor:
         """See `LayerOps`."""
         keys, values = cache.keys[layer], cache.values[layer]
-        kv_heads, head_dim = keys.shape[2:]
+        kv_heads, head_dim = keys.shape[2], heads.shape[2]
         tokens, num_heads = len(heads), heads.shape[1] - 2 * kv_heads
         stored = keys.data_ptr(), values.data_ptr()
         turned = [part.data_ptr() for part in rotation]

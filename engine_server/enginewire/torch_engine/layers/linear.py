@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from enginewire.torch_engine.layers.device import join_rows, split_rows
-from enginewire.torch_engine.layers.ops import ROUNDED_ZERO, LayerOps, TorchOps, step_sizes
+from enginewire.torch_engine.layers.ops import ROUNDED_ZERO, LayerOps, TorchOps
+from enginewire.torch_engine.layers.rounding import step_sizes
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 PACKED_FOR_ROWS = 32

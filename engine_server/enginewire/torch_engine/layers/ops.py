@@ -13,11 +13,10 @@ from torch.nn.functional import silu
 
 from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors, Reading, attend
 from enginewire.torch_engine.layers.rotary import rotate
+from enginewire.torch_engine.layers.rounding import step_sizes
 
 ROUNDED_ZERO = 128
 """Where rows that are rounded to 8 bits have their zero."""
-SMALLEST_STEP = 1e-30
-"""A row of zeros has no scale of its own."""
 
 
 class LayerOps(Protocol):
@@ -99,8 +98,3 @@ class TorchOps:
         for group in plan.groups:
             attended[group.rows] = attend(query[group.rows], cache, layer, group, window)
         return attended.flatten(1)
-
-
-def step_sizes(rows: Tensor, steps: int = 127) -> Tensor:
-    """What one of so many steps on each side of zero is worth in each row: [rows, 1]."""
-    return (rows.abs().amax(-1, keepdim=True) / steps).clamp_(min=SMALLEST_STEP)

@@ -9,6 +9,7 @@ import torch
 
 from enginewire.torch_engine.folder.config import ServedConfig
 from enginewire.torch_engine.folder.folder import ModelLoadError
+from enginewire.torch_engine.layers.rounding import stored_size
 from enginewire.torch_engine.layers.varlen_ops import HALF
 from enginewire.torch_engine.options import TorchEngineOptions
 from enginewire.torch_engine.scheduling.scheduler import Scheduler
@@ -20,7 +21,7 @@ CPU_STEP_TOKENS = 512
 CUDA_STEP_TOKENS = 4096
 """Tokens per step when not given: on a CPU a longer step would make every stream wait too long."""
 BLOCK_SIZE = 16
-KV_DTYPES = {"bfloat16": torch.bfloat16}
+KV_DTYPES = {"bfloat16": torch.bfloat16, "int8_per_token_head": torch.int8}
 """By the names that `kv_cache_dtype` has beside auto."""
 KERNEL_BLOCK_SIZE = 256
 """Flash attention 2 reads no smaller blocks on a GPU."""
@@ -53,8 +54,8 @@ def num_blocks(
     memory = options.kv_cache_memory_bytes
     if memory is None and device.type == "cuda":
         memory = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
-    per_block = config.kv_elements * kv_dtype.itemsize * block_size
-    fitting = (memory or CPU_CACHE_BYTES) // per_block
+    per_token = sum(stored_size(size, kv_dtype) for size in config.kv_sizes) * kv_dtype.itemsize
+    fitting = (memory or CPU_CACHE_BYTES) // (per_token * block_size)
     context = options.max_model_len or config.max_position
     usable = options.max_num_seqs * -(-context // block_size)
     return max(min(fitting, usable), 1)

@@ -37,7 +37,7 @@ class EncoderConfig:
     vocab_size: int
     max_position: int
     embedding_size: int
-    kv_elements: int = 0
+    kv_sizes: tuple[int, ...] = ()
     windows: tuple[int | None, ...] = ()
 
 

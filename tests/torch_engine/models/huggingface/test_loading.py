@@ -159,7 +159,7 @@ def test_the_context_ends_where_a_batch_would_change_the_answer(save):
 
 def test_windows_and_shapes_are_seen_and_not_guessed(save):
     config = load(save("deepseek_v3", v_head_dim=12)).loaded.config
-    assert config.kv_elements == 2 * 4 * (8 + 8 + 12)
+    assert sum(config.kv_sizes) == 2 * 4 * (8 + 8 + 12)
     assert load(save("mimo_v2_flash")).loaded.config.windows == (9, None)
     assert load(save("phimoe")).loaded.config.windows == (9, 9)
 

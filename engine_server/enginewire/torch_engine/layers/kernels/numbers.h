@@ -1,7 +1,10 @@
-// The numbers that kernels compute with: float, bfloat16 that is widened and rounded as torch does it, and e^x.
+// The numbers that kernels compute with: float, bfloat16 that is widened and rounded as torch does it, steps of
+// 8 bits, and e^x.
 
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +15,13 @@ namespace {
 struct bf16 {
     uint16_t bits;
 };
+
+// One number of a head in the cache; what a step of this head is worth lies behind its last one.
+struct step {
+    int8_t count;
+};
+
+inline float wide(step value) { return value.count; }
 
 inline float wide(float value) { return value; }
 
@@ -34,12 +44,47 @@ template <> inline bf16 narrow<bf16>(float value) {
     return {uint16_t(is_nan ? 0x7fc0 : rounded)};
 }
 
-// What the model computes as the cache holds it.
-template <class T, class C> inline void store(C *to, const T *from, int64_t size) {
-    if constexpr (std::is_same_v<T, C>)
-        std::memcpy(to, from, size * sizeof(T));
-    else
-        for (int64_t i = 0; i < size; ++i) to[i] = narrow<C>(wide(from[i]));
+// What a 127th of the largest value is; NaN where one of them is NaN or infinite.
+template <class T> inline float step_size(const T *from, int64_t size) {
+    float largest = 0;
+    int32_t faults = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        float value = std::fabs(wide(from[i]));
+        largest = value > largest ? value : largest;
+        faults |= !(value <= FLT_MAX);
+    }
+    return faults ? NAN : std::max(largest / 127.0f, 1e-30f);
+}
+
+inline int32_t in_steps(float value, float size) {
+    float steps = std::nearbyint(value / size);
+    return int32_t(steps >= -127.0f && steps <= 127.0f ? steps : 0.0f);
+}
+
+// How many C a head of `dim` numbers takes in the cache, and what they are multiplied with when they are read.
+template <class C> inline int64_t stored_size(int64_t dim) {
+    return std::is_same_v<C, step> ? dim + int64_t(sizeof(float)) : dim;
+}
+
+template <class C> inline float worth(const C *head, int64_t dim) {
+    float size = 1.0f;
+    if constexpr (std::is_same_v<C, step>) std::memcpy(&size, head + dim, sizeof(float));
+    return size;
+}
+
+// `count` heads that the model has computed, as the cache holds them.
+template <class T, class C> inline void store(C *to, const T *from, int64_t count, int64_t dim) {
+    if constexpr (std::is_same_v<T, C>) {
+        std::memcpy(to, from, count * dim * sizeof(T));
+    } else if constexpr (std::is_same_v<C, step>) {
+        for (; count > 0; --count, from += dim, to += stored_size<C>(dim)) {
+            const float size = step_size(from, dim);
+            for (int64_t i = 0; i < dim; ++i) to[i] = {int8_t(in_steps(wide(from[i]), size))};
+            std::memcpy(to + dim, &size, sizeof(float));
+        }
+    } else {
+        for (int64_t i = 0; i < count * dim; ++i) to[i] = narrow<C>(wide(from[i]));
+    }
 }
 
 // e^x for x <= 0, to float precision (what would be denormal is 0); std::exp is not vectorised.

@@ -4,7 +4,6 @@
 // function mirrors the torch code beside it, down to where half precision is rounded. NaN goes through.
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -39,19 +38,8 @@ template <class T> void round_rows(uint8_t *out, float *scales, const T *in, int
     for (int64_t row = 0; row < rows; ++row) {
         const T *from = in + row * size;
         uint8_t *to = out + row * size;
-        float largest = 0;
-        int32_t faults = 0;
-        for (int64_t i = 0; i < size; ++i) {
-            float value = std::fabs(wide(from[i]));
-            largest = value > largest ? value : largest;
-            faults |= !(value <= FLT_MAX);
-        }
-        float scale = std::max(largest / 127.0f, 1e-30f);
-        scales[row] = faults ? NAN : scale;
-        for (int64_t i = 0; i < size; ++i) {
-            float steps = std::nearbyint(wide(from[i]) / scale);
-            to[i] = uint8_t(int32_t(steps >= -127.0f && steps <= 127.0f ? steps : 0.0f) + 128);
-        }
+        const float scale = scales[row] = step_size(from, size);
+        for (int64_t i = 0; i < size; ++i) to[i] = uint8_t(in_steps(wide(from[i]), scale) + 128);
     }
 }
 
@@ -86,10 +74,10 @@ void rotate_and_write(T *heads, const T *cos, const T *sin, const int64_t *slots
     for (int64_t token = 0; token < tokens; ++token) {
         T *head = heads + token * (num_heads + 2 * num_kv) * dim;
         const T *c = cos + token * (dim / 2), *s = sin + token * (dim / 2);
-        int64_t slot = slots[token] * num_kv * dim;
+        int64_t slot = slots[token] * num_kv * stored_size<C>(dim);
         for (int64_t h = 0; h < num_heads + num_kv; ++h, head += dim) rotate(head, c, s, dim / 2);
-        store(keys + slot, head - num_kv * dim, num_kv * dim);
-        store(values + slot, head, num_kv * dim);
+        store(keys + slot, head - num_kv * dim, num_kv, dim);
+        store(values + slot, head, num_kv, dim);
     }
 }
 
@@ -134,4 +122,6 @@ EXPORT(float, float32)
 EXPORT(bf16, bfloat16)
 EXPORT_CACHED(float, float, float32_of_float32)
 EXPORT_CACHED(float, bf16, bfloat16_of_float32)
+EXPORT_CACHED(float, step, int8_of_float32)
 EXPORT_CACHED(bf16, bf16, bfloat16_of_bfloat16)
+EXPORT_CACHED(bf16, step, int8_of_bfloat16)

@@ -80,8 +80,10 @@ struct Tile {
         float *to = read.data();
         const Tokens tokens{blocks, at, at + count, block_size, stride};
         tokens.runs(from, [&](int64_t, int64_t size, const C *here, int64_t) {
-            for (int64_t t = 0; t < size; ++t, to += width, here += stride)
-                for (int64_t d = 0; d < dim; ++d) to[d] = wide(here[d]);
+            for (int64_t t = 0; t < size; ++t, to += width, here += stride) {
+                const float factor = worth(here, dim);
+                for (int64_t d = 0; d < dim; ++d) to[d] = wide(here[d]) * factor;
+            }
         });
         std::fill(to, to + (-count & (AT_ONCE - 1)) * width, 0.0f);
     }
@@ -126,7 +128,7 @@ struct Tile {
 template <class T, class C>
 void prefill(T *out, const T *heads, const C *keys, const C *values, const int32_t *blocks, int64_t num_new,
              int64_t context, int64_t block_size, int64_t num_heads, int64_t num_kv, int64_t dim, int64_t window) {
-    const int64_t shared = num_heads / num_kv, stride = num_kv * dim, tiles = (num_new + TILE - 1) / TILE;
+    const int64_t shared = num_heads / num_kv, stride = num_kv * stored_size<C>(dim), tiles = (num_new + TILE - 1) / TILE;
 #pragma omp parallel
     {
         Tile tile(dim);
@@ -134,7 +136,7 @@ void prefill(T *out, const T *heads, const C *keys, const C *values, const int32
         for (int64_t task = 0; task < tiles * num_heads; ++task) {
             // The last ones see most: they come first.
             const int64_t from = (tiles - 1 - task / num_heads) * TILE, head = task % num_heads;
-            const int64_t offset = head / shared * dim, before = context - num_new;
+            const int64_t offset = head / shared * stored_size<C>(dim), before = context - num_new;
             const int64_t end = std::min(before + from + TILE, context);
             tile.begin(heads + head * dim, (num_heads + 2 * num_kv) * dim, from, num_new, before);
             for (int64_t at = window > 0 ? std::max<int64_t>(before + from - window + 1, 0) : 0; at < end; at += RUN) {

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from enginewire.torch_engine.layers.attention import AttentionPlan, KvTensors
 from enginewire.torch_engine.layers.device import send_index
+from enginewire.torch_engine.layers.rounding import stored_size
 
 PAGED = "enginewire_paged"
 """No mask is registered under this name: transformers then builds none."""
@@ -61,9 +62,9 @@ class KvShape:
     value_dim: int
 
     @property
-    def elements(self) -> int:
-        """Numbers per token."""
-        return self.heads * (self.key_dim + self.value_dim)
+    def sizes(self) -> tuple[int, ...]:
+        """How many numbers each key and each value of a token has."""
+        return (self.key_dim, self.value_dim) * self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ class LayeredKvTensors(KvTensors):
         self._computed = like.dtype
 
         def empty(heads: int, dim: int) -> Tensor:
-            return like.new_empty((num_blocks, block_size, heads, dim), dtype=dtype)
+            size = stored_size(dim, dtype or like.dtype)
+            return like.new_empty((num_blocks, block_size, heads, size), dtype=dtype)
 
         self.keys = [empty(shape.heads, shape.key_dim) for shape in shapes]
         self.values = [empty(shape.heads, shape.value_dim) for shape in shapes]

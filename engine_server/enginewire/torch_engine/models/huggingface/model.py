@@ -42,9 +42,9 @@ class GenericConfig:
     windows: tuple[int | None, ...]
 
     @property
-    def kv_elements(self) -> int:
-        """Numbers that all layers together cache per token."""
-        return sum(shape.elements for shape in self.shapes)
+    def kv_sizes(self) -> tuple[int, ...]:
+        """How many numbers each key and each value of a token has, in all layers."""
+        return tuple(size for shape in self.shapes for size in shape.sizes)
 
 
 class GenericModel:
