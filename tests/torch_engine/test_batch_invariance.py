@@ -25,12 +25,6 @@ from tests.torch_engine.tiny import SHAPE, VOCAB, CoreUnderTest
 PROMPT = Random(5).choices(range(2, VOCAB), k=37)
 # Products of so many inputs change with the number of rows; narrower ones happen not to.
 WIDE = {**SHAPE, "intermediate_size": 4864, "num_hidden_layers": 2, "initializer_range": 0.1}
-NUMBERS = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "cache of bfloat16": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
-    "cache of int8": {"dtype": "float32", "kv_cache_dtype": "int8_per_token_head"},
-}
 Load = Callable[..., CoreUnderTest]
 
 
@@ -45,8 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def load_wide(folder: Path) -> Load:
     def make(dtype: str, **options: object) -> CoreUnderTest:
+        numbers = dict(zip(("dtype", "kv_cache_dtype"), dtype.split(), strict=False))
         given = {"device": "cpu", "num_threads": 1, "max_num_seqs": 16, "batch_invariant": True, **options}
-        chosen = TorchEngineOptions(model=str(folder), **NUMBERS[dtype], **given)
+        chosen = TorchEngineOptions(model=str(folder), **given, **numbers)
         loaded = load_engine(chosen, lambda phase, done: None)
         return CoreUnderTest(loaded, prefix_caching=chosen.enable_prefix_caching)
 
@@ -116,7 +111,10 @@ def answer(
     return [dict(found.tokens), found.logprobs, scores, torch.stack(logits).tolist()]
 
 
-DTYPES = pytest.mark.parametrize("dtype", NUMBERS)
+DTYPES = pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float32 bfloat16", "float32 int8_per_token_head"]
+)
+"""Of the model, and of the KV cache where that has another."""
 
 
 @DTYPES

@@ -13,24 +13,18 @@ from enginewire.torch_engine.options import TorchEngineOptions
 from tests.long import long_but
 from tests.torch_engine.tiny import CoreUnderTest
 
+NUMBERS = [
+    {"dtype": "bfloat16"},
+    {"dtype": "float32", "kv_cache_dtype": "int8_per_token_head"},
+    {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    {"dtype": "float32"},
+]
 
-@pytest.mark.parametrize(
-    ("dtype", "cached"),
-    long_but(
-        [("bfloat16", "auto"), ("float32", "int8_per_token_head")],
-        [
-            ("bfloat16", "auto"),
-            ("float32", "int8_per_token_head"),
-            ("float32", "auto"),
-            ("float32", "bfloat16"),
-        ],
-    ),
-)
-def test_the_demo_model_answers_a_crowd_of_questions_exactly(dtype, cached):
+
+@pytest.mark.parametrize("numbers", long_but(NUMBERS[:2], NUMBERS))
+def test_the_demo_model_answers_a_crowd_of_questions_exactly(numbers):
     tokenizer = transformers.AutoTokenizer.from_pretrained(PATH)
-    options = TorchEngineOptions(
-        "builtin:demo", device="cpu", dtype=dtype, kv_cache_dtype=cached, num_threads=1, max_num_seqs=32
-    )
+    options = TorchEngineOptions("builtin:demo", device="cpu", num_threads=1, max_num_seqs=32, **numbers)
     engine = CoreUnderTest(load_engine(options, lambda phase, done: None))
     asked = dict(list(questions().items())[::6])
     contexts = {}

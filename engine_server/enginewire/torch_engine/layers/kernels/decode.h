@@ -38,7 +38,7 @@ template <int64_t DIM, class C>
 inline float dot(const float *query, const C *key, int64_t dim) {
     float sum = 0;
     for (int64_t i = 0; i < (DIM ? DIM : dim); ++i) sum += query[i] * wide(key[i]);
-    return sum * worth(key, DIM ? DIM : dim);
+    return sum;
 }
 
 // Ask for `size` elements of each of `count` tokens.
@@ -59,26 +59,21 @@ inline void dot_four(float *score, const float *query, const C *key, int64_t str
         s2 += query[i] * wide(k2[i]);
         s3 += query[i] * wide(k3[i]);
     }
-    dim = DIM ? DIM : dim;
-    score[0] = s0 * worth(k0, dim), score[1] = s1 * worth(k1, dim);
-    score[2] = s2 * worth(k2, dim), score[3] = s3 * worth(k3, dim);
+    score[0] = s0, score[1] = s1, score[2] = s2, score[3] = s3;
 }
 
 // sum += the four values at `value`, `stride` apart, times their shares.
 template <int64_t DIM, class C>
 inline void add_four(float *sum, const float *share, const C *value, int64_t stride, int64_t dim) {
     const C *v0 = value, *v1 = v0 + stride, *v2 = v1 + stride, *v3 = v2 + stride;
-    dim = DIM ? DIM : dim;
-    const float s0 = share[0] * worth(v0, dim), s1 = share[1] * worth(v1, dim);
-    const float s2 = share[2] * worth(v2, dim), s3 = share[3] * worth(v3, dim);
+    const float s0 = share[0], s1 = share[1], s2 = share[2], s3 = share[3];
 #pragma omp simd
-    for (int64_t i = 0; i < dim; ++i)
+    for (int64_t i = 0; i < (DIM ? DIM : dim); ++i)
         sum[i] += (s0 * wide(v0[i]) + s1 * wide(v1[i])) + (s2 * wide(v2[i]) + s3 * wide(v3[i]));
 }
 
 template <int64_t DIM, class C>
 inline void add_one(float *sum, float share, const C *value, int64_t dim) {
-    share *= worth(value, DIM ? DIM : dim);
 #pragma omp simd
     for (int64_t i = 0; i < (DIM ? DIM : dim); ++i) sum[i] += share * wide(value[i]);
 }
@@ -97,12 +92,14 @@ template <int64_t DIM, class T, class C>
 void decode(T *out, const T *heads, const C *keys, const C *values, const int32_t *blocks,
             const int32_t *contexts, int64_t rows, int64_t max_blocks, int64_t block_size,
             int64_t num_heads, int64_t num_kv, int64_t dim, int64_t window) {
-    const int64_t shared = num_heads / num_kv, size = stored_size<C>(dim), stride = num_kv * size;
+    const int64_t shared = num_heads / num_kv, width = num_kv * dim;
+    const int64_t size = stored_size<C>(dim), stride = num_kv * size;
     const int64_t parts = std::min(num_kv, 1 + 4 * omp_get_max_threads() / rows);
     const float scale = 1.0f / std::sqrt(float(dim));
 #pragma omp parallel
     {
         std::vector<float> query(num_heads * dim), sums(num_heads * dim), totals(num_heads), scores;
+        std::vector<float> floats(std::is_same_v<C, step> ? 4 * width : 0);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < rows * parts; ++task) {
             const int64_t row = task / parts, part = task % parts, context = contexts[row];
@@ -116,20 +113,31 @@ void decode(T *out, const T *heads, const C *keys, const C *values, const int32_
             scores.resize(mine * length);
             // Every query head of this part with where its key head begins in a token, and its own row of scores.
             const auto each_head = [&](auto use) {
-                for (int64_t h = 0, offset = kv * size; h < mine; offset += size)
+                for (int64_t h = 0, offset = kv * dim; h < mine; offset += dim)
                     for (const int64_t next = h + shared; h < next; ++h) use(h * dim, offset, &scores[h * length]);
+            };
+            // This part of some tokens, `width` apart. Steps become floats, once for all heads that share them.
+            const auto read = [&](const C *from, int64_t count) {
+                if constexpr (std::is_same_v<C, step>) {
+                    for (int64_t t = 0; t < count; ++t)
+                        for (int64_t h = kv; h < last; ++h)
+                            widen(&floats[t * width + h * dim], from + t * stride + h * size, DIM ? DIM : dim);
+                    return floats.data();
+                } else {
+                    return from;
+                }
             };
             tokens.runs(keys, [&](int64_t t, int64_t count, const C *key, int64_t ahead) {
                 int64_t end = t + count;
                 for (; t + 4 <= end; t += 4, key += 4 * stride) {
                     fetch(key + ahead + kv * size, 4, (last - kv) * size, stride);
-                    each_head([&](int64_t at, int64_t offset, float *score) {
-                        dot_four<DIM>(score + t, &query[at], key + offset, stride, dim);
+                    each_head([&, near = read(key, 4)](int64_t at, int64_t offset, float *score) {
+                        dot_four<DIM>(score + t, &query[at], near + offset, width, dim);
                     });
                 }
                 for (; t < end; ++t, key += stride)
-                    each_head([&](int64_t at, int64_t offset, float *score) {
-                        score[t] = dot<DIM>(&query[at], key + offset, dim);
+                    each_head([&, near = read(key, 1)](int64_t at, int64_t offset, float *score) {
+                        score[t] = dot<DIM>(&query[at], near + offset, dim);
                     });
             });
             for (int64_t h = 0; h < mine; ++h) totals[h] = exponentials(&scores[h * length], length);
@@ -138,13 +146,13 @@ void decode(T *out, const T *heads, const C *keys, const C *values, const int32_
                 int64_t end = t + count;
                 for (; t + 4 <= end; t += 4, value += 4 * stride) {
                     fetch(value + ahead + kv * size, 4, (last - kv) * size, stride);
-                    each_head([&](int64_t at, int64_t offset, const float *share) {
-                        add_four<DIM>(&sums[at], share + t, value + offset, stride, dim);
+                    each_head([&, near = read(value, 4)](int64_t at, int64_t offset, const float *share) {
+                        add_four<DIM>(&sums[at], share + t, near + offset, width, dim);
                     });
                 }
                 for (; t < end; ++t, value += stride)
-                    each_head([&](int64_t at, int64_t offset, const float *share) {
-                        add_one<DIM>(&sums[at], share[t], value + offset, dim);
+                    each_head([&, near = read(value, 1)](int64_t at, int64_t offset, const float *share) {
+                        add_one<DIM>(&sums[at], share[t], near + offset, dim);
                     });
             });
             T *to = out + (row * num_heads + kv * shared) * dim;

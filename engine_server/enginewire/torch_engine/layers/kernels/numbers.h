@@ -61,15 +61,17 @@ inline int32_t in_steps(float value, float size) {
     return int32_t(steps >= -127.0f && steps <= 127.0f ? steps : 0.0f);
 }
 
-// How many C a head of `dim` numbers takes in the cache, and what they are multiplied with when they are read.
+// How many C a head of `dim` numbers takes in the cache.
 template <class C> inline int64_t stored_size(int64_t dim) {
     return std::is_same_v<C, step> ? dim + int64_t(sizeof(float)) : dim;
 }
 
-template <class C> inline float worth(const C *head, int64_t dim) {
+// A head of the cache as floats.
+template <class C> inline void widen(float *to, const C *head, int64_t dim) {
     float size = 1.0f;
     if constexpr (std::is_same_v<C, step>) std::memcpy(&size, head + dim, sizeof(float));
-    return size;
+#pragma omp simd
+    for (int64_t i = 0; i < dim; ++i) to[i] = wide(head[i]) * size;
 }
 
 // `count` heads that the model has computed, as the cache holds them.

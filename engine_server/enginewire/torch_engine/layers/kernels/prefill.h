@@ -80,10 +80,7 @@ struct Tile {
         float *to = read.data();
         const Tokens tokens{blocks, at, at + count, block_size, stride};
         tokens.runs(from, [&](int64_t, int64_t size, const C *here, int64_t) {
-            for (int64_t t = 0; t < size; ++t, to += width, here += stride) {
-                const float factor = worth(here, dim);
-                for (int64_t d = 0; d < dim; ++d) to[d] = wide(here[d]) * factor;
-            }
+            for (int64_t t = 0; t < size; ++t, to += width, here += stride) widen(to, here, dim);
         });
         std::fill(to, to + (-count & (AT_ONCE - 1)) * width, 0.0f);
     }
