@@ -175,13 +175,13 @@ def test_models_of_transformers_hand_over_too(model_type, tmp_path):
 def test_smaller_numbers_travel_bit_for_bit(numbers, load):
     options = dict(zip(("dtype", "kv_cache_dtype"), numbers.split(), strict=True))
     prefill, decode = [with_role(load("llama", **options), role) for role in ("prefill", "decode")]
-    request = greedy(PROMPT, 1)
+    request = greedy(PROMPT, 3)
     payload = computed(prefill, request)
     continued(decode, request, payload)
     decode.step()
+    (sequence,) = decode.core.scheduler.running
+    assert decode.core._runner.read_kv(sequence, len(PROMPT) - 1) == payload
     decode.run()
-    other = with_role(load("llama", **options), "prefill")
-    assert computed(other, request) == payload
 
 
 def test_a_prefix_that_the_prefill_engine_has_cached_is_handed_over_and_counted(load):
